@@ -1,0 +1,126 @@
+"""What a controller may decide about one sequence for its next token. The words are AICI's.
+
+A `Decision` is a list of branches. One branch goes on with the sequence, several fork it, none stops it. Each
+branch either samples (under a mask, a bias, its own sampling parameters) or splices: takes tokens back and appends
+others. A decision can also be to wait. Everything is immutable plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bridle.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Splice:
+    """Take `backtrack` tokens back, then append `ff_tokens`.
+
+    In a branch that samples, it applies if the sampled token is in `when_sampled` (empty: any token), and
+    `backtrack` counts that token: 0 keeps it, 1 replaces it, k takes k-1 older ones back as well. In a branch that
+    does not sample, `when_sampled` must be empty and `backtrack` counts the sequence's last tokens.
+    """
+
+    backtrack: int = 0
+    ff_tokens: tuple[int, ...] = ()
+    when_sampled: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One way to go on. `sampling` replaces the request's parameters for this one draw."""
+
+    sample: bool = True
+    mask: bytes | None = None
+    bias: tuple[tuple[int, float], ...] = ()
+    sampling: SamplingParams | None = None
+    splices: tuple[Splice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer for one sequence. Build it with the class methods; `reason` is told to the client on a stop."""
+
+    branches: tuple[Branch, ...] = ()
+    is_wait: bool = False
+    reason: str | None = None
+
+    @classmethod
+    def sample(
+        cls,
+        mask: bytes | None = None,
+        *,
+        bias: Iterable[tuple[int, float]] = (),
+        sampling: SamplingParams | None = None,
+        splices: Iterable[Splice] = (),
+    ) -> Decision:
+        """Draw the next token."""
+        return cls((Branch(True, mask, tuple(bias), sampling, tuple(splices)),))
+
+    @classmethod
+    def splice(cls, backtrack: int = 0, ff_tokens: Iterable[int] = ()) -> Decision:
+        """Take `backtrack` tokens back and append `ff_tokens`, without a draw."""
+        return cls((Branch(sample=False, splices=(Splice(backtrack, tuple(ff_tokens)),)),))
+
+    @classmethod
+    def fork(cls, branches: Iterable[Branch]) -> Decision:
+        """Branch 0 goes on in this sequence; each further one starts a new output."""
+        return cls(tuple(branches))
+
+    @classmethod
+    def wait(cls) -> Decision:
+        """Nothing now: keep the KV, do not compute, ask again in the next step."""
+        return cls(is_wait=True)
+
+    @classmethod
+    def stop(cls, reason: str | None = None) -> Decision:
+        """End this output."""
+        return cls(reason=reason)
+
+    @property
+    def is_stop(self) -> bool:
+        return not self.branches and not self.is_wait
+
+    @property
+    def is_forced(self) -> bool:
+        """One branch that does not sample: it can be applied without a logits row."""
+        return len(self.branches) == 1 and not self.branches[0].sample
+
+    @property
+    def is_noop(self) -> bool:
+        """One branch that neither samples, takes back nor appends: AICI's way to wait one step."""
+        if not self.is_forced:
+            return False
+        return not any(splice.backtrack or splice.ff_tokens for splice in self.branches[0].splices)
+
+
+# -- masks: bit rows ---------------------------------------------------------------------------------------
+
+
+def mask_words(vocab_size: int) -> int:
+    """Number of 32-bit words in a mask row."""
+    return (vocab_size + 31) // 32
+
+
+def mask_of(tokens: Iterable[int], vocab_size: int) -> bytes:
+    """The bit row that allows exactly `tokens`; those outside the vocabulary raise `ValueError`."""
+    row = bytearray(4 * mask_words(vocab_size))
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"token {token} is outside the vocabulary of {vocab_size}")
+        row[token >> 3] |= 1 << (token & 7)
+    return bytes(row)
+
+
+def mask_allows(mask: bytes, token: int) -> bool:
+    """Whether `token` is allowed by `mask`."""
+    return 0 <= token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
+
+
+def mask_is_empty(mask: bytes, vocab_size: int) -> bool:
+    """Whether no token below `vocab_size` is allowed (padding bits do not count)."""
+    whole, rest = divmod(vocab_size, 8)
+    if mask[:whole].strip(b"\0"):
+        return False
+    return rest == 0 or not mask[whole] & ((1 << rest) - 1)

@@ -1,0 +1,173 @@
+"""What the engine expects of its neighbours: something that computes, something that steers, something that spells.
+
+The engine is written against these protocols alone. `bridle.model` (torch), `bridle.testing` (scripted) and any
+other backend implement `Executor`; plain Python objects, constraints and the Wasm runtime each bring a
+`ControllerPool`; `bridle.text` brings `TextDecoder`. No tensor type appears here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from bridle.engine.decision import Decision
+from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.request import Request
+from bridle.errors import ControllerError
+
+# -- computing ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What the engine must know of a loaded model.
+
+    `kv` says who places KV: `paged`, the engine's block tables rule (every slot of every position comes from
+    the plan), or `sequences`, the backend keeps KV by sequence id, copying on `ForkRow` and truncating to each row's
+    `start`; the engine then only counts blocks. `capacity` is `num_blocks * block_size` tokens either way.
+    """
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    kv: Literal["paged", "sequences"] = "paged"
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+    device: str = "cpu"
+    max_num_batched_tokens: int = 512  # what the backend digests well in one step
+    max_num_seqs: int = 256
+
+
+class Executor(Protocol):
+    """A backend. One thread calls it; `forward` may return before the device is done, `sample` waits."""
+
+    @property
+    def info(self) -> ExecutorInfo: ...
+
+    def forward(self, plan: StepPlan) -> None:
+        """Apply the plan to the mirrors and start computing its rows. Raises `ShardUnavailable` when the device
+        is lost (every mirror is then gone), any other `BridleError` when this plan cannot be run."""
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Read tokens and log-probabilities off the logits of the last forward."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget every mirror and all KV."""
+
+    def close(self) -> None:
+        """Release the device. Idempotent."""
+
+
+class Sampler(Protocol):
+    """Logits to tokens. `logits` is the backend's `[R, V]` array; `history(seq_id)` gives the mirror's tokens and
+    the length of its prompt part. Row i of the result answers `batch.rows[i]`."""
+
+    def __call__(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult: ...
+
+
+class HistoryLookup(Protocol):
+    def __call__(self, seq_id: int) -> tuple[Sequence[int], int]: ...
+
+
+# -- steering ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Tokens of a sequence just became known: what next?
+
+    `tokens` were appended after `backtrack` older ones were taken back; `sampled` is the token that was drawn, even
+    if a splice replaced it. The first ask of a request names `request`, that of a fork its `parent` (which is in
+    the same call) and its `branch` number, counted from 1. A `final` ask wants no decision, only last logs.
+    """
+
+    seq_id: int
+    tokens: tuple[int, ...] = ()
+    backtrack: int = 0
+    sampled: int | None = None
+    request: Request | None = None
+    parent: int | None = None
+    branch: int | None = None
+    final: bool = False
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a controller said. Exactly one of `decision` and `error` is set, except for a final ask."""
+
+    decision: Decision | None = None
+    error: ControllerError | None = None
+    log: str = ""
+    stored: tuple[tuple[str, bytes], ...] = ()
+
+
+class ControllerPool(Protocol):
+    """A home of controllers. Called by the engine thread; none of the calls but `collect` may block."""
+
+    def accepts(self, controller: object) -> bool:
+        """Whether this pool runs such a controller."""
+        raise NotImplementedError
+
+    def open(self, request: Request) -> Future[tuple[int, ...]]:
+        """Make an instance for a request. The future gives the prompt, which a controller may rewrite, or
+        raises `ControllerError`. Cancelling the future abandons the instance."""
+        raise NotImplementedError
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Callbacks may start now; the answers are due at the next logits row of each sequence."""
+
+    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
+        """Answers that arrived, of any asked sequence. Waits until those of `seq_ids` are there, or `deadline`
+        (engine clock, None: do not wait) has passed. Each answer is given once."""
+        raise NotImplementedError
+
+    def close(self, seq_ids: Sequence[int]) -> None:
+        """These sequences are gone. Unknown ids are ignored."""
+
+    def shutdown(self) -> None:
+        """End everything. Idempotent."""
+
+
+# -- spelling ----------------------------------------------------------------------------------------------
+
+
+class TextState(Protocol):
+    """The text of one growing output; copied on a fork."""
+
+    def push(self, token: int) -> str:
+        """Append a token; gives the characters that became certain."""
+        raise NotImplementedError
+
+    def rewind(self, num_tokens: int) -> int:
+        """Take the last tokens back; gives the number of characters that disappear from what was given out."""
+        raise NotImplementedError
+
+    def flush(self) -> str:
+        """No token follows: what is left (an unfinished character becomes U+FFFD)."""
+        raise NotImplementedError
+
+    def copy(self) -> TextState: ...
+
+
+class TextDecoder(Protocol):
+    """Tokens to text."""
+
+    def open(self, prompt: Sequence[int], skip_special_tokens: bool) -> TextState:
+        """State for output that follows `prompt`."""
+        raise NotImplementedError
+
+
+# -- stopping ----------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class StoppingCriteria(Protocol):
+    """When an output is complete. Called after each token that a sequence gains, with all its tokens and the
+    number of them that are prompt. Return a short reason to stop, None to go on. Must not modify `tokens`."""
+
+    def __call__(self, tokens: Sequence[int], num_prompt: int) -> str | int | None: ...

@@ -1,0 +1,129 @@
+"""Every error that bridle raises on purpose.
+
+    BridleError
+    ├── InvalidRequest        the caller asked for something that cannot be done
+    │   ├── ContextOverflow   prompt plus output do not fit the model or the KV cache
+    │   └── UnsupportedFeature  known, but not by this model or this build
+    ├── UnsupportedModel      the checkpoint would be wrong or cannot be loaded
+    ├── OutOfBlocks           the KV cache cannot hold what is needed
+    ├── Overloaded            the service is full, try again later
+    ├── ControllerError       a controller broke a rule
+    │   ├── ControllerTimeout
+    │   └── ControllerTrap
+    ├── ShardUnavailable      a process that computes is gone
+    ├── ProtocolError         a peer broke a wire format
+    ├── RequestCancelled      the client went away or took the request back
+    ├── DeadlineExceeded      the request's own time is up
+    ├── EngineClosed          the engine was shut down
+    └── InternalError         our bug: please report
+
+A message names the offending value and the limit. `param` names the field of the request, so that every
+front-end can point at it in its own error format.
+"""
+
+from __future__ import annotations
+
+
+class BridleError(Exception):
+    """Base of all errors that bridle raises on purpose."""
+
+    #: Short, stable name of the kind of error; front-ends map it onto their own error types.
+    code = "error"
+
+
+class InvalidRequest(BridleError, ValueError):
+    """The request cannot be served as it stands. `param` names the field at fault, when one is."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextOverflow(InvalidRequest):
+    """Prompt and output together exceed the context window or the whole KV cache."""
+
+    code = "context_length_exceeded"
+
+
+class UnsupportedFeature(InvalidRequest):
+    """The feature exists, but this model or this build does not have it."""
+
+    code = "unsupported_feature"
+
+
+class UnsupportedModel(BridleError):
+    """The model cannot be loaded, or would give wrong results; the message says why."""
+
+    code = "unsupported_model"
+
+
+class OutOfBlocks(BridleError):
+    """The KV cache cannot hold what this sequence needs."""
+
+    code = "out_of_blocks"
+
+
+class Overloaded(BridleError):
+    """The service takes no further request now. `retry_after` is a hint in seconds."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ControllerError(BridleError):
+    """A controller failed or asked for something forbidden; ends its own request only."""
+
+    code = "controller_error"
+
+
+class ControllerTimeout(ControllerError):
+    """A controller did not answer in time, too often."""
+
+    code = "controller_timeout"
+
+
+class ControllerTrap(ControllerError):
+    """A controller crashed inside its sandbox."""
+
+    code = "controller_trap"
+
+
+class ShardUnavailable(BridleError):
+    """The process that runs the model is gone or does not answer."""
+
+    code = "shard_unavailable"
+
+
+class ProtocolError(BridleError):
+    """A peer sent something that its wire format does not allow."""
+
+    code = "protocol_error"
+
+
+class RequestCancelled(BridleError):
+    """The request was cancelled by its owner."""
+
+    code = "cancelled"
+
+
+class DeadlineExceeded(BridleError):
+    """The request did not finish before its deadline."""
+
+    code = "deadline_exceeded"
+
+
+class EngineClosed(BridleError):
+    """The engine was shut down while, or before, the request ran."""
+
+    code = "engine_closed"
+
+
+class InternalError(BridleError):
+    """A bug in bridle. Please report it with the message and the log around it."""
+
+    code = "internal_error"

@@ -1,0 +1,174 @@
+"""What comes back: events while a request runs, and the outputs they add up to.
+
+Every front-end (HTTP, LMTP, the Python API) reads the same events and turns them into its own format. Events
+are plain immutable data. Positions count generated tokens of one output, from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from bridle.errors import BridleError
+
+
+class FinishReason(str, Enum):
+    """Why an output ended."""
+
+    STOP = "stop"  # end-of-sequence token, stop token, stop string, stopping criterion
+    LENGTH = "length"  # max_tokens or the context limit
+    CONTROLLER = "controller"  # its controller said stop
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability (natural logarithm) of one token, and the best alternatives, best first.
+
+    `top` holds (token, log-probability) pairs. `rank` counts from 1; None where it was not computed.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Exact counts of one output. `completion_tokens` is what is left of the sampled and forced ones."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
+    completion_tokens: int = 0
+    sampled_tokens: int = 0  # draws, also of tokens taken back later
+    forced_tokens: int = 0  # appended by a controller without a draw
+    rewound_tokens: int = 0  # taken back
+    shared_tokens: int = 0  # computed once, by the sequence this one was forked from
+
+    def add(self, other: Usage) -> None:
+        """Add `other`'s counts to these: the usage of a request is the sum over its outputs."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to output `index` of request `request_id`."""
+
+    request_id: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEvent(Event):
+    """The prompt was computed: how much of it was cached, and its log-probabilities if asked for.
+
+    `logprobs[i]` belongs to prompt token i; the first is None. Sent once per request, before any token.
+    """
+
+    tokens: tuple[int, ...] = ()
+    num_cached: int = 0
+    logprobs: tuple[Logprob | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent(Event):
+    """One more token. `text` is what became certain with it: text that could still be part of a stop string or
+    of an unfinished character arrives with a later event."""
+
+    token: int = 0
+    text: str = ""
+    logprob: Logprob | None = None
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind(Event):
+    """The last `num_tokens` tokens and `num_chars` characters already sent for this output are taken back."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forked(Event):
+    """Output `index` came into being as a copy of `parent`, which had `num_tokens` tokens and the text
+    `text` (released so far) at that moment."""
+
+    parent: int = 0
+    num_tokens: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Log(Event):
+    """Text that a controller printed."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Event):
+    """A controller wrote a shared variable."""
+
+    name: str = ""
+    value: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    """The output is complete; no event follows for it. `text` is text held back until now. `stop` is the token
+    or the string that ended it, `error` what went wrong."""
+
+    reason: FinishReason = FinishReason.STOP
+    usage: Usage = field(default_factory=Usage)
+    text: str = ""
+    stop: int | str | None = None
+    error: BridleError | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One finished (or growing) output of a request."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprob | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    usage: Usage = field(default_factory=Usage)
+    logs: str = ""
+    error: BridleError | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """All outputs of one request, in order of their index."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[Logprob | None] | None = None
+    num_cached_tokens: int = 0
+    storage: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Text of the first output."""
+        return self.outputs[0].text
+
+    @property
+    def usage(self) -> Usage:
+        """Counts summed over the outputs; the prompt is counted once."""
+        total = Usage()
+        for output in self.outputs:
+            total.add(output.usage)
+        if self.outputs:
+            total.prompt_tokens = self.outputs[0].usage.prompt_tokens
+            total.cached_tokens = self.outputs[0].usage.cached_tokens
+        return total

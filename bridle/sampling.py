@@ -1,0 +1,174 @@
+"""How tokens are chosen: one immutable value per request, validated once, at construction.
+
+Names and meanings follow the OpenAI API and vLLM where those exist. The object knows nothing of a model:
+what depends on one (vocabulary size, context length) is checked when the request is built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from bridle.errors import InvalidRequest
+
+MAX_N = 64
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 1_024
+MAX_STOP_TOKENS = 1_024
+MAX_LOGPROBS = 100
+MAX_TOKENS_LIMIT = 1 << 31
+MAX_LOGIT_BIAS = 1 << 20
+MAX_SEED = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters of one request. All are checked here; an `InvalidRequest` names the field and the limit.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 are off.
+    `repetition_penalty` looks at prompt and output (CTRL, arXiv 1909.05858), `presence_penalty` and
+    `frequency_penalty` at the output alone (OpenAI). `max_tokens` None means up to the context limit.
+    `logprobs` None reports nothing, 0 the chosen token's log-probability, k also the k best alternatives;
+    `logprobs_mode` `raw` is the model's own distribution, `processed` the one after bias and masks, both
+    before temperature. `prompt_logprobs` does the same for the tokens of the prompt. `seed` None draws one at
+    admission. `n` outputs are forks of one sequence after one prefill.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _freeze_collections(self)
+        for name, low, high in _INT_RANGES:
+            _check_int(name, getattr(self, name), low, high)
+        for name, low, high in _FLOAT_RANGES:
+            _check_float(name, getattr(self, name), low, high)
+        if self.logprobs_mode not in ("raw", "processed"):
+            raise InvalidRequest(
+                f"logprobs_mode is {self.logprobs_mode!r}; must be 'raw' or 'processed'", "logprobs_mode"
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})", "min_tokens"
+            )
+        _check_stop(self)
+        _check_bias(self.logit_bias)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        )
+
+    def with_(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed, validated again."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that differ from the defaults, JSON-ready."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in changed.items() if value != getattr(DEFAULT_SAMPLING, name)}
+
+
+# (field, smallest, largest); None is allowed where the annotation allows it.
+_INT_RANGES = (
+    ("n", 1, MAX_N),
+    ("max_tokens", 1, MAX_TOKENS_LIMIT),
+    ("min_tokens", 0, MAX_TOKENS_LIMIT),
+    ("top_k", -1, MAX_TOKENS_LIMIT),
+    ("seed", -(1 << 63), MAX_SEED - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs"})
+_TINY = math.ulp(0.0)
+_FLOAT_RANGES = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", _TINY, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("typical_p", _TINY, 1.0),
+    ("repetition_penalty", 0.01, 100.0),
+    ("presence_penalty", -100.0, 100.0),
+    ("frequency_penalty", -100.0, 100.0),
+)
+
+
+def _freeze_collections(params: SamplingParams) -> None:
+    stop = (params.stop,) if isinstance(params.stop, str) else tuple(params.stop or ())
+    object.__setattr__(params, "stop", stop)
+    object.__setattr__(params, "stop_token_ids", tuple(params.stop_token_ids or ()))
+    object.__setattr__(params, "logit_bias", dict(params.logit_bias or {}))
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if value is None and name in _OPTIONAL:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} is {value!r}; must be an integer", name)
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; must be between {low} and {high}", name)
+
+
+def _check_float(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidRequest(f"{name} is {value!r}; must be a number", name)
+    if not low <= value <= high:  # NaN fails both comparisons
+        shown = "more than 0" if low == _TINY else f"at least {low:g}"
+        raise InvalidRequest(f"{name} is {value}; must be {shown} and at most {high:g}", name)
+
+
+def _check_stop(params: SamplingParams) -> None:
+    if len(params.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop has {len(params.stop)} strings; at most {MAX_STOP_STRINGS}", "stop")
+    for text in params.stop:
+        if not isinstance(text, str) or not text:
+            raise InvalidRequest(f"stop holds {text!r}; every entry must be a non-empty string", "stop")
+        if len(text) > MAX_STOP_STRING_CHARS:
+            raise InvalidRequest(
+                f"a stop string has {len(text)} characters; at most {MAX_STOP_STRING_CHARS}", "stop"
+            )
+    if len(params.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidRequest(
+            f"stop_token_ids has {len(params.stop_token_ids)} ids; at most {MAX_STOP_TOKENS}", "stop_token_ids"
+        )
+    for token in params.stop_token_ids:
+        _check_int("stop_token_ids", token, 0, MAX_TOKENS_LIMIT)
+
+
+def _check_bias(bias: Mapping[int, float]) -> None:
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
+    for token, value in bias.items():
+        _check_int("logit_bias", token, 0, MAX_TOKENS_LIMIT)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            raise InvalidRequest(f"logit_bias[{token}] is {value!r}; must be a number", "logit_bias")
+        if value == math.inf:
+            raise InvalidRequest(f"logit_bias[{token}] is infinite; must be finite or -inf", "logit_bias")
+
+
+DEFAULT_SAMPLING = SamplingParams()
