@@ -1,0 +1,84 @@
+# What one does with a checkout of bridle. `make help` lists it. Needs Python 3.11 or newer and pip, nothing else.
+
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8080
+MODEL ?= demo
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# Installed sets are remembered by stamp files named after what they depend on: the project file, the pinned versions
+# and where this checkout lies. A changed pin installs again; an unchanged one costs nothing.
+KEY := $(shell (pwd; cat pyproject.toml constraints.txt) | cksum | tr ' ' '-')
+STAMP := $(VENV)/.bridle-$(KEY)
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# An environment that came from elsewhere may lack pip.
+NEED_PIP := $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null 2>&1 || \
+	$(PYTHON) -m pip --python $(PY) install --quiet pip
+
+# Tests compute on one thread each, so that a busy machine changes their time and not their outcome.
+export TOKENIZERS_PARALLELISM = false
+TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
+
+.DEFAULT_GOAL := help
+.PHONY: help serve chat test test-all check bench install clean
+
+help: ## list these targets
+	@echo "make TARGET, where TARGET is one of:"
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@echo "Settings: MODEL=$(MODEL) HOST=$(HOST) PORT=$(PORT) PYTHON=$(PYTHON) ARGS='more flags'"
+
+serve: $(STAMP)-core ## serve the demo model (or MODEL=...) on port 8080 (or PORT=...)
+	@$(PY) -m bridle serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+chat: $(STAMP)-core ## talk to the demo model (or MODEL=...) in the terminal
+	@$(PY) -m bridle chat $(MODEL) $(ARGS)
+
+test: $(STAMP)-test ## run the tests that every change must pass (minutes)
+	$(TEST_ENV) $(PY) -m pytest -q -m "not slow and not gpu" $(ARGS)
+
+test-all: $(STAMP)-test ## run everything, with full example counts
+	$(TEST_ENV) BRIDLE_FULL=1 $(PY) -m pytest -q $(ARGS)
+
+check: $(STAMP)-dev ## format, lint, strict types, import rule, forbidden calls
+	@VENV=$(VENV) scripts/check
+
+bench: $(STAMP)-core ## run the engine benchmark (ARGS=--quick for a short one)
+	@$(PY) -m bridle bench engine $(ARGS)
+
+install: $(STAMP)-core ## install bridle into .venv
+
+clean: ## remove caches and the virtual environment
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find bridle tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Without the venv module's bundled pip (some systems split it off), the pip that is there installs one.
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "bridle needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`." \
+			"Name another one: make PYTHON=python3.12" >&2; exit 2; }
+	@echo "Creating $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || \
+		{ rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && \
+			$(PYTHON) -m pip --python $(PY) install --quiet pip; } || \
+		{ rm -rf $(VENV); echo "$(PYTHON) cannot create a virtual environment: install its venv module" \
+			"(Debian and Ubuntu: apt install python3-venv)." >&2; exit 2; }
+
+$(STAMP)-core: | $(PY)
+	@echo "Installing bridle into $(VENV) (minutes the first time) ..."
+	@$(NEED_PIP)
+	@$(INSTALL) -e .
+	@touch $@
+
+$(STAMP)-test: | $(PY)
+	@echo "Installing bridle and what its tests need into $(VENV) (minutes the first time) ..."
+	@$(NEED_PIP)
+	@$(INSTALL) -e '.[test]'
+	@touch $@ $(STAMP)-core
+
+$(STAMP)-dev: | $(PY)
+	@echo "Installing bridle and its development tools into $(VENV) (minutes the first time) ..."
+	@$(NEED_PIP)
+	@$(INSTALL) -e '.[dev]'
+	@touch $@ $(STAMP)-test $(STAMP)-core

@@ -1,0 +1,111 @@
+"""Bridle: language models that can be steered, token by token.
+
+    from bridle import LLM, SamplingParams
+
+    llm = LLM("demo")
+    print(llm.generate("Once upon a time", SamplingParams(max_tokens=40)).text)
+
+Everything listed in `__all__` is a promise; the modules below may move. Names are loaded when first used, so that
+`import bridle` alone costs nothing and `from bridle import SamplingParams` does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bridle.config import EngineConfig, ModelConfig
+    from bridle.engine.decision import Branch, Decision, Splice
+    from bridle.errors import (
+        BridleError,
+        ContextOverflow,
+        ControllerError,
+        ControllerTimeout,
+        ControllerTrap,
+        DeadlineExceeded,
+        EngineClosed,
+        InternalError,
+        InvalidRequest,
+        OutOfBlocks,
+        Overloaded,
+        ProtocolError,
+        RequestCancelled,
+        ShardUnavailable,
+        UnsupportedFeature,
+        UnsupportedModel,
+    )
+    from bridle.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, Usage
+    from bridle.sampling import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "bridle.config": ("EngineConfig", "ModelConfig"),
+    "bridle.engine.decision": ("Branch", "Decision", "Splice"),
+    "bridle.errors": (
+        "BridleError",
+        "ContextOverflow",
+        "ControllerError",
+        "ControllerTimeout",
+        "ControllerTrap",
+        "DeadlineExceeded",
+        "EngineClosed",
+        "InternalError",
+        "InvalidRequest",
+        "OutOfBlocks",
+        "Overloaded",
+        "ProtocolError",
+        "RequestCancelled",
+        "ShardUnavailable",
+        "UnsupportedFeature",
+        "UnsupportedModel",
+    ),
+    "bridle.outputs": ("CompletionOutput", "FinishReason", "Logprob", "RequestOutput", "Usage"),
+    "bridle.sampling": ("SamplingParams",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Branch",
+    "BridleError",
+    "CompletionOutput",
+    "ContextOverflow",
+    "ControllerError",
+    "ControllerTimeout",
+    "ControllerTrap",
+    "DeadlineExceeded",
+    "Decision",
+    "EngineClosed",
+    "EngineConfig",
+    "FinishReason",
+    "InternalError",
+    "InvalidRequest",
+    "Logprob",
+    "ModelConfig",
+    "OutOfBlocks",
+    "Overloaded",
+    "ProtocolError",
+    "RequestCancelled",
+    "RequestOutput",
+    "SamplingParams",
+    "ShardUnavailable",
+    "Splice",
+    "UnsupportedFeature",
+    "UnsupportedModel",
+    "Usage",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'bridle' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,10 @@
+"""`python -m bridle` is the `bridle` command."""
+
+from __future__ import annotations
+
+import sys
+
+from bridle.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Settings of the whole suite: hypothesis profiles, one thread per process, GPU tests skipped where there is none.
+
+The profile `ci` draws few examples from a fixed seed, `full` (BRIDLE_FULL=1, or BRIDLE_PROFILE=full) many. Neither
+has a deadline: no test of ours asserts on time.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported anywhere
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches out
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+_SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
+settings.register_profile(
+    "ci", max_examples=25, derandomize=True, deadline=None, suppress_health_check=_SLOW_IS_FINE
+)
+settings.register_profile(
+    "full", max_examples=500, derandomize=False, deadline=None, suppress_health_check=_SLOW_IS_FINE
+)
+IS_FULL = os.environ.get("BRIDLE_FULL", "") not in ("", "0")
+settings.load_profile(os.environ.get("BRIDLE_PROFILE", "full" if IS_FULL else "ci"))
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked or _has_gpu():
+        return
+    for item in marked:
+        item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,126 @@
+"""What must not be in the tree: ways to run code that arrived as data, and traces of somebody's machine."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sources import PACKAGE, ROOT, imports, modules, tree
+
+# Reading any of these formats can run code, or (multiprocessing) sends pickles between processes.
+FORBIDDEN_MODULES = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "marshal",
+    "shelve",
+    "joblib",
+    "imp",
+}
+PICKLING_PARTS = {
+    "multiprocessing",
+    "multiprocessing.connection",
+    "multiprocessing.managers",
+    "multiprocessing.pool",
+}
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "__import__",
+    "torch.load",
+    "torch.jit.load",
+    "torch.hub.load",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+    "os.system",
+    "os.popen",
+}
+FORBIDDEN_ARGUMENTS = {
+    ("trust_remote_code", True),
+    ("allow_pickle", True),
+    ("shell", True),
+    ("weights_only", False),
+}
+# Written in halves, so that this file does not match itself.
+MACHINE_PATHS = re.compile("|".join(["/work/", "/root/", "/Users/", "/tmp/brief", "/opt/wheels"]))
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".cfg", ".yaml", ".yml", ".json", ".sh", ".jinja", ""}
+TEXT_FOLDERS = ("bridle", "tests", "docs", "examples", "bench", "scripts", ".ci")
+
+
+@pytest.mark.parametrize("name", list(modules()))
+def test_no_code_from_data(name: str) -> None:
+    wrong = [*_bad_imports(name), *_bad_calls(tree(modules()[name]))]
+    assert not wrong, f"{name}: {wrong}"
+
+
+def _bad_imports(name: str) -> Iterator[str]:
+    for target, line in imports(name):
+        if target.split(".")[0] in FORBIDDEN_MODULES or target in PICKLING_PARTS:
+            yield f"import {target} (line {line})"
+
+
+def _bad_calls(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in FORBIDDEN_CALLS or called.removeprefix("builtins.") in FORBIDDEN_CALLS:
+            yield f"{called}() (line {node.lineno})"
+        for keyword in node.keywords:
+            value = keyword.value
+            if isinstance(value, ast.Constant) and (keyword.arg, value.value) in FORBIDDEN_ARGUMENTS:
+                yield f"{keyword.arg}={value.value} (line {node.lineno})"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "eval('1')",
+        "import builtins; builtins.exec('1')",
+        "torch.load('x')",
+        "f(trust_remote_code=True)",
+        "subprocess.run('x', shell=True)",
+    ],
+)
+def test_gate_sees_what_it_should(code: str) -> None:
+    assert list(_bad_calls(ast.parse(code)))
+
+
+def test_gate_lets_ordinary_code_pass() -> None:
+    assert not list(_bad_calls(ast.parse("model.eval(); re.compile('x'); safetensors.torch.load_file('x')")))
+
+
+def test_no_machine_paths() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in _text_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if MACHINE_PATHS.search(line)
+    ]
+    assert not wrong
+
+
+def _text_files() -> Iterator[Path]:
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXT_SUFFIXES)
+    for folder in TEXT_FOLDERS:
+        for path in (ROOT / folder).rglob("*"):
+            hidden = {"__pycache__", "node_modules"} & set(path.parts)
+            if (
+                path.is_file()
+                and not hidden
+                and path.suffix in TEXT_SUFFIXES
+                and path.stat().st_size < 1 << 20
+            ):
+                yield path
+
+
+def test_package_carries_no_unsafe_weights() -> None:
+    unsafe = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy"}
+    assert not [str(path) for path in PACKAGE.rglob("*") if path.suffix in unsafe]

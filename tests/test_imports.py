@@ -1,0 +1,119 @@
+"""Who may import whom: arrows point down only. The order is the one of docs/structures.md."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.sources import ROOT, imports, modules
+
+# Top to bottom; names on one line may not import each other.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("bridle.__main__",),
+    ("bridle.cli",),
+    ("bridle.bench",),
+    ("bridle.deploy",),
+    ("bridle.llm",),
+    ("bridle.http", "bridle.lmtp"),
+    ("bridle.service",),
+    ("bridle.cluster",),
+    ("bridle.aici",),
+    ("bridle.controllers",),
+    ("bridle.constraints",),
+    ("bridle.text",),
+    ("bridle.model", "bridle.llamacpp"),
+    ("bridle.engine",),
+    ("bridle.demo",),
+    ("bridle.config", "bridle.outputs", "bridle.sampling"),
+    ("bridle.errors",),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+# The values at the bottom know each other in one direction only.
+ALLOWED_PEERS = {("bridle.outputs", "bridle.errors"), ("bridle.outputs", "bridle.sampling")}
+# The testing kit imports anything; besides tests only benchmarks drive it.
+MAY_USE_TESTING = ("bridle.testing", "bridle.bench")
+# Names that the package itself offers: reaching for them from below would be a hidden upward arrow.
+FACADE = "bridle"
+
+STANDARD_ONLY = (
+    "bridle.lmtp.messages",
+    "bridle.lmtp.session",
+    "bridle.errors",
+    "bridle.sampling",
+    "bridle.outputs",
+)
+ENGINE_FORBIDDEN = {
+    "torch",
+    "numpy",
+    "transformers",
+    "tokenizers",
+    "socket",
+    "ssl",
+    "http",
+    "urllib",
+    "httpx",
+}
+
+
+def layer_of(name: str) -> str | None:
+    """The layer a module belongs to: its second dotted part, for a module of ours."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "bridle" and len(parts) > 1 else None
+
+
+def test_every_module_has_a_layer() -> None:
+    homeless = [
+        name
+        for name in modules()
+        if name not in (FACADE, "bridle.testing") and layer_of(name) not in {*RANK, "bridle.testing"}
+    ]
+    assert not homeless, f"not in LAYERS: {homeless}"
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if name != FACADE])
+def test_arrows_point_down(name: str) -> None:
+    own = layer_of(name)
+    wrong = [f"{target} (line {line})" for target, line in imports(name) if _points_up(own, target)]
+    assert not wrong, f"{name} imports upward: {wrong}"
+
+
+def _points_up(own: str | None, target: str) -> bool:
+    other = layer_of(target)
+    if own is None or own == "bridle.testing" or other == own:
+        return False
+    if target == FACADE:  # `from bridle import X`: fine where everything is below anyway, or for the version
+        return RANK[own] > RANK["bridle.llm"]
+    if other is None or (own, other) in ALLOWED_PEERS:
+        return False
+    if other == "bridle.testing":
+        return own not in MAY_USE_TESTING
+    return RANK[other] <= RANK[own]
+
+
+def test_engine_is_plain_python() -> None:
+    wrong = [
+        f"{name}: {target} (line {line})"
+        for name in modules()
+        if layer_of(name) == "bridle.engine"
+        for target, line in imports(name)
+        if target.split(".")[0] in ENGINE_FORBIDDEN
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", [name for name in STANDARD_ONLY if name in modules()])
+def test_standard_library_only(name: str) -> None:
+    allowed = {*sys.stdlib_module_names, "bridle"}
+    wrong = [
+        f"{target} (line {line})" for target, line in imports(name) if target.split(".")[0] not in allowed
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("statement", ["import bridle.engine", "from bridle import Decision, SamplingParams"])
+def test_import_leaves_torch_alone(statement: str) -> None:
+    code = f"import sys; {statement}; print(sorted({{'torch', 'numpy', 'transformers'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
