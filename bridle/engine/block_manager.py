@@ -1,0 +1,245 @@
+"""KV blocks of all sequences: shared by reference counts, found again by chained hashes, copied on write.
+
+Position p of a sequence lives in slot `block_table[p // B] * B + p % B`. Rules that hold at all times:
+
+1. A block is written only if one sequence refers to it and it has no hash: a shared one is copied first, a hashed
+   one loses its hash.
+2. A block has a hash only if it is full and its KV was computed.
+3. Every block is free or referenced; free blocks with a hash are the prefix cache.
+
+The hash of a full block covers all tokens up to its end: blake2b over (parent's hash, token ids), and the chain
+starts at (model, adapter, tenant). At 128 bits and unforgeable, equal hashes mean equal tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from bridle.engine.free_blocks import FreeBlocks
+from bridle.engine.plan import BlockCopy
+from bridle.engine.sequence import Sequence
+from bridle.errors import InternalError
+
+#: A sequence's blocks are laid out side by side for at most this many blocks ahead.
+_MAX_RESERVED = 64
+
+
+def root_hash(*parts: str) -> bytes:
+    """Start of a hash chain; different parts never share blocks."""
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.digest()
+
+
+def block_hash(parent: bytes, tokens: Iterable[int]) -> bytes:
+    """Hash of a full block of `tokens` that follows the chain `parent`."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+class BlockManager:
+    """Owner of `num_blocks` blocks of `block_size` positions each. Counts only; holds no KV."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, model: str = ""
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._caching = enable_prefix_caching
+        self._model = model
+        self._free = FreeBlocks(num_blocks)
+        self._num_refs = [0] * num_blocks
+        self._hash_of: dict[int, bytes] = {}  # block -> hash, for hashed blocks, free or not
+        self._block_of: dict[bytes, int] = {}  # hash -> block
+        self.num_evicted = 0
+        self.num_copied = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken, cached ones included."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks whose content may still be reused."""
+        return self._free.num_cached
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` positions."""
+        return -(-num_tokens // self.block_size)
+
+    # -- needs -------------------------------------------------------------------------------------------
+
+    def num_needed(self, seq: Sequence, end: int) -> int:
+        """Blocks to take so that `seq` can write positions `num_computed .. end-1`, copies on write included."""
+        table = seq.block_table
+        first = seq.num_computed // self.block_size
+        fresh = max(self.blocks_for(end) - len(table), 0)
+        last = min(self.blocks_for(end), len(table))
+        return fresh + sum(self._num_refs[table[i]] > 1 for i in range(first, last))
+
+    def num_exclusive(self, seq: Sequence) -> int:
+        """Blocks that would become free if `seq` gave all of its up."""
+        return sum(self._num_refs[block] == 1 for block in seq.block_table)
+
+    # -- taking and giving back --------------------------------------------------------------------------
+
+    def match_prefix(self, seq: Sequence) -> int:
+        """How many leading tokens of `seq` the cache holds; at most `seq.max_reusable`. Changes nothing but the
+        hashes remembered on the sequence."""
+        if not self._caching:
+            return 0
+        self._extend_hashes(seq, seq.max_reusable)
+        num_blocks = 0
+        for digest in seq.block_hashes[: seq.max_reusable // self.block_size]:
+            if digest not in self._block_of:
+                break
+            num_blocks += 1
+        return num_blocks * self.block_size
+
+    def num_idle(self, seq: Sequence, num_tokens: int) -> int:
+        """How many blocks of a cached prefix are free: adopting them uses them up like taking new ones."""
+        blocks = (self._block_of[digest] for digest in seq.block_hashes[: num_tokens // self.block_size])
+        return sum(self._num_refs[block] == 0 for block in blocks)
+
+    def adopt_prefix(self, seq: Sequence, num_tokens: int) -> None:
+        """Give `seq`, which holds no block, the cached blocks of its first `num_tokens` tokens."""
+        for digest in seq.block_hashes[: num_tokens // self.block_size]:
+            block = self._block_of[digest]
+            if self._num_refs[block] == 0:
+                self._free.revive(block)
+            self._num_refs[block] += 1
+            seq.block_table.append(block)
+        seq.num_computed = num_tokens
+        seq.num_hashed = len(seq.block_table)
+
+    def allocate(self, seq: Sequence, end: int) -> list[BlockCopy]:
+        """Make positions `num_computed .. end-1` of `seq` writable. `num_needed` blocks must be free."""
+        table = seq.block_table
+        copies = []
+        for i in range(seq.num_computed // self.block_size, self.blocks_for(end)):
+            if i == len(table):
+                table.append(self._take(seq, table[-1] if table else None))
+            elif self._num_refs[table[i]] > 1:
+                copies.append(self._copy_on_write(seq, i))
+            elif table[i] in self._hash_of:
+                self._unpublish(seq, i)
+        return copies
+
+    def _copy_on_write(self, seq: Sequence, i: int) -> BlockCopy:
+        source = seq.block_table[i]
+        target = self._take(seq, None)
+        self._release(source)
+        seq.block_table[i] = target
+        seq.num_mirrored_blocks = min(seq.num_mirrored_blocks, i)
+        seq.num_hashed = min(seq.num_hashed, i)
+        self.num_copied += 1
+        return BlockCopy(source, target)
+
+    def _unpublish(self, seq: Sequence, i: int) -> None:
+        """Only `seq` refers to block i and it is about to be rewritten: nobody may find it any more."""
+        del self._block_of[self._hash_of.pop(seq.block_table[i])]
+        seq.num_hashed = min(seq.num_hashed, i)
+
+    def _take(self, seq: Sequence, after: int | None) -> int:
+        expected = self.blocks_for(seq.max_len) - len(seq.block_table)
+        block, evicted = self._free.take(seq.id, after, min(expected, _MAX_RESERVED))
+        for old in evicted:
+            del self._block_of[self._hash_of.pop(old)]
+        self.num_evicted += len(evicted)
+        self._num_refs[block] = 1
+        return block
+
+    def _release(self, block: int) -> None:
+        self._num_refs[block] -= 1
+        if self._num_refs[block]:
+            return
+        if block in self._hash_of:
+            self._free.give_cached(block)
+        else:
+            self._free.give_plain(block)
+
+    def free(self, seq: Sequence) -> None:
+        """Take all blocks back; hashed ones stay as cache, the end of the sequence is evicted first."""
+        for block in reversed(seq.block_table):
+            self._release(block)
+        seq.block_table.clear()
+        self._free.release_reservation(seq.id)
+
+    def truncate(self, seq: Sequence) -> None:
+        """`seq` was cut to fewer tokens: give back the blocks past its end."""
+        keep = self.blocks_for(len(seq.tokens))
+        for block in reversed(seq.block_table[keep:]):
+            self._release(block)
+        del seq.block_table[keep:]
+        seq.num_mirrored_blocks = min(seq.num_mirrored_blocks, keep)
+        num_full = len(seq.tokens) // self.block_size
+        del seq.block_hashes[num_full:]
+        seq.num_hashed = min(seq.num_hashed, num_full)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` refers to all of `parent`'s blocks; nothing is copied until one of them writes."""
+        child.block_table = parent.block_table.copy()
+        for block in child.block_table:
+            self._num_refs[block] += 1
+
+    # -- prefix cache ------------------------------------------------------------------------------------
+
+    def publish(self, seq: Sequence) -> None:
+        """Offer the blocks that are now full and computed to the prefix cache."""
+        num_full = seq.num_computed // self.block_size
+        if not self._caching or seq.num_hashed >= num_full:
+            return
+        self._extend_hashes(seq, seq.num_computed)
+        for i in range(seq.num_hashed, num_full):
+            block, digest = seq.block_table[i], seq.block_hashes[i]
+            if digest not in self._block_of and block not in self._hash_of:
+                self._block_of[digest] = block
+                self._hash_of[block] = digest
+        seq.num_hashed = num_full
+
+    def forget_content(self) -> None:
+        """All KV is gone (the executor was reset): no block may be reused. Every sequence must hold none."""
+        for block in self._hash_of:
+            self._free.forget(block)
+        self._hash_of.clear()
+        self._block_of.clear()
+
+    def _extend_hashes(self, seq: Sequence, num_tokens: int) -> None:
+        size, hashes = self.block_size, seq.block_hashes
+        while (len(hashes) + 1) * size <= num_tokens:
+            parent = hashes[-1] if hashes else self._root(seq)
+            start = len(hashes) * size
+            hashes.append(block_hash(parent, seq.tokens[start : start + size]))
+
+    def _root(self, seq: Sequence) -> bytes:
+        return root_hash(self._model, seq.request.adapter or "", seq.request.tenant)
+
+    # -- checks ------------------------------------------------------------------------------------------
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Raise `InternalError` if any rule of this module is broken for these (all live) sequences."""
+        refs = [0] * self.num_blocks
+        for seq in sequences:
+            self._check_sequence(seq)
+            for block in seq.block_table:
+                refs[block] += 1
+        if refs != self._num_refs:
+            wrong = [b for b in range(self.num_blocks) if refs[b] != self._num_refs[b]]
+            raise InternalError(f"reference counts of blocks {wrong[:8]} do not match the block tables")
+        free = self._free.free_ids()
+        if len(free) != self.num_free or free != {b for b in range(self.num_blocks) if not refs[b]}:
+            raise InternalError(f"{self.num_free} blocks counted free, {len(free)} listed, of {self.num_blocks}")
+        if self._block_of != {digest: block for block, digest in self._hash_of.items()}:
+            raise InternalError("the two directions of the prefix cache's map disagree")
+
+    def _check_sequence(self, seq: Sequence) -> None:
+        if seq.num_computed > len(seq.block_table) * self.block_size:
+            raise InternalError(
+                f"sequence {seq.id}: {seq.num_computed} tokens computed in {len(seq.block_table)} blocks"
+            )
+        if len(set(seq.block_table)) != len(seq.block_table):
+            raise InternalError(f"sequence {seq.id} lists a block twice: {seq.block_table}")

@@ -1,0 +1,134 @@
+"""Which KV blocks are free, and which one to hand out next.
+
+Two goals pull at the choice. Content that may be reused (full, hashed blocks of finished sequences) should live as
+long as possible. And a sequence's blocks should lie side by side, because a backend can then read its KV as one
+slice instead of gathering it. So a sequence that takes its first block also gets the blocks after it *reserved*:
+a hint that costs nothing, since anybody may still take a reserved block when no other is free.
+
+This module knows nothing of sequences, tokens or hashes: owners and blocks are numbers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from bridle.errors import InternalError
+
+_OPEN, _CLOSED = 0, 1
+
+
+class FreeBlocks:
+    """Free KV blocks `0 .. num_blocks-1`, all free at first.
+
+    A free block is *plain* (no content worth keeping) or *cached* (may be reused until evicted, oldest first).
+    Plain blocks may be reserved for one owner.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._state = bytearray(num_blocks)  # _OPEN: plain and not reserved
+        self._reserved: dict[int, int] = {}  # plain block -> owner
+        self._reservations: dict[int, list[int]] = {}  # owner -> blocks, some perhaps no longer reserved
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._num_plain = num_blocks
+
+    def __len__(self) -> int:
+        return self._num_plain + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    def take(self, owner: int, after: int | None, num_expected: int) -> tuple[int, list[int]]:
+        """One block for `owner`, next to `after` if possible; also the cached blocks evicted on the way.
+
+        `num_expected` counts the blocks that the owner is likely to take from now on, this one included.
+        """
+        if after is not None and self._take_plain(after + 1, owner):
+            return after + 1, []
+        block = self._take_run(owner, max(num_expected, 1))
+        if block is not None:
+            return block, []
+        if self._reserved:
+            block = next(reversed(self._reserved))
+            self._claim(block)
+            return block, []
+        if self._cached:
+            return self._evict_run(owner, max(num_expected, 1))
+        raise InternalError("a block was taken although none is free; its need was not counted first")
+
+    def give_plain(self, block: int) -> None:
+        """Block `block` is free and holds nothing worth keeping."""
+        self._state[block] = _OPEN
+        self._num_plain += 1
+
+    def give_cached(self, block: int) -> None:
+        """Block `block` is free, but its content may be reused; it becomes the last to be evicted."""
+        self._cached[block] = None
+
+    def revive(self, block: int) -> None:
+        """A cached block is used again."""
+        del self._cached[block]
+
+    def forget(self, block: int) -> None:
+        """A cached block's content is worth nothing any more."""
+        del self._cached[block]
+        self.give_plain(block)
+
+    def release_reservation(self, owner: int) -> None:
+        """`owner` takes no more blocks."""
+        for block in self._reservations.pop(owner, ()):
+            if self._reserved.get(block) == owner:
+                del self._reserved[block]
+                self._state[block] = _OPEN
+
+    def free_ids(self) -> set[int]:
+        """All free blocks, for integrity checks."""
+        plain = {block for block, state in enumerate(self._state) if state == _OPEN}
+        return plain | set(self._reserved) | set(self._cached)
+
+    def _take_plain(self, block: int, owner: int) -> bool:
+        if block >= self.num_blocks:
+            return False
+        if self._state[block] == _OPEN or self._reserved.get(block) == owner:
+            self._claim(block)
+            return True
+        return False
+
+    def _claim(self, block: int) -> None:
+        self._reserved.pop(block, None)
+        self._state[block] = _CLOSED
+        self._num_plain -= 1
+
+    def _take_run(self, owner: int, length: int) -> int | None:
+        """The first block of the first open run of `length`, or of a shorter one; the rest gets reserved."""
+        length = min(length, self._num_plain)
+        while length:
+            start = self._state.find(bytes(length))
+            if start >= 0:
+                self._claim(start)
+                self._reserve(owner, range(start + 1, start + length))
+                return start
+            length //= 2
+        return None
+
+    def _reserve(self, owner: int, blocks: range) -> None:
+        for block in blocks:
+            self._state[block] = _CLOSED
+            self._reserved[block] = owner
+        self._reservations.setdefault(owner, []).extend(blocks)
+
+    def _evict_run(self, owner: int, length: int) -> tuple[int, list[int]]:
+        """Evict the oldest cached block and those just below it: tails are given back before heads, so a
+        finished sequence's blocks lie downwards in order of age."""
+        last = next(iter(self._cached))
+        first = last
+        while last - first + 1 < length and first - 1 in self._cached:
+            first -= 1
+        evicted = list(range(first, last + 1))
+        for block in evicted:
+            del self._cached[block]
+            self._state[block] = _CLOSED
+        self._num_plain += len(evicted) - 1
+        self._reserve(owner, range(first + 1, last + 1))
+        return first, evicted

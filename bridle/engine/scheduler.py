@@ -1,0 +1,282 @@
+"""Who computes which tokens in the next step.
+
+There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
+token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each
+sure of one token before anyone gets a second; then waiting ones are admitted in order of priority and arrival. When
+blocks run out, the sequence whose preemption frees most and costs least is put back to waiting and computed again
+later. The scheduler knows nothing of sampling, controllers or text.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bridle.engine.block_manager import BlockManager
+from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
+from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.errors import OutOfBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """One planned row, with the sequence it belongs to. `first_logit` numbers its first logits row."""
+
+    seq: Sequence
+    row: PlanRow
+    first_logit: int
+
+    @property
+    def end(self) -> int:
+        """Position after the last one computed."""
+        return self.row.start + self.row.num_scheduled
+
+
+class Scheduler:
+    """Owner of the queues. `schedule` makes a plan, `commit` books what it computed."""
+
+    def __init__(self, blocks: BlockManager, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.blocks = blocks
+        self.max_num_batched_tokens = max(max_num_batched_tokens, 1)
+        self.max_num_seqs = max_num_seqs
+        self.running: dict[int, Sequence] = {}
+        self.waiting: list[Sequence] = []  # ordered by _urgency
+        self.num_preemptions = 0
+        self._suspects: set[int] = set()
+        self._forks: list[ForkRow] = []
+        self._freed: list[int] = []
+        self._step = 0
+        self._cursor = 0  # where the next step starts if not all running sequences fitted
+
+    # -- membership --------------------------------------------------------------------------------------
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence that holds no blocks."""
+        seq.status = SequenceStatus.WAITING
+        insort(self.waiting, seq, key=_urgency)
+
+    def add_fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` was just forked from the running `parent`: share blocks, tell the executor with the next plan."""
+        self.blocks.fork(parent, child)
+        child.num_mirrored_tokens = min(parent.num_mirrored_tokens, len(child.tokens))
+        child.num_mirrored_blocks = min(parent.num_mirrored_blocks, len(child.block_table))
+        self._forks.append(
+            ForkRow(parent.id, child.id, child.num_mirrored_tokens, child.num_mirrored_blocks)
+        )
+        self.running[child.id] = child
+
+    def remove(self, seq: Sequence) -> None:
+        """The sequence is over: its blocks are free at once."""
+        if seq.status is SequenceStatus.RUNNING:
+            del self.running[seq.id]
+        elif seq.status is SequenceStatus.WAITING:
+            self.waiting.remove(seq)
+        self.blocks.free(seq)
+        self._suspects.discard(seq.id)
+        self._freed.append(seq.id)
+
+    def rewound(self, seq: Sequence) -> None:
+        """The sequence's tokens were cut: blocks past its end are free."""
+        self.blocks.truncate(seq)
+
+    # -- planning ----------------------------------------------------------------------------------------
+
+    def schedule(self) -> tuple[StepPlan, list[Scheduled]]:
+        """The next plan and its rows with their sequences, in the same order."""
+        self._step += 1
+        plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
+        self._forks, self._freed = [], []
+        picked = self._pick_suspect() if self._suspects else self._pick()
+        scheduled = []
+        num_logits = 0
+        for seq, num_tokens, copies in picked:
+            row = self._row(seq, num_tokens)
+            plan.rows.append(row)
+            plan.copies.extend(copies)
+            scheduled.append(Scheduled(seq, row, num_logits))
+            num_logits += row.num_logits
+        return plan, scheduled
+
+    def _pick(self) -> list[tuple[Sequence, int, list[BlockCopy]]]:
+        picked: dict[int, tuple[Sequence, int, list[BlockCopy]]] = {}
+        budget = self._pick_running(picked)
+        self._pick_waiting(picked, budget)
+        return list(picked.values())
+
+    def _pick_running(self, picked: dict[int, tuple[Sequence, int, list[BlockCopy]]]) -> int:
+        """Running sequences, oldest first; gives the budget that is left."""
+        budget = self.max_num_batched_tokens
+        ready = self._turn([seq for seq in self.running.values() if seq.is_ready])
+        unserved = len(ready)
+        for seq in ready:
+            unserved -= 1
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # preempted a moment ago
+            num_tokens = min(seq.target - seq.num_computed, max(budget - unserved, 1))
+            num_tokens = self._make_room(seq, num_tokens, picked)
+            if num_tokens:
+                picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens)
+                budget -= num_tokens
+        return budget
+
+    def _turn(self, ready: list[Sequence]) -> list[Sequence]:
+        """At most as many as one step takes; when there are more, each step goes on where the last ended."""
+        limit = min(self.max_num_seqs, self.max_num_batched_tokens)
+        if len(ready) <= limit:
+            return ready
+        start = self._cursor % len(ready)
+        self._cursor = start + limit
+        return (ready + ready)[start : start + limit]
+
+    def _pick_waiting(self, picked: dict[int, tuple[Sequence, int, list[BlockCopy]]], budget: int) -> None:
+        """Admit in order while there is room for all tokens that a sequence has; nobody overtakes."""
+        kept: list[Sequence] = []
+        waiting = self.waiting
+        i = 0
+        while i < len(waiting) and budget > 0 and len(self.running) < self.max_num_seqs:
+            seq = waiting[i]
+            if not seq.is_ready:
+                kept.append(seq)
+                i += 1
+                continue
+            if not self._admit(seq):
+                break
+            i += 1
+            num_tokens = min(seq.target - seq.num_computed, budget)
+            picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens)
+            budget -= num_tokens
+        self.waiting = kept + waiting[i:]
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Make a waiting sequence a running one if all its tokens find room, with what the cache has of them."""
+        num_cached = self.blocks.match_prefix(seq)
+        num_needed = self.blocks.blocks_for(len(seq.tokens)) - num_cached // self.blocks.block_size
+        if num_needed + self.blocks.num_idle(seq, num_cached) > self.blocks.num_free:
+            return False
+        self.blocks.adopt_prefix(seq, num_cached)
+        seq.status = SequenceStatus.RUNNING
+        self.running[seq.id] = seq
+        return True
+
+    def _pick_suspect(self) -> list[tuple[Sequence, int, list[BlockCopy]]]:
+        """After a failed step: one of its sequences alone, to find out which one makes the step fail."""
+        live = [s for s in (*self.running.values(), *self.waiting) if s.id in self._suspects and s.is_ready]
+        if not live:
+            self._suspects.clear()
+            return self._pick()
+        seq = live[0]
+        if seq.status is SequenceStatus.WAITING:
+            while not self._admit(seq):
+                victim = self._victim(seq, ())
+                if victim is None:
+                    return []
+                self.preempt(victim)
+            self.waiting.remove(seq)
+        num_tokens = min(seq.target - seq.num_computed, self.max_num_batched_tokens)
+        num_tokens = self._make_room(seq, num_tokens, {})
+        if not num_tokens:
+            return []
+        return [(seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens))]
+
+    def _row(self, seq: Sequence, num_tokens: int) -> PlanRow:
+        row = PlanRow(
+            seq_id=seq.id,
+            start=seq.num_computed,
+            num_scheduled=num_tokens,
+            num_logits=_num_logits(seq, num_tokens),
+            num_kept=seq.num_mirrored_tokens,
+            new_tokens=tuple(seq.tokens[seq.num_mirrored_tokens :]),
+            num_kept_blocks=seq.num_mirrored_blocks,
+            new_blocks=tuple(seq.block_table[seq.num_mirrored_blocks :]),
+            num_prompt=seq.num_prompt,
+            adapter=seq.request.adapter,
+        )
+        seq.num_mirrored_tokens = len(seq.tokens)
+        seq.num_mirrored_blocks = len(seq.block_table)
+        return row
+
+    # -- making room -------------------------------------------------------------------------------------
+
+    def _make_room(self, seq: Sequence, num_tokens: int, picked: Iterable[int]) -> int:
+        """Preempt others until `num_tokens` (or at least some) of `seq` find blocks; gives how many do."""
+        while True:
+            missing = self.blocks.num_needed(seq, seq.num_computed + num_tokens) - self.blocks.num_free
+            if missing <= 0:
+                return num_tokens
+            victim = self._victim(seq, picked)
+            if victim is None:
+                return self._shorten(seq, num_tokens)
+            self.preempt(victim)
+
+    def _shorten(self, seq: Sequence, num_tokens: int) -> int:
+        """As many of `num_tokens` as the free blocks hold."""
+        while num_tokens and self.blocks.num_needed(seq, seq.num_computed + num_tokens) > self.blocks.num_free:
+            num_tokens = ((seq.num_computed + num_tokens - 1) // self.blocks.block_size) * self.blocks.block_size
+            num_tokens = max(num_tokens - seq.num_computed, 0)
+        return num_tokens
+
+    def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
+        """Whom to preempt for `seq`: one that frees blocks at all, held up ones first, then the newest."""
+        taken = set(picked)
+        others = [s for s in self.running.values() if s is not seq and s.id not in taken]
+        if not others:
+            return None
+        return max(others, key=lambda s: (self.blocks.num_exclusive(s) > 0, not s.is_ready, _urgency(s)))
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a running sequence's blocks; it waits, and is computed again (mostly from the cache) later."""
+        del self.running[seq.id]
+        self.blocks.free(seq)
+        seq.forget_kv()
+        self.add(seq)
+        self.num_preemptions += 1
+
+    # -- after the step ----------------------------------------------------------------------------------
+
+    def commit(self, scheduled: list[Scheduled]) -> None:
+        """The plan was computed: advance the counters and offer full blocks to the prefix cache."""
+        for item in scheduled:
+            item.seq.num_computed = item.end
+            self.blocks.publish(item.seq)
+        if self._suspects:
+            self._suspects.difference_update(item.seq.id for item in scheduled)
+
+    def reset(self, suspects: Iterable[Sequence] = ()) -> None:
+        """The executor forgot everything: all running sequences wait, and every one is sent anew.
+
+        `suspects` are then computed one at a time until each has passed a step.
+        """
+        for seq in list(self.running.values()):
+            self.preempt(seq)
+        for seq in self.waiting:
+            seq.forget_mirror()
+        self.blocks.forget_content()
+        self._forks, self._freed = [], []
+        self._suspects = {seq.id for seq in suspects if not seq.is_finished}
+
+    def check_fits(self, num_tokens: int) -> None:
+        """Raise `OutOfBlocks` if a sequence of `num_tokens` could never run, even alone."""
+        if self.blocks.blocks_for(num_tokens) > self.blocks.num_blocks:
+            raise OutOfBlocks(
+                f"{num_tokens} tokens need {self.blocks.blocks_for(num_tokens)} KV blocks of "
+                f"{self.blocks.block_size}; the cache has {self.blocks.num_blocks}"
+            )
+
+
+def _urgency(seq: Sequence) -> tuple[int, int]:
+    """Sort key: smaller runs first."""
+    return seq.request.priority, seq.id
+
+
+def _num_logits(seq: Sequence, num_tokens: int) -> int:
+    """How many of the last scheduled positions must give logits: those that predict a token to be scored, and
+    the last one if the next token is drawn from it."""
+    start, end = seq.num_computed, seq.num_computed + num_tokens
+    draws = end == len(seq.tokens)
+    if seq.num_scored >= seq.num_to_score:
+        return int(draws)
+    first = max(seq.num_scored, start + 1) - 1  # predicts the first token to score
+    if first < min(end, seq.num_to_score - 1):
+        return end - first
+    return int(draws)
