@@ -1,0 +1,127 @@
+"""Where the scripted executor keeps its stand-in for keys and values: by block, or by sequence.
+
+Both keep a (token, digest) pair for each position and give back exactly what was written, right or wrong;
+judging that is `mirror.py`'s business. `PagedKV` knows only slots (`block * block_size + offset`).
+`SequenceKV` knows only sequence ids, and counts cells as a backend with a unified cache would: a fork shares
+them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bridle.engine.plan import BlockCopy
+from bridle.errors import InternalError
+from bridle.testing.logits import Digests, Tokens
+
+
+class Contents(NamedTuple):
+    """What positions 0 to n-1 of a sequence hold: token ids [n] and digests [n]."""
+
+    tokens: Tokens
+    digests: Digests
+
+
+class PagedKV:
+    """A pool of slots, addressed through block tables that come from the plan."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything; unwritten slots hold token -1."""
+        self._tokens: Tokens = np.full(self.num_blocks * self.block_size, -1, dtype=np.int64)
+        self._digests: Digests = np.zeros(self.num_blocks * self.block_size, dtype=np.uint64)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks, all sources being read before any target is written."""
+        sources = self._blocks([copy.source for copy in copies])
+        targets = self._blocks([copy.target for copy in copies])
+        self._tokens[targets] = self._tokens[sources]
+        self._digests[targets] = self._digests[sources]
+
+    def write(self, table: Sequence[int], start: int, tokens: Sequence[int], digests: Sequence[int]) -> None:
+        """Fill the slots of positions `start` and following."""
+        slots = self.slots(table, start + len(tokens))[start:]
+        self._tokens[slots] = tokens
+        self._digests[slots] = np.array(digests, dtype=np.uint64)
+
+    def read(self, table: Sequence[int], length: int) -> Contents:
+        """What the slots of positions 0 to `length - 1` hold."""
+        slots = self.slots(table, length)
+        return Contents(self._tokens[slots], self._digests[slots])
+
+    def slots(self, table: Sequence[int], length: int) -> Tokens:
+        """Slot of each of the first `length` positions: position p lies at `table[p // B] * B + p % B`."""
+        return self._blocks(table)[:length]
+
+    def _blocks(self, blocks: Sequence[int]) -> Tokens:
+        firsts = np.array(blocks, dtype=np.int64) * self.block_size  # [n]
+        return np.ravel(firsts[:, None] + np.arange(self.block_size))  # [n * B]
+
+
+class SequenceKV:
+    """Cells by sequence id. `capacity` bounds the number of distinct live cells."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._cells: dict[int, list[int]] = {}
+        self._contents: dict[int, tuple[int, int]] = {}
+        self._references: Counter[int] = Counter()
+        self._next_cell = 0
+
+    def length(self, seq_id: int) -> int:
+        """Number of positions kept for a sequence."""
+        return len(self._cells.get(seq_id, ()))
+
+    @property
+    def num_cells(self) -> int:
+        """Distinct cells in use, shared ones counted once."""
+        return len(self._contents)
+
+    def fork(self, parent: int, child: int, length: int) -> None:
+        """`child` shares the first `length` cells of `parent`."""
+        cells = self._cells.get(parent, [])[:length]
+        self._cells[child] = cells
+        self._references.update(cells)
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        """Drop the cells of positions `length` and following."""
+        cells = self._cells.setdefault(seq_id, [])
+        for cell in cells[length:]:
+            self._references[cell] -= 1
+            if not self._references[cell]:
+                del self._references[cell], self._contents[cell]
+        del cells[length:]
+
+    def free(self, seq_id: int) -> None:
+        """Drop all cells of a sequence."""
+        self.truncate(seq_id, 0)
+        self._cells.pop(seq_id, None)
+
+    def append(self, seq_id: int, tokens: Sequence[int], digests: Sequence[int]) -> None:
+        """Add a cell for each token; too many cells in all is the engine's counting error."""
+        cells = self._cells.setdefault(seq_id, [])
+        for content in zip(tokens, digests, strict=True):
+            cells.append(self._next_cell)
+            self._contents[self._next_cell] = content
+            self._references[self._next_cell] = 1
+            self._next_cell += 1
+        if self.num_cells > self.capacity:
+            raise InternalError(f"{self.num_cells} KV cells are in use; the capacity is {self.capacity}")
+
+    def read(self, seq_id: int, length: int) -> Contents:
+        """What the first `length` positions of a sequence hold."""
+        pairs = [self._contents[cell] for cell in self._cells[seq_id][:length]]
+        tokens = np.array([token for token, _ in pairs], dtype=np.int64)
+        return Contents(tokens, np.array([digest for _, digest in pairs], dtype=np.uint64))

@@ -1,0 +1,177 @@
+"""The executor's side of each sequence, and every rule that a plan must keep.
+
+A `Mirror` is what an executor knows of one sequence: tokens and block table. `Mirrors` applies the forks,
+frees and rows of a plan to them and raises `InternalError` at the first thing that no correct engine would
+send. It knows nothing of the contents of the KV cache: those are compared by the executor after this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
+from bridle.errors import InternalError
+from bridle.testing.logits import ScriptedModel
+
+
+def require(claim: bool, message: str) -> None:
+    """Raise `InternalError` with `message` unless `claim` holds."""
+    if not claim:
+        raise InternalError(message)
+
+
+@dataclass(slots=True)
+class Mirror:
+    """One sequence as the executor knows it; `digests` is what correct KV holds for `tokens`."""
+
+    seq_id: int
+    adapter: str | None
+    tokens: list[int] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    num_prompt: int = 0
+
+    def cut(self, num_tokens: int, num_blocks: int) -> None:
+        """Keep the first tokens and blocks."""
+        require(
+            num_tokens <= len(self.tokens),
+            f"sequence {self.seq_id} keeps {num_tokens} tokens of {len(self.tokens)}",
+        )
+        require(
+            num_blocks <= len(self.blocks),
+            f"sequence {self.seq_id} keeps {num_blocks} blocks of {len(self.blocks)}",
+        )
+        del self.tokens[num_tokens:], self.digests[num_tokens:], self.blocks[num_blocks:]
+
+
+class Mirrors:
+    """All mirrors of an executor."""
+
+    def __init__(self, info: ExecutorInfo, model: ScriptedModel) -> None:
+        self.info = info
+        self.model = model
+        self._mirrors: dict[int, Mirror] = {}
+
+    def __getitem__(self, seq_id: int) -> Mirror:
+        require(seq_id in self._mirrors, f"sequence {seq_id} is unknown")
+        return self._mirrors[seq_id]
+
+    def __contains__(self, seq_id: int) -> bool:
+        return seq_id in self._mirrors
+
+    def __len__(self) -> int:
+        return len(self._mirrors)
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        self._mirrors.clear()
+
+    def fork(self, row: ForkRow) -> None:
+        """Make the child's mirror."""
+        parent = self[row.parent]
+        require(row.child not in self, f"fork of {row.parent} makes sequence {row.child}, which exists")
+        child = Mirror(
+            row.child,
+            parent.adapter,
+            list(parent.tokens),
+            list(parent.digests),
+            list(parent.blocks),
+            parent.num_prompt,
+        )
+        child.cut(row.num_tokens, row.num_blocks)
+        child.num_prompt = min(child.num_prompt, row.num_tokens)
+        self._mirrors[row.child] = child
+
+    def free(self, seq_id: int) -> None:
+        """Forget one sequence, which must exist."""
+        self[seq_id]
+        del self._mirrors[seq_id]
+
+    def apply(self, row: PlanRow) -> Mirror:
+        """Bring one mirror up to date with its row, and check the row against it."""
+        known = row.seq_id in self
+        if not known:
+            self._mirrors[row.seq_id] = Mirror(row.seq_id, row.adapter)
+        mirror = self[row.seq_id]
+        require(
+            mirror.adapter == row.adapter,
+            f"sequence {row.seq_id} changes its adapter from {mirror.adapter} to {row.adapter}",
+        )
+        mirror.cut(row.num_kept, row.num_kept_blocks)
+        self._extend(mirror, row)
+        self._check_row(mirror, row)
+        return mirror
+
+    def _extend(self, mirror: Mirror, row: PlanRow) -> None:
+        for token in row.new_tokens:
+            require(
+                0 <= token < self.info.vocab_size,
+                f"sequence {row.seq_id} has token {token}, not in the vocabulary",
+            )
+        last = mirror.digests[-1] if mirror.digests else self.model.root(mirror.adapter)
+        mirror.digests += self.model.extend(last, row.new_tokens)
+        mirror.tokens += row.new_tokens
+        mirror.blocks += row.new_blocks
+        mirror.num_prompt = row.num_prompt
+
+    def _check_row(self, mirror: Mirror, row: PlanRow) -> None:
+        name, end = f"sequence {row.seq_id}", row.start + row.num_scheduled
+        require(row.num_scheduled >= 1, f"{name} schedules {row.num_scheduled} tokens")
+        require(row.start >= 0, f"{name} starts at {row.start}")
+        require(end <= len(mirror.tokens), f"{name} computes up to {end} of {len(mirror.tokens)} tokens")
+        require(
+            end <= self.info.max_model_len, f"{name} computes {end} tokens; limit {self.info.max_model_len}"
+        )
+        require(
+            0 <= row.num_logits <= row.num_scheduled,
+            f"{name} wants {row.num_logits} logits rows of {row.num_scheduled} positions",
+        )
+        require(0 <= row.num_prompt <= len(mirror.tokens), f"{name} has {row.num_prompt} prompt tokens")
+        self._check_table(mirror, name, end)
+
+    def _check_table(self, mirror: Mirror, name: str, end: int) -> None:
+        if self.info.kv == "sequences":
+            return
+        size, blocks = self.info.block_size, mirror.blocks
+        least, most = -(-end // size), -(-len(mirror.tokens) // size)
+        require(
+            least <= len(blocks) <= most,
+            f"{name} has {len(blocks)} blocks for {end} of {len(mirror.tokens)} tokens",
+        )
+        require(len(set(blocks)) == len(blocks), f"{name} maps a block twice: {blocks}")
+        for block in blocks:
+            require(0 <= block < self.info.num_blocks, f"{name} maps block {block} of {self.info.num_blocks}")
+
+
+def check_plan(plan: StepPlan, last_step: int, info: ExecutorInfo) -> None:
+    """The rules about a plan as a whole that need no mirror."""
+    require(plan.step > last_step, f"step {plan.step} follows step {last_step}")
+    ids = [row.seq_id for row in plan.rows]
+    require(len(set(ids)) == len(ids), f"a sequence has two rows in one plan: {ids}")
+    require(not set(ids) & set(plan.freed), f"a freed sequence has a row: freed {plan.freed}, rows {ids}")
+    if info.kv == "paged":
+        check_copies(plan.copies, info.num_blocks)
+
+
+def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:
+    """Copies happen at once: no target may be read or written twice."""
+    targets = [copy.target for copy in copies]
+    require(len(set(targets)) == len(targets), f"a block is the target of two copies: {copies}")
+    require(not set(targets) & {copy.source for copy in copies}, f"a copy reads another's target: {copies}")
+    for copy in copies:
+        inside = 0 <= copy.source < num_blocks and 0 <= copy.target < num_blocks
+        require(inside, f"{copy} leaves the pool of {num_blocks} blocks")
+
+
+def check_writes(plan: StepPlan, mirrors: Mirrors, block_size: int) -> None:
+    """No row writes into a block that another row of this plan maps."""
+    users = Counter(block for row in plan.rows for block in mirrors[row.seq_id].blocks)
+    for row in plan.rows:
+        first, last = row.start // block_size, (row.start + row.num_scheduled - 1) // block_size
+        for block in mirrors[row.seq_id].blocks[first : last + 1]:
+            require(
+                users[block] == 1, f"sequence {row.seq_id} writes block {block}, which another row maps too"
+            )

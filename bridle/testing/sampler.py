@@ -1,0 +1,113 @@
+"""Logits to tokens for one row at a time, in plain numpy: small enough to be checked by reading.
+
+Order: raw log-probabilities, bias, mask, processed log-probabilities, penalties, temperature, top-k, top-p,
+min-p, typical-p, draw. Ties go to the lower token id everywhere. A row is sampled alone, so neighbors cannot
+matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridle.engine.plan import SampleRow
+from bridle.outputs import Logprob
+from bridle.sampling import SamplingParams
+from bridle.testing.logits import Logits, uniform
+
+
+def sample_row(
+    logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int
+) -> tuple[int, Logprob | None]:
+    """The token drawn from `logits` [V] under `row` (-1: none left), and its log-probability if asked for."""
+    sampling = row.sampling
+    steered = _steer(logits, row)
+    if not np.any(np.isfinite(steered)):
+        return -1, None
+    scores = _penalize(steered, sampling, history, num_prompt)
+    if sampling.is_greedy:
+        token = int(np.argmax(scores))
+    else:
+        token = _draw(_keep(scores / sampling.temperature, sampling), uniform(row.key, row.draw))
+    if sampling.logprobs is None:
+        return token, None
+    reported = logits if sampling.logprobs_mode == "raw" else steered
+    return token, logprob_of(reported, token, sampling.logprobs)
+
+
+def logprob_of(logits: Logits, token: int, num_top: int) -> Logprob:
+    """Log-probability of `token` under softmax of `logits` [V], with the `num_top` best tokens."""
+    finite = logits[np.isfinite(logits)]
+    peak = float(finite.max())
+    logprobs = logits - (peak + float(np.log(np.exp(finite - peak).sum())))  # [V]
+    best = [int(i) for i in _descending(logits)[:num_top] if np.isfinite(logits[i])]
+    top = tuple((i, float(logprobs[i])) for i in best)
+    rank = 1 + int(np.count_nonzero(logits > logits[token]))
+    return Logprob(token, float(logprobs[token]), top, rank)
+
+
+def _descending(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    order: NDArray[np.int64] = np.argsort(-values, kind="stable")
+    return order
+
+
+def _steer(logits: Logits, row: SampleRow) -> Logits:
+    steered = logits.copy()
+    for token, addend in row.bias:
+        steered[token] += addend
+    if row.mask is not None:
+        bits = np.unpackbits(np.frombuffer(row.mask, dtype=np.uint8), bitorder="little")
+        steered[bits[: len(steered)] == 0] = -np.inf
+    return steered
+
+
+def _penalize(logits: Logits, sampling: SamplingParams, history: Sequence[int], num_prompt: int) -> Logits:
+    if not sampling.has_penalties:
+        return logits
+    out = logits.copy()
+    for token in set(history):
+        penalty = sampling.repetition_penalty
+        out[token] = out[token] / penalty if out[token] > 0 else out[token] * penalty
+    output = list(history[num_prompt:])
+    for token in set(output):
+        out[token] -= sampling.presence_penalty + sampling.frequency_penalty * output.count(token)
+    return out
+
+
+def _keep(scores: Logits, sampling: SamplingParams) -> NDArray[np.float64]:
+    """Probabilities [V] after truncation; those left out are 0. Not normalized."""
+    probs: NDArray[np.float64] = np.exp(scores - scores[np.isfinite(scores)].max())
+    if sampling.top_k > 0:
+        probs[_descending(scores)[sampling.top_k :]] = 0.0
+    if sampling.top_p < 1.0:
+        order = _descending(probs)
+        before = np.cumsum(probs[order]) / probs.sum() - probs[order] / probs.sum()
+        outside = before >= sampling.top_p
+        outside[0] = False
+        probs[order[outside]] = 0.0
+    if sampling.min_p > 0.0:
+        probs[probs < sampling.min_p * probs.max()] = 0.0
+    if sampling.typical_p < 1.0:
+        probs = _typical(probs / probs.sum(), sampling.typical_p)
+    return probs
+
+
+def _typical(probs: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
+    logs = np.log(probs, where=probs > 0, out=np.zeros_like(probs))
+    entropy = -float((probs * logs).sum())
+    surprise = np.where(probs > 0, np.abs(-logs - entropy), np.inf)
+    order = np.argsort(surprise, kind="stable")
+    before = np.cumsum(probs[order]) - probs[order]
+    outside = before >= limit
+    outside[0] = False
+    kept = probs.copy()
+    kept[order[outside]] = 0.0
+    return kept
+
+
+def _draw(probs: NDArray[np.float64], number: float) -> int:
+    heights = np.cumsum(probs)
+    token = int(np.searchsorted(heights, number * heights[-1], side="right"))
+    return min(token, int(np.flatnonzero(probs)[-1]))

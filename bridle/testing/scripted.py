@@ -1,0 +1,273 @@
+"""An executor without a model: for the engine's laws, for users' own tests, for measuring the engine alone.
+
+`ScriptedExecutor` follows each `StepPlan` to the letter on a stand-in KV cache and takes its logits from what
+it reads back, so that a wrong block, a missed copy or a stale prefix shows; it also checks every plan against
+the contract and raises `InternalError` at once. It needs neither torch nor weights and knows nothing of text.
+
+    executor = ScriptedExecutor(vocab_size=32, num_blocks=64, block_size=4)
+    engine = Engine(executor)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bridle.engine.decision import mask_words
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
+from bridle.errors import BridleError, InternalError, ShardUnavailable
+from bridle.outputs import Logprob
+from bridle.testing.clock import Clock
+from bridle.testing.kv import Contents, PagedKV, SequenceKV
+from bridle.testing.logits import Logits, NextToken, ScriptedModel
+from bridle.testing.mirror import Mirror, Mirrors, check_plan, check_writes, require
+from bridle.testing.sampler import logprob_of, sample_row
+
+
+@dataclass(frozen=True, slots=True)
+class _LogitsRow:
+    """One row of the last forward: which position of which sequence it belongs to."""
+
+    seq_id: int
+    position: int
+    logits: Logits  # [V]
+
+
+class ScriptedExecutor:
+    """A scripted `Executor`.
+
+    `kv` chooses the way of keeping KV, `next_token(prefix)` gives a token id or a row of logits where the
+    seeded hash should not decide. `faults` maps the number of a forward call (from 0) to the error that it
+    raises before doing anything, `sample_faults` likewise. `device_time(plan)` is how many seconds of `clock`
+    a forward takes: `forward` returns at once and `sample` waits for the rest. `on_forward` is called first,
+    in the engine's thread. `record` keeps all plans and batches in `plans` and `batches`. `violations` holds
+    what was refused.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 32,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        *,
+        kv: Literal["paged", "sequences"] = "paged",
+        max_model_len: int | None = None,
+        eos_token_ids: Sequence[int] = (),
+        seed: int = 0,
+        next_token: NextToken | None = None,
+        spread: int = 16,
+        max_num_batched_tokens: int = 512,
+        max_num_seqs: int = 256,
+        faults: Mapping[int, BridleError] | None = None,
+        sample_faults: Mapping[int, BridleError] | None = None,
+        clock: Clock | None = None,
+        device_time: Callable[[StepPlan], float] | None = None,
+        on_forward: Callable[[StepPlan], None] | None = None,
+        record: bool = False,
+    ) -> None:
+        self._info = ExecutorInfo(
+            model="scripted",
+            vocab_size=vocab_size,
+            max_model_len=max_model_len or num_blocks * block_size,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv=kv,
+            eos_token_ids=tuple(eos_token_ids),
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+        )
+        if device_time is not None and clock is None:
+            raise ValueError("device_time needs a clock to be measured with")
+        self.model = ScriptedModel(vocab_size, seed, next_token, spread)
+        self.plans: list[StepPlan] = []
+        self.batches: list[SampleBatch] = []
+        self.violations: list[InternalError] = []
+        self.num_forwards = 0
+        self.num_samples = 0
+        self.num_computed_tokens = 0
+        self.is_closed = False
+        self._faults, self._sample_faults = dict(faults or {}), dict(sample_faults or {})
+        self._clock, self._device_time, self._on_forward = clock, device_time, on_forward
+        self._record = record
+        self._mirrors = Mirrors(self._info, self.model)
+        self._paged = PagedKV(num_blocks, block_size)
+        self._by_sequence = SequenceKV(num_blocks * block_size)
+        self._rows: list[_LogitsRow] = []
+        self._step = -1
+        self._is_sampled = True
+        self._busy_until = 0.0
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    @property
+    def num_mirrors(self) -> int:
+        """Sequences that the executor still remembers."""
+        return len(self._mirrors)
+
+    def forward(self, plan: StepPlan) -> None:
+        """Apply the plan and compute its rows; `InternalError` if it breaks the contract."""
+        if self._on_forward is not None:
+            self._on_forward(plan)
+        number, self.num_forwards = self.num_forwards, self.num_forwards + 1
+        self._fail(self._faults.get(number))
+        if self._record:
+            self.plans.append(plan)
+        with _Recorded(self.violations):
+            require(not self.is_closed, f"step {plan.step} on a closed executor")
+            self._run(plan)
+        if self._clock is not None and self._device_time is not None:
+            self._busy_until = max(self._busy_until, self._clock()) + self._device_time(plan)
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Draw and score from the last forward's logits; `InternalError` if the batch does not fit them."""
+        number, self.num_samples = self.num_samples, self.num_samples + 1
+        if self._clock is not None:
+            self._clock.wait_until(self._busy_until)
+        self._fail(self._sample_faults.get(number))
+        if self._record:
+            self.batches.append(batch)
+        with _Recorded(self.violations):
+            require(batch.step == self._step, f"samples step {batch.step}; the last forward was {self._step}")
+            require(not self._is_sampled, f"step {batch.step} is sampled twice")
+            self._is_sampled = True
+            drawn = [self._draw(row) for row in batch.rows]
+            scores = [self._score(run) for run in batch.scores]
+        return StepResult(
+            batch.step, [token for token, _ in drawn], [logprob for _, logprob in drawn], scores
+        )
+
+    def reset(self) -> None:
+        """Forget every mirror and all KV."""
+        self._mirrors.clear()
+        self._paged.clear()
+        self._by_sequence.clear()
+        self._rows = []
+
+    def close(self) -> None:
+        """Idempotent; a forward after it is a violation."""
+        self.is_closed = True
+        self.reset()
+
+    # -- forward -------------------------------------------------------------------------------------------
+
+    def _fail(self, fault: BridleError | None) -> None:
+        if fault is None:
+            return
+        if isinstance(fault, ShardUnavailable):
+            self.reset()
+        raise fault
+
+    def _run(self, plan: StepPlan) -> None:
+        check_plan(plan, self._step, self._info)
+        self._step, self._is_sampled, self._rows = plan.step, False, []
+        for fork in plan.forks:
+            self._mirrors.fork(fork)
+            self._by_sequence.fork(fork.parent, fork.child, fork.num_tokens)
+        for seq_id in plan.freed:
+            self._mirrors.free(seq_id)
+            self._by_sequence.free(seq_id)
+        mirrors = [self._mirrors.apply(row) for row in plan.rows]
+        if self._info.kv == "paged":
+            check_writes(plan, self._mirrors, self._info.block_size)
+            self._paged.copy(plan.copies)
+        else:
+            self._truncate(plan.rows)
+        for row, mirror in zip(plan.rows, mirrors, strict=True):
+            self._write(row, mirror)
+        for row, mirror in zip(plan.rows, mirrors, strict=True):
+            self._read(row, mirror)
+
+    def _truncate(self, rows: Sequence[PlanRow]) -> None:
+        for row in rows:
+            valid = self._by_sequence.length(row.seq_id)
+            require(
+                row.start <= valid, f"sequence {row.seq_id} starts at {row.start}, but has {valid} KV cells"
+            )
+            self._by_sequence.truncate(row.seq_id, row.start)
+
+    def _write(self, row: PlanRow, mirror: Mirror) -> None:
+        end = row.start + row.num_scheduled
+        tokens, digests = mirror.tokens[row.start : end], mirror.digests[row.start : end]
+        if self._info.kv == "paged":
+            self._paged.write(mirror.blocks, row.start, tokens, digests)
+        else:
+            self._by_sequence.append(row.seq_id, tokens, digests)
+        self.num_computed_tokens += row.num_scheduled
+
+    def _read(self, row: PlanRow, mirror: Mirror) -> None:
+        end = row.start + row.num_scheduled
+        if self._info.kv == "paged":
+            contents = self._paged.read(mirror.blocks, end)
+        else:
+            contents = self._by_sequence.read(row.seq_id, end)
+        self._compare(row, mirror, contents)
+        if row.num_logits:
+            logits = self.model.rows(contents.tokens, contents.digests, row.num_logits)
+            first = end - row.num_logits
+            self._rows += [_LogitsRow(row.seq_id, first + i, one) for i, one in enumerate(logits)]
+
+    def _compare(self, row: PlanRow, mirror: Mirror, contents: Contents) -> None:
+        found = contents.digests.tolist()
+        if found == mirror.digests[: len(found)]:
+            return
+        position = next(i for i, digest in enumerate(found) if digest != mirror.digests[i])
+        raise InternalError(
+            f"step {self._step}: sequence {row.seq_id} (start {row.start}, {row.num_scheduled} scheduled) "
+            f"reads wrong KV at position {position}: it holds token {contents.tokens[position]}, expected "
+            f"{mirror.tokens[position]} after {mirror.tokens[:position]}"
+        )
+
+    # -- sample --------------------------------------------------------------------------------------------
+
+    def _logits_of(self, index: int, seq_id: int) -> _LogitsRow:
+        require(0 <= index < len(self._rows), f"logits row {index} of {len(self._rows)}")
+        row = self._rows[index]
+        require(row.seq_id == seq_id, f"logits row {index} belongs to sequence {row.seq_id}, not {seq_id}")
+        return row
+
+    def _draw(self, row: SampleRow) -> tuple[int, Logprob | None]:
+        source, mirror = self._logits_of(row.logits_index, row.seq_id), self._mirrors[row.seq_id]
+        require(
+            source.position == len(mirror.tokens) - 1,
+            f"sequence {row.seq_id} samples after position {source.position} of {len(mirror.tokens)} tokens",
+        )
+        size = 4 * mask_words(self._info.vocab_size)
+        require(
+            row.mask is None or len(row.mask) == size, f"a mask has {len(row.mask or b'')} bytes, not {size}"
+        )
+        require(row.draw >= 0, f"draw number {row.draw}")
+        for token, _ in row.bias:
+            require(
+                0 <= token < self._info.vocab_size, f"bias of token {token}, which is not in the vocabulary"
+            )
+        return sample_row(source.logits, row, mirror.tokens, mirror.num_prompt)
+
+    def _score(self, run: ScoreRun) -> list[Logprob]:
+        mirror, scores = self._mirrors[run.seq_id], []
+        for offset, token in enumerate(run.tokens):
+            source = self._logits_of(run.logits_start + offset, run.seq_id)
+            following = mirror.tokens[source.position + 1 : source.position + 2]
+            require(
+                following in ([], [token]),
+                f"sequence {run.seq_id} scores token {token} where {following} follows",
+            )
+            scores.append(logprob_of(source.logits, token, run.num_top))
+        return scores
+
+
+class _Recorded:
+    """Remembers an `InternalError` on its way out, in case the engine swallows it."""
+
+    def __init__(self, violations: list[InternalError]) -> None:
+        self._violations = violations
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, InternalError):
+            self._violations.append(error)
