@@ -5,7 +5,7 @@
     llm = LLM("demo")
     print(llm.generate("Once upon a time", SamplingParams(max_tokens=40)).text)
 
-Everything listed in `__all__` is a promise; the modules below may move. Names are loaded when first used, so that
+Everything listed in `__all__` is a promise; the modules below may move. Names are loaded when first used:
 `import bridle` alone costs nothing and `from bridle import SamplingParams` does not import torch.
 """
 

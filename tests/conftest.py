@@ -1,7 +1,7 @@
-"""Settings of the whole suite: hypothesis profiles, one thread per process, GPU tests skipped where there is none.
+"""Settings of the whole suite: hypothesis profiles, one thread per process, GPU tests skipped without a GPU.
 
-The profile `ci` draws few examples from a fixed seed, `full` (BRIDLE_FULL=1, or BRIDLE_PROFILE=full) many. Neither
-has a deadline: no test of ours asserts on time.
+The profile `ci` draws few examples from a fixed seed, `full` (BRIDLE_FULL=1, or BRIDLE_PROFILE=full) many.
+Neither has a deadline: no test of ours asserts on time.
 """
 
 from __future__ import annotations

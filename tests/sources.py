@@ -27,7 +27,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(name: str) -> Iterator[tuple[str, int]]:
-    """(dotted name, line) of everything that module `name` imports, anywhere in it, relative imports resolved.
+    """(dotted name, line) of all that module `name` imports, anywhere in it, relative imports resolved.
 
     `from a import b` gives `a.b` if that is one of our modules, else `a`.
     """
