@@ -1,0 +1,152 @@
+"""The mixture: how often each kind of exercise comes, and the documents they are put into.
+
+`document(rng, split, max_chars)` is the whole generator: everything about one document follows from the random
+generator it is given. A document holds only exercises of its split.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from bridle.demo.corpus import chats, facts, lists, records, stories, sums, tools
+from bridle.demo.corpus.document import BOS, EOS, Exercise, Message, Piece, ToolSpec, chat_pieces
+from bridle.demo.corpus.split import Split, split_of
+
+Maker = Callable[[random.Random], Exercise]
+
+EXERCISES: tuple[tuple[Maker, float], ...] = (
+    (facts.question, 16.0),
+    (facts.statement, 12.0),
+    (facts.short_answer, 2.0),
+    (facts.yes_no, 18.0),
+    (sums.question, 8.0),
+    (sums.completion, 4.0),
+    (sums.difference, 2.0),
+    (sums.thought, 4.0),
+    (lists.any_list, 9.0),
+    (tools.any_call, 9.0),
+    (tools.named_call, 2.0),
+    (tools.no_call, 1.5),
+    (records.any_request, 4.0),
+    (records.continuation, 0.5),
+    (stories.request, 1.5),
+    (chats.small_talk, 2.0),
+    (chats.unknown, 1.0),
+    (chats.role, 2.0),
+    (chats.copying, 2.0),
+    (chats.reading, 1.0),
+)
+"""Every kind of exercise with its share among the exercises drawn."""
+
+_THOUGHTS = {
+    "fact": "I recall: {answer}",
+    "yes/no": "I check the claim.",
+    "list": "I go through the items in order.",
+    "record": "I write one JSON object.",
+    "chat": "This is small talk.",
+    "copy": "I repeat the words.",
+    "reading": "I look for the name in the text.",
+}
+"""What the model thinks, when it is asked to, before an answer that needs no steps."""
+
+_MAKERS = [maker for maker, _ in EXERCISES]
+_SHARES = [share for _, share in EXERCISES]
+_CHATTABLE = [(maker, share) for maker, share in EXERCISES if maker not in (facts.statement, sums.completion, records.continuation)]
+
+
+def draw(rng: random.Random, maker: Maker, split: Split) -> Exercise:
+    """An exercise of one kind that lies in the split."""
+    while True:
+        exercise = maker(rng)
+        if split_of(exercise.key) == split:
+            return exercise
+
+
+def document(rng: random.Random, split: Split = "train", max_chars: int = 700) -> list[Piece]:
+    """One training text. `max_chars` bounds how far conversations and stories are drawn out."""
+    choice = rng.random()
+    if choice < 0.10:
+        return _plain("", sums.drill(rng, split))
+    if choice < 0.13:
+        return _plain("", stories.story(rng, rng.randrange(2, max(4, max_chars // 160)))[0])
+    if choice < 0.18:
+        return _questions_and_answers(rng, split)
+    if choice < 0.22:
+        return _conversation(rng, split, rng.randrange(200, max_chars), _told(rng, split))
+    if choice < 0.34:
+        return _conversation(rng, split, rng.randrange(200, max_chars), None)
+    return _single(rng, draw(rng, rng.choices(_MAKERS, _SHARES)[0], split))
+
+
+def long_document(rng: random.Random, split: Split = "train", max_chars: int = 5200) -> list[Piece]:
+    """A conversation or story that fills most of the context, often with something to remember from its beginning."""
+    if rng.random() < 0.25:
+        return _plain("", stories.story(rng, rng.randrange(8, max_chars // 160))[0])
+    told = _told(rng, split) if rng.random() < 0.7 else None
+    return _conversation(rng, split, rng.randrange(max_chars // 3, max_chars), told)
+
+
+def _plain(given: str, text: str) -> list[Piece]:
+    return [Piece(BOS, False), Piece(given + text + EOS, True)]
+
+
+def _single(rng: random.Random, exercise: Exercise) -> list[Piece]:
+    if not exercise.messages or (exercise.prompt and rng.random() < 0.2):
+        return _plain(exercise.prompt, exercise.completion)
+    messages = list(exercise.messages)
+    if not exercise.is_alone and rng.random() < 0.3:
+        messages.insert(0, {"role": "system", "content": chats.system_text(rng)})
+    thoughts = _THOUGHTS.get(exercise.category)
+    thinking = exercise.thinking or bool(thoughts and not exercise.is_alone and not exercise.tools and rng.random() < 0.05)
+    if thinking and thoughts:
+        messages[-1] = messages[-1] | {"reasoning_content": thoughts.format(answer=messages[-1]["content"])}
+    return chat_pieces(messages, exercise.tools, thinking)
+
+
+def _questions_and_answers(rng: random.Random, split: Split) -> list[Piece]:
+    makers = (facts.question, facts.yes_no, sums.question)
+    pairs = [draw(rng, rng.choice(makers), split) for _ in range(rng.randrange(2, 6))]
+    return _plain("", "Questions and answers:\n" + "\n".join(pair.prompt + pair.completion for pair in pairs))
+
+
+def _conversation(
+    rng: random.Random, split: Split, max_chars: int, told: tuple[Exercise, Exercise] | None
+) -> list[Piece]:
+    """Exercises one after the other up to a length; what is told first is asked last."""
+    messages: list[Message] = []
+    if rng.random() < 0.4:
+        messages.append({"role": "system", "content": chats.system_text(rng)})
+    if told is not None:
+        messages += told[0].messages
+    thinking = rng.random() < 0.1
+    offered: tuple[ToolSpec, ...] = ()
+    if not thinking and rng.random() < 0.2:
+        call = draw(rng, tools.any_call, split)
+        offered = call.tools
+        messages += call.messages
+    length = sum(len(message["content"]) for message in messages)
+    while length < max_chars:
+        turn = _turn(rng, split, thinking)
+        messages += turn
+        length += sum(len(message["content"]) + 12 for message in turn)
+    if told is not None:
+        messages += told[1].messages
+    return chat_pieces(messages, offered, thinking)
+
+
+def _told(rng: random.Random, split: Split) -> tuple[Exercise, Exercise]:
+    while True:
+        pair = chats.memory(rng)
+        if split_of(pair[0].key) == split:
+            return pair
+
+
+def _turn(rng: random.Random, split: Split, thinking: bool) -> tuple[Message, ...]:
+    if thinking:
+        return draw(rng, sums.thought, split).messages
+    while True:
+        maker = rng.choices([maker for maker, _ in _CHATTABLE], [share for _, share in _CHATTABLE])[0]
+        exercise = draw(rng, maker, split)
+        if not (exercise.is_alone or exercise.tools or exercise.thinking):
+            return exercise.messages
