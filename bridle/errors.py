@@ -3,7 +3,8 @@
     BridleError
     ├── InvalidRequest        the caller asked for something that cannot be done
     │   ├── ContextOverflow   prompt plus output do not fit the model or the KV cache
-    │   └── UnsupportedFeature  known, but not by this model or this build
+    │   ├── UnsupportedFeature  known, but not by this model or this build
+    │   └── UnknownModel      no model of that name is served here
     ├── UnsupportedModel      the checkpoint would be wrong or cannot be loaded
     ├── OutOfBlocks           the KV cache cannot hold what is needed
     ├── Overloaded            the service is full, try again later
@@ -51,6 +52,12 @@ class UnsupportedFeature(InvalidRequest):
     """The feature exists, but this model or this build does not have it."""
 
     code = "unsupported_feature"
+
+
+class UnknownModel(InvalidRequest):
+    """No model of that name is served here; the message lists those that are."""
+
+    code = "model_not_found"
 
 
 class UnsupportedModel(BridleError):

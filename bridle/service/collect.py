@@ -1,0 +1,173 @@
+"""Events add up to outputs: tokens and text grow, are taken back, and split into forks.
+
+Shared by every front-end. A reader that streams asks `rewind.DeltaReader` what is new; one that does not
+reads `output` at the end. Knows nothing of wire formats and of engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable
+from dataclasses import dataclass, field, replace
+
+from bridle.engine.request import Request
+from bridle.outputs import (
+    CompletionOutput,
+    Event,
+    Finished,
+    Forked,
+    Log,
+    PromptEvent,
+    RequestOutput,
+    Rewind,
+    Stored,
+    TokenEvent,
+)
+
+_MAX_LOG_CHARS = 1 << 20
+_MAX_STORED_BYTES = 1 << 24
+
+
+@dataclass(slots=True)
+class GrowingOutput:
+    """One output on its way. `ends[i]` is the number of characters that had arrived with token i.
+
+    `low_tokens` and `low_chars` are the least that was left since somebody last looked: what lies beyond them
+    in a reader's hands was taken back.
+    """
+
+    output: CompletionOutput
+    ends: list[int] = field(default_factory=list)
+    low_tokens: int = 0
+    low_chars: int = 0
+
+    def append(self, event: TokenEvent) -> None:
+        output = self.output
+        output.token_ids.append(event.token)
+        if output.logprobs is not None:
+            output.logprobs.append(event.logprob)
+        output.text += event.text
+        self.ends.append(len(output.text))
+
+    def take_back(self, num_tokens: int, num_chars: int) -> None:
+        output = self.output
+        num_left, chars_left = len(output.token_ids) - num_tokens, len(output.text) - num_chars
+        self._cut(num_left, chars_left)
+        output.text = output.text[:chars_left]
+        self.low_tokens, self.low_chars = min(self.low_tokens, num_left), min(self.low_chars, chars_left)
+
+    def fork(self, index: int, num_tokens: int, text: str) -> GrowingOutput:
+        """A copy as it was with `num_tokens` tokens and `text`."""
+        parent = self.output
+        child = CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=list(parent.token_ids),
+            logprobs=None if parent.logprobs is None else list(parent.logprobs),
+        )
+        growing = GrowingOutput(child, list(self.ends))
+        growing._cut(num_tokens, len(text))
+        return growing
+
+    def finish(self, event: Finished) -> None:
+        output = self.output
+        output.text += event.text
+        output.finish_reason, output.stop_reason = event.reason, event.stop
+        output.usage, output.error = event.usage, event.error
+
+    def _cut(self, num_tokens: int, num_chars: int) -> None:
+        """Keep the first `num_tokens` tokens; none of them may claim text beyond `num_chars`."""
+        del self.output.token_ids[num_tokens:], self.ends[num_tokens:]
+        if self.output.logprobs is not None:
+            del self.output.logprobs[num_tokens:]
+        position = len(self.ends) - 1
+        while position >= 0 and self.ends[position] > num_chars:
+            self.ends[position] = num_chars
+            position -= 1
+
+
+class OutputCollector:
+    """Adds the events of one request up. `output` is complete once the event stream has ended, and readable
+    at any time before."""
+
+    def __init__(self, request: Request, prompt_text: str | None = None) -> None:
+        self.request = request
+        self.growing: dict[int, GrowingOutput] = {}
+        self.has_prompt = False
+        self._output = RequestOutput(request.id, prompt_text, list(request.prompt), [])
+        self._add_output(0, GrowingOutput(self._new_output(0)))
+
+    @property
+    def output(self) -> RequestOutput:
+        """What there is so far, outputs in order of their index. Do not modify."""
+        return self._output
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Take in events, in the order in which they came."""
+        for event in events:
+            self._add(event)
+
+    def _add(self, event: Event) -> None:
+        match event:
+            case TokenEvent():
+                self.growing[event.index].append(event)
+            case Rewind():
+                self.growing[event.index].take_back(event.num_tokens, event.num_chars)
+            case Forked():
+                parent = self.growing[event.parent]
+                self._add_output(event.index, parent.fork(event.index, event.num_tokens, event.text))
+            case Finished():
+                self.growing[event.index].finish(event)
+            case PromptEvent():
+                self._add_prompt(event)
+            case Log():
+                output = self.growing[event.index].output
+                output.logs = (output.logs + event.text)[-_MAX_LOG_CHARS:]
+            case Stored():
+                self._store(event)
+
+    def _add_prompt(self, event: PromptEvent) -> None:
+        self.has_prompt = True
+        self._output.num_cached_tokens = event.num_cached
+        if event.tokens:  # a controller may have rewritten the prompt
+            self._output.prompt_token_ids = list(event.tokens)
+        if self.request.sampling.prompt_logprobs is not None:
+            self._output.prompt_logprobs = list(event.logprobs)
+
+    def _store(self, event: Stored) -> None:
+        storage = self._output.storage
+        others = sum(len(value) for name, value in storage.items() if name != event.name)
+        if others + len(event.value) <= _MAX_STORED_BYTES:
+            storage[event.name] = event.value
+
+    def _add_output(self, index: int, growing: GrowingOutput) -> None:
+        self.growing[index] = growing
+        self._output.outputs = [self.growing[i].output for i in sorted(self.growing)]
+
+    def _new_output(self, index: int) -> CompletionOutput:
+        return CompletionOutput(index, logprobs=None if self.request.sampling.logprobs is None else [])
+
+
+async def collect(stream: AsyncIterable[list[Event]], collector: OutputCollector) -> RequestOutput:
+    """Read a stream to its end."""
+    async for events in stream:
+        collector.add(events)
+    return collector.output
+
+
+def raise_first_error(output: RequestOutput) -> None:
+    """Raise the error of the first output that ended in one."""
+    for each in output.outputs:
+        if each.error is not None:
+            raise each.error
+
+
+def best_outputs(outputs: list[CompletionOutput], num_wanted: int) -> list[CompletionOutput]:
+    """The outputs with the highest mean log-probability, best first, numbered from 0. They must carry
+    log-probabilities; an empty output ranks last."""
+
+    def mean_logprob(output: CompletionOutput) -> float:
+        known = [entry.logprob for entry in output.logprobs or () if entry is not None]
+        return sum(known) / len(known) if known else float("-inf")
+
+    ranked = sorted(outputs, key=lambda output: (-mean_logprob(output), output.index))
+    return [replace(output, index=index) for index, output in enumerate(ranked[:num_wanted])]

@@ -1,0 +1,174 @@
+"""From what a client sent to a checked `Request`.
+
+All that depends on the model is checked here, once, for every front-end: text becomes tokens, ids must lie in
+the vocabulary, prompt and output must fit the context. What does not depend on a model was checked by
+`SamplingParams`. Nothing here knows a wire format.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from bridle.engine.request import Request
+from bridle.errors import ContextOverflow, InvalidRequest
+from bridle.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from bridle.engine.interfaces import StoppingCriteria
+    from bridle.service.loading import LoadedModel
+
+#: No tokenizer in use packs more characters than this into a token on average; longer texts are refused
+#: unread.
+MAX_CHARS_PER_TOKEN = 128
+#: Texts up to this length are tokenized at once on the event loop, longer ones in a thread.
+MAX_INLINE_CHARS = 4_096
+
+
+def new_request_id() -> str:
+    """An id that no other request has."""
+    return secrets.token_hex(12)
+
+
+def new_seed() -> int:
+    """A seed for a request that came without one."""
+    return secrets.randbits(53)  # exact in every JSON reader, so that it can be sent back for a replay
+
+
+def build_request(
+    model: LoadedModel,
+    prompt: str | Sequence[int],
+    sampling: SamplingParams,
+    *,
+    request_id: str | None = None,
+    controller: object | None = None,
+    adapter: str | None = None,
+    stopping: Sequence[StoppingCriteria] = (),
+    timeout: float | None = None,
+    tenant: str = "",
+    priority: int = 0,
+    add_special_tokens: bool = True,
+    detokenize: bool = True,
+) -> Request:
+    """A request that `model` can run, with a seed so that it can be run again.
+
+    `timeout` is in seconds from now. Raises `InvalidRequest` or `ContextOverflow`, naming field, value and
+    limit.
+    """
+    tokens = encode_prompt(model, prompt, add_special_tokens)
+    check_fits(model, len(tokens), sampling.max_tokens)
+    _check_sampling(model, sampling)
+    _check_adapter(model, adapter)
+    if sampling.seed is None:
+        sampling = sampling.with_(seed=new_seed())
+    return Request(
+        id=request_id or new_request_id(),
+        prompt=tokens,
+        sampling=sampling,
+        controller=controller,
+        adapter=adapter,
+        stopping=tuple(stopping),
+        deadline=None if timeout is None else time.monotonic() + timeout,
+        tenant=tenant,
+        priority=priority,
+        detokenize=detokenize,
+    )
+
+
+async def tokenize(
+    model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True
+) -> tuple[int, ...]:
+    """`encode_prompt` for an event loop: a long text is tokenized in a thread."""
+    if isinstance(prompt, str) and len(prompt) > MAX_INLINE_CHARS:
+        return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens)
+    return encode_prompt(model, prompt, add_special_tokens)
+
+
+def encode_prompt(
+    model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True
+) -> tuple[int, ...]:
+    """The tokens of a prompt, checked. An empty text stands for the token that begins a document, if there is
+    one."""
+    if isinstance(prompt, str):
+        check_text(model, prompt, "prompt")
+        tokens = tuple(model.tokenizer.encode(prompt, add_special_tokens))
+        if not tokens and model.tokenizer.bos_token_id is not None:
+            tokens = (model.tokenizer.bos_token_id,)
+    else:
+        _check_prompt_length(model, len(prompt))
+        tokens = tuple(prompt)
+        _check_ids("prompt", tokens, model.info.vocab_size)
+    if not tokens:
+        raise InvalidRequest("the prompt is empty; it must have at least one token", "prompt")
+    _check_prompt_length(model, len(tokens))
+    return tokens
+
+
+def check_text(model: LoadedModel, text: str, param: str) -> None:
+    """Refuse text that is too long for the context whatever its tokens are, or that is not Unicode."""
+    limit = model.max_sequence_tokens * MAX_CHARS_PER_TOKEN
+    if len(text) > limit:
+        raise ContextOverflow(
+            f"{param} has {len(text)} characters; the context of {model.max_sequence_tokens} tokens "
+            f"cannot hold more than {limit}",
+            param,
+        )
+    check_unicode(text, param)
+
+
+def check_unicode(text: str, param: str) -> None:
+    """Refuse text with half of a surrogate pair: it has no UTF-8 form, so no token can stand for it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise InvalidRequest(
+            f"{param} is not valid Unicode: lone surrogate U+{code:04X} at character {error.start}", param
+        ) from None
+
+
+def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> None:
+    """Refuse a prompt that leaves no room for `max_tokens` more (None: for one more)."""
+    limit = model.max_sequence_tokens
+    if num_prompt + (max_tokens or 1) <= limit:
+        return
+    wanted = "at least 1 new token" if max_tokens is None else f"max_tokens of {max_tokens}"
+    raise ContextOverflow(
+        f"the prompt has {num_prompt} tokens; with {wanted} that is {num_prompt + (max_tokens or 1)}, "
+        f"more than the {limit} tokens that {model.name!r} can hold",
+        "prompt" if num_prompt >= limit else "max_tokens",
+    )
+
+
+def _check_prompt_length(model: LoadedModel, num_prompt: int) -> None:
+    limit = model.max_sequence_tokens
+    if num_prompt > limit:
+        raise ContextOverflow(
+            f"the prompt has {num_prompt} tokens, more than the {limit} tokens that {model.name!r} can hold",
+            "prompt",
+        )
+
+
+def _check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
+    vocab_size = model.info.vocab_size
+    _check_ids("logit_bias", sampling.logit_bias, vocab_size)
+    _check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    for text in sampling.stop:
+        check_unicode(text, "stop")
+
+
+def _check_ids(param: str, tokens: Iterable[int], vocab_size: int) -> None:
+    for token in tokens:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise InvalidRequest(f"{param} holds {token!r}; token ids are integers", param)
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"{param} holds token {token}; ids go from 0 to {vocab_size - 1}", param)
+
+
+def _check_adapter(model: LoadedModel, adapter: str | None) -> None:
+    if adapter is None or adapter in model.adapters:
+        return
+    known = ", ".join(sorted(model.adapters)) or "none"
+    raise InvalidRequest(f"{model.name!r} has no adapter {adapter!r}; loaded: {known}", "adapter")

@@ -1,0 +1,123 @@
+"""What of a growing output may be shown now, when tokens can still be taken back.
+
+Wire formats differ in their words for a rewind. `hold` never shows what may still be taken back (for formats
+that cannot say it); `event` shows everything at once and tells what is taken back; `mark` shows everything
+and puts a mark where text was taken back (AICI's way). A request without a controller never rewinds, so
+nothing of it is held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from bridle.engine.request import Request
+from bridle.errors import ControllerError
+from bridle.outputs import Logprob
+from bridle.service.collect import GrowingOutput, OutputCollector
+
+REWIND_MARK = " \u21a9 "
+
+
+class RewindPolicy(str, Enum):
+    """How a front-end treats text that may be taken back."""
+
+    HOLD = "hold"
+    EVENT = "event"
+    MARK = "mark"
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of one output: first `taken_tokens` tokens and `taken_chars` characters shown before are
+    taken back, then `tokens` and `text` follow. `start` is the position of the first of `tokens` in the
+    output. The last delta of an output is its only one with `is_last`."""
+
+    index: int
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprob | None, ...] = ()
+    start: int = 0
+    taken_tokens: int = 0
+    taken_chars: int = 0
+    is_first: bool = False
+    is_last: bool = False
+
+
+def max_rewind_of(request: Request) -> int | None:
+    """How many tokens the controller of a request may take back at any moment; None if it does not say.
+
+    A controller announces it as an attribute or property `max_rewind`; one that never rewinds says 0, and
+    then its text streams as if there were no controller.
+    """
+    if request.controller is None:
+        return 0
+    announced = getattr(request.controller, "max_rewind", None)
+    return announced if isinstance(announced, int) and announced >= 0 else None
+
+
+class DeltaReader:
+    """Reads a collector piece by piece under a policy. One reader per collector."""
+
+    def __init__(self, collector: OutputCollector, policy: RewindPolicy = RewindPolicy.HOLD) -> None:
+        self._collector = collector
+        self._policy = policy
+        self._max_rewind = max_rewind_of(collector.request)
+        self._shown: dict[int, _Shown] = {}
+
+    def take(self) -> list[Delta]:
+        """What became showable since the last call, at most one delta per output, in order of their index.
+
+        Raises `ControllerError` if, under `hold`, a controller took back more than it had announced.
+        """
+        deltas = (self._take(index, growing) for index, growing in sorted(self._collector.growing.items()))
+        return [delta for delta in deltas if delta is not None]
+
+    def _take(self, index: int, growing: GrowingOutput) -> Delta | None:
+        is_first = index not in self._shown
+        shown = self._shown.setdefault(index, _Shown())
+        if shown.is_over:
+            return None
+        taken_tokens, taken_chars = self._taken(shown, growing)
+        start, begin = shown.num_tokens - taken_tokens, shown.num_chars - taken_chars
+        num_tokens, num_chars = self._showable(growing)
+        shown.num_tokens, shown.num_chars = max(num_tokens, start), max(num_chars, begin)
+        output = growing.output
+        shown.is_over = output.finish_reason is not None
+        text = output.text[begin : shown.num_chars]
+        if self._policy is RewindPolicy.MARK and taken_tokens:
+            text = REWIND_MARK + text
+        tokens = tuple(output.token_ids[start : shown.num_tokens])
+        if not (is_first or shown.is_over or tokens or text or taken_tokens or taken_chars):
+            return None
+        logprobs = () if output.logprobs is None else tuple(output.logprobs[start : shown.num_tokens])
+        return Delta(index, text, tokens, logprobs, start, taken_tokens, taken_chars, is_first, shown.is_over)
+
+    def _taken(self, shown: _Shown, growing: GrowingOutput) -> tuple[int, int]:
+        """How many tokens and characters already shown were taken back since the last look."""
+        taken_tokens = max(shown.num_tokens - growing.low_tokens, 0)
+        taken_chars = max(shown.num_chars - growing.low_chars, 0)
+        growing.low_tokens, growing.low_chars = len(growing.output.token_ids), len(growing.output.text)
+        if self._policy is RewindPolicy.HOLD and (taken_tokens or taken_chars):
+            raise ControllerError(
+                f"the controller took back {taken_tokens} tokens that were sent; "
+                f"it had announced to take back at most {self._max_rewind}"
+            )
+        return taken_tokens, taken_chars
+
+    def _showable(self, growing: GrowingOutput) -> tuple[int, int]:
+        """How many tokens and characters of an output may be shown."""
+        output = growing.output
+        if self._policy is not RewindPolicy.HOLD or self._max_rewind == 0 or output.finish_reason is not None:
+            return len(output.token_ids), len(output.text)
+        if self._max_rewind is None:
+            return 0, 0
+        num_tokens = max(len(output.token_ids) - self._max_rewind, 0)
+        return num_tokens, growing.ends[num_tokens - 1] if num_tokens else 0
+
+
+@dataclass(slots=True)
+class _Shown:
+    num_tokens: int = 0
+    num_chars: int = 0
+    is_over: bool = False

@@ -1,0 +1,165 @@
+"""Requests are checked once, at the edge, and every refusal names field, value and limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridle.errors import ContextOverflow, InvalidRequest
+from bridle.sampling import SamplingParams
+from bridle.service import build_request, encode_prompt, tokenize
+from bridle.service.requests import MAX_CHARS_PER_TOKEN, MAX_INLINE_CHARS
+from tests.service.fakes import VOCAB_SIZE, fake_model
+
+
+def test_text_and_ids_give_the_same_request() -> None:
+    model = fake_model()
+    text = build_request(model, "abc", SamplingParams(seed=1), request_id="r")
+    ids = build_request(model, [97, 98, 99], SamplingParams(seed=1), request_id="r")
+    assert text == ids
+    assert text.prompt == (97, 98, 99)
+
+
+def test_a_request_without_a_seed_gets_its_own() -> None:
+    model = fake_model()
+    seeds = {build_request(model, "a", SamplingParams()).sampling.seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert all(isinstance(seed, int) and 0 <= seed < 1 << 53 for seed in seeds)
+    assert build_request(model, "a", SamplingParams(seed=7)).sampling.seed == 7
+
+
+def test_ids_are_unique_and_options_are_passed_on() -> None:
+    model = fake_model()
+    controller, criterion = object(), lambda tokens, num_prompt: None
+    request = build_request(
+        model,
+        "a",
+        SamplingParams(),
+        controller=controller,
+        stopping=[criterion],
+        tenant="t",
+        priority=3,
+        detokenize=False,
+    )
+    assert request.controller is controller
+    assert request.stopping == (criterion,)
+    assert (request.tenant, request.priority, request.detokenize) == ("t", 3, False)
+    assert request.deadline is None
+    assert build_request(model, "a", SamplingParams(), timeout=5).deadline is not None
+    assert request.id != build_request(model, "a", SamplingParams()).id
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param", "message"),
+    [
+        ("", "prompt", "the prompt is empty; it must have at least one token"),
+        ([], "prompt", "the prompt is empty; it must have at least one token"),
+        ([1, VOCAB_SIZE], "prompt", "prompt holds token 260; ids go from 0 to 259"),
+        ([-1], "prompt", "prompt holds token -1; ids go from 0 to 259"),
+        ([True], "prompt", "prompt holds True; token ids are integers"),
+        ([1.5], "prompt", "prompt holds 1.5; token ids are integers"),
+        ("a\ud800b", "prompt", "prompt is not valid Unicode: lone surrogate U+D800 at character 1"),
+    ],
+)
+def test_bad_prompts_are_refused(prompt: str | list[int], param: str, message: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        build_request(fake_model(), prompt, SamplingParams())
+    assert str(refusal.value) == message
+    assert refusal.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("sampling", "param", "message"),
+    [
+        (
+            SamplingParams(logit_bias={260: 1.0}),
+            "logit_bias",
+            "logit_bias holds token 260; ids go from 0 to 259",
+        ),
+        (
+            SamplingParams(stop_token_ids=(999,)),
+            "stop_token_ids",
+            "stop_token_ids holds token 999; ids go from 0 to 259",
+        ),
+        (
+            SamplingParams(stop=("\udfff",)),
+            "stop",
+            "stop is not valid Unicode: lone surrogate U+DFFF at character 0",
+        ),
+    ],
+)
+def test_sampling_is_checked_against_the_model(sampling: SamplingParams, param: str, message: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        build_request(fake_model(), "a", sampling)
+    assert (str(refusal.value), refusal.value.param) == (message, param)
+
+
+def test_context_overflow_names_prompt_max_tokens_and_limit() -> None:
+    model = fake_model(max_model_len=16)
+    build_request(model, "a" * 10, SamplingParams(max_tokens=6))
+    with pytest.raises(ContextOverflow) as refusal:
+        build_request(model, "a" * 10, SamplingParams(max_tokens=7))
+    assert str(refusal.value) == (
+        "the prompt has 10 tokens; with max_tokens of 7 that is 17, "
+        "more than the 16 tokens that 'fake' can hold"
+    )
+    assert refusal.value.param == "max_tokens"
+
+
+def test_a_prompt_must_leave_room_for_a_token() -> None:
+    model = fake_model(max_model_len=16)
+    build_request(model, "a" * 15, SamplingParams(max_tokens=None))
+    with pytest.raises(ContextOverflow, match="at least 1 new token that is 17") as refusal:
+        build_request(model, "a" * 16, SamplingParams(max_tokens=None))
+    assert refusal.value.param == "prompt"
+
+
+def test_the_kv_cache_is_a_limit_too() -> None:
+    model = fake_model(max_model_len=100_000)  # 64 blocks of 16
+    with pytest.raises(ContextOverflow, match="more than the 1024 tokens"):
+        build_request(model, "a" * 1020, SamplingParams(max_tokens=10))
+
+
+def test_long_text_is_refused_before_it_is_tokenized() -> None:
+    model = fake_model(max_model_len=16)
+    model.tokenizer.encode = None  # type: ignore[method-assign, assignment]
+    with pytest.raises(ContextOverflow, match="prompt has 2049 characters"):
+        encode_prompt(model, "a" * (16 * MAX_CHARS_PER_TOKEN + 1))
+
+
+def test_many_ids_are_refused_before_they_are_read() -> None:
+    class Unread(list[int]):
+        def __iter__(self) -> None:  # type: ignore[override]
+            raise AssertionError("read")
+
+    with pytest.raises(ContextOverflow, match="the prompt has 17 tokens, more than the 16"):
+        encode_prompt(fake_model(max_model_len=16), Unread([1] * 17))
+
+
+def test_the_empty_text_begins_a_document_where_a_token_says_so() -> None:
+    model = fake_model()
+    model.tokenizer.bos_token_id = 257  # type: ignore[misc]
+    assert encode_prompt(model, "") == (257,)
+    with pytest.raises(InvalidRequest, match="empty"):
+        encode_prompt(model, [])
+
+
+def test_unknown_adapters_are_refused() -> None:
+    model = fake_model()
+    with pytest.raises(InvalidRequest, match="'fake' has no adapter 'x'; loaded: none"):
+        build_request(model, "a", SamplingParams(), adapter="x")
+    model.adapters = frozenset({"x"})
+    assert build_request(model, "a", SamplingParams(), adapter="x").adapter == "x"
+
+
+@pytest.mark.parametrize("num_chars", [3, MAX_INLINE_CHARS, MAX_INLINE_CHARS + 1])
+async def test_tokenizing_beside_the_event_loop_gives_the_same(num_chars: int) -> None:
+    model = fake_model(max_model_len=10_000, num_blocks=1_000)
+    assert await tokenize(model, "a" * num_chars) == encode_prompt(model, "a" * num_chars)
+    model.close()
+
+
+async def test_refusals_cross_the_thread() -> None:
+    model = fake_model()
+    with pytest.raises(ContextOverflow, match="the prompt has 5000 tokens, more than the 256"):
+        await tokenize(model, "a" * 5_000)
+    model.close()
