@@ -1,0 +1,13 @@
+"""Measurements one can repeat: `bridle bench NAME`, one module per benchmark.
+
+A benchmark measures its peers or its physical limit in the same run, in turns, so that a noisy machine
+disturbs all alike: read the ratios. It knows nothing of the command line; it prints a table and gives its
+figures as JSON.
+"""
+
+from __future__ import annotations
+
+from bridle.bench.run import BENCHMARKS, run
+from bridle.bench.settings import Settings
+
+__all__ = ["BENCHMARKS", "Settings", "run"]

@@ -1,0 +1,52 @@
+"""Run a benchmark by name and show what it found."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+from bridle.bench.settings import Settings
+from bridle.errors import InvalidRequest
+
+#: Name of a benchmark and the module whose `measure(settings, console)` gives its figures.
+BENCHMARKS = {
+    "engine": "bridle.bench.engine",
+    "overhead": "bridle.bench.overhead",
+    "sampler": "bridle.bench.sampler",
+    "detokenizer": "bridle.bench.detokenizer",
+}
+
+
+def run(name: str, settings: Settings) -> dict[str, Any]:
+    """Measure, print a table, and with `settings.as_json` one line of JSON last. Gives the figures.
+
+    Raises `InvalidRequest` for an unknown name.
+    """
+    if name not in BENCHMARKS:
+        raise InvalidRequest(f"no benchmark is called {name!r}; there are {', '.join(BENCHMARKS)}", "NAME")
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    figures: Mapping[str, Any] = import_module(BENCHMARKS[name]).measure(settings, console)
+    report = {"benchmark": name, **conditions(settings), **figures}
+    if settings.as_json:
+        print(json.dumps(report))
+    return report
+
+
+def conditions(settings: Settings) -> dict[str, Any]:
+    """Where and how: what must be told along with any figure."""
+    import torch
+
+    return {
+        "quick": settings.quick,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,16 @@
+"""What one may choose about a benchmark. Each reads the settings that concern it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Empty `model_sizes` and `batches`, and `threads` None, are left to the benchmark."""
+
+    quick: bool = False
+    model_sizes: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
+    threads: int | None = None
+    as_json: bool = False

@@ -1,0 +1,51 @@
+"""The tree of commands and what their help pages share.
+
+Each flag is also an environment variable: `--max-num-seqs` is `BRIDLE_MAX_NUM_SEQS`. The command line wins.
+"""
+
+from __future__ import annotations
+
+from cyclopts import App, Group
+from cyclopts.config import Env
+
+from bridle import __version__
+from bridle.cli.bench import bench
+from bridle.cli.chat import chat
+from bridle.cli.check import check
+from bridle.cli.doctor import doctor
+from bridle.cli.generate import generate
+from bridle.cli.serve import serve
+
+SERVING = Group("Serve", sort_key=1)
+USING = Group("Use a model here", sort_key=2)
+KNOWING = Group("Look closer", sort_key=3)
+HELP = Group("Help", sort_key=9)
+
+EPILOGUE = """\
+MODEL is a folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-0.6B, or `demo`, the small model
+that comes with bridle and needs no download.
+
+Every flag is also an environment variable: `--max-num-seqs 64` is `BRIDLE_MAX_NUM_SEQS=64`. The command line
+wins.
+"""
+
+app = App(
+    name="bridle",
+    help="Serve language models whose generation can be steered, token by token.",
+    help_epilogue=EPILOGUE,
+    help_format="markdown",
+    version=f"bridle {__version__}",
+    version_flags=["--version", "-V"],
+    config=[Env("BRIDLE_", command=False)],
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+app["--help"].group = HELP
+app["--version"].group = HELP
+
+app.command(serve, group=SERVING)
+app.command(generate, group=USING)
+app.command(chat, group=USING)
+app.command(check, group=KNOWING)
+app.command(bench, group=KNOWING)
+app.command(doctor, group=KNOWING)

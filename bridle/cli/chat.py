@@ -1,0 +1,141 @@
+"""`bridle chat`: a conversation in the terminal, streamed, with the speed of each reply below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from bridle.cli.options import ModelOptions, SamplingOptions
+from bridle.errors import ContextOverflow, InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bridle.cli.output import TextStream
+    from bridle.sampling import SamplingParams
+    from bridle.service.loading import LoadedModel
+
+_MODEL = ModelOptions() _SAMPLING = SamplingOptions() _HELP = (
+    "/reset forgets the conversation, /system TEXT sets the system prompt, /undo takes a turn back, /quit ends."
+)
+
+
+def chat(
+    name: Annotated[str, Parameter(name="MODEL")] = "demo",
+    /,
+    *,
+    system: str | None = None,
+    stats: bool = True,
+    model: ModelOptions = _MODEL,
+    sampling: SamplingOptions = _SAMPLING,
+) -> int:
+    """Talk to a model in the terminal.
+
+    `bridle chat` talks to the demo model, `bridle chat Qwen/Qwen3-0.6B` to that one. In the conversation,
+    `/help` lists commands; Ctrl-C stops a reply, Ctrl-D ends the conversation.
+
+    Parameters
+    ----------
+    name
+        Folder, hub id or `demo`.
+    system
+        System prompt: what the model should know or be before the first turn.
+    stats
+        Show counts and speed below each reply.
+    """
+    from bridle.cli.loading import loaded_model
+
+    params = sampling.to_params()
+    with loaded_model(model.to_config(name)) as loaded:
+        if not loaded.tokenizer.has_chat_template:
+            raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
+        Conversation(loaded, params, system=system, show_stats=stats).run()
+    return 0
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Turns so far, and the loop that adds to them. A reply that fails leaves the turns as they were."""
+
+    loaded: LoadedModel
+    params: SamplingParams
+    system: str | None = None
+    show_stats: bool = True
+    turns: list[dict[str, str]] = field(default_factory=list)
+    console: Console = field(init=False)
+
+    def __post_init__(self) -> None:
+        from rich.console import Console
+
+        self.console = Console(highlight=False)
+
+    def run(self) -> None:
+        """Read lines until /quit or the end of input."""
+        self.console.print(f"[dim]{self.loaded.name}: {_HELP}[/dim]", soft_wrap=True)
+        while True:
+            try:
+                line = self.console.input("[bold cyan]> [/bold cyan]").strip()
+            except EOFError:
+                self.console.print()
+                return
+            if line == "/quit":
+                return
+            if line.startswith("/"):
+                self.command(line)
+            elif line:
+                self.say(line)
+
+    def command(self, line: str) -> None:
+        """Do what a line that begins with a slash asks for."""
+        word, _, rest = line.partition(" ")
+        if word == "/reset":
+            self.turns.clear()
+        elif word == "/undo":
+            del self.turns[-2:]
+        elif word == "/system":
+            self.system = rest.strip() or None
+        else:
+            self._note(_HELP)
+            return
+        self._note(f"{len(self.turns) // 2} turns, system prompt: {self.system or 'none'}")
+
+    def say(self, text: str) -> None:
+        """One turn: the user's text, then the reply, printed as it comes."""
+        turns = [*self.turns, {"role": "user", "content": text}]
+        try:
+            stream = self._stream(turns)
+            reply = self._print(stream)
+        except ContextOverflow as error:
+            self._note(f"{error}. /reset or /undo makes room.")
+            return
+        self.turns = [*turns, {"role": "assistant", "content": reply}]
+        if self.show_stats:
+            self._note(stream.summary)
+
+    def _stream(self, turns: list[dict[str, str]]) -> TextStream:
+        from bridle.cli.output import TextStream
+        from bridle.service.requests import build_request
+
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        tokens = self.loaded.tokenizer.encode_chat([*system, *turns])
+        return TextStream(
+            self.loaded, build_request(self.loaded, tokens, self.params, add_special_tokens=False)
+        )
+
+    def _print(self, stream: TextStream) -> str:
+        """The reply; Ctrl-C keeps what came until then and cancels the rest."""
+        pieces: list[str] = []
+        reader = iter(stream)
+        try:
+            for piece in reader:
+                pieces.append(piece)
+                self.console.print(piece, end="", markup=False, soft_wrap=True)
+        except KeyboardInterrupt:
+            self.console.print("[dim] (stopped)[/dim]", end="")
+        self.console.print()
+        return "".join(pieces)
+
+    def _note(self, text: str) -> None:
+        self.console.print(text, style="dim", markup=False, soft_wrap=True)

@@ -1,0 +1,137 @@
+"""`bridle doctor`: is this machine set up, and if not, what to do about it?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from bridle import __version__
+
+Level = Literal["ok", "note", "problem"]
+_MARKS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "problem": "[red]problem[/red]"}
+_LOW_MEMORY = 2 << 30  # bytes; the demo model with its libraries needs about one GiB
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `advice` says what to do about it."""
+
+    level: Level
+    subject: str
+    text: str
+    advice: str = ""
+
+
+def doctor(*, port: Annotated[int, Parameter(negative="")] = 8080) -> int:
+    """Look for what would keep bridle from working here. The exit code is 1 if there is a problem.
+
+    Parameters
+    ----------
+    port
+        The port that `bridle serve` would listen on.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    findings = list(examine(port))
+    for finding in findings:
+        console.print(f"{_MARKS[finding.level]:>20} {finding.subject}: {finding.text}", soft_wrap=True)
+        if finding.advice:
+            console.print(f"        {finding.advice}", style="dim", markup=False, soft_wrap=True)
+    return 1 if any(finding.level == "problem" for finding in findings) else 0
+
+
+def examine(port: int) -> Iterator[Finding]:
+    """All findings, in the order in which problems should be solved."""
+    yield Finding(
+        "ok", "bridle", f"{__version__} on Python {platform.python_version()}, {platform.platform()}"
+    )
+    for probe in (_libraries, _device, _memory, _demo_model, _hub, lambda: _port(port)):
+        yield from _guarded(probe)
+
+
+def _guarded(probe: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """A probe that breaks is itself a finding: the doctor must survive what it looks for."""
+    try:
+        yield from probe()
+    except Exception as error:
+        name = getattr(probe, "__name__", "probe").strip("_<>")
+        yield Finding("problem", name, f"{type(error).__name__}: {error}")
+
+
+def _libraries() -> Iterator[Finding]:
+    for name in ("torch", "transformers", "tokenizers", "fastapi", "uvicorn"):
+        try:
+            yield Finding("ok", name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Finding("problem", name, "not installed", f"{sys.executable} -m pip install {name}")
+
+
+def _device() -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        yield Finding("ok", "device", f"{torch.cuda.get_device_name()} with {torch.version.cuda}")
+        return
+    threads, cores = torch.get_num_threads(), _num_cores()
+    yield Finding("ok", "device", f"CPU, {cores} cores, {threads} threads compute")
+    if threads > cores:
+        yield Finding(
+            "problem",
+            "threads",
+            f"{threads} threads on {cores} cores",
+            f"set OMP_NUM_THREADS={cores} or less",
+        )
+
+
+def _num_cores() -> int:
+    """Cores that this process may use, which can be fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory() -> Iterator[Finding]:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    level: Level = "ok" if free >= _LOW_MEMORY else "note"
+    advice = "" if level == "ok" else "Only small models will fit; --kv-memory bounds the cache."
+    yield Finding(level, "memory", f"{free / (1 << 30):.1f} GiB free", advice)
+
+
+def _demo_model() -> Iterator[Finding]:
+    from bridle.model.resolve import resolve_model
+
+    path = resolve_model("demo")
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    if weights:
+        yield Finding("ok", "demo model", f"{weights / 1e6:.1f} MB of weights")
+    else:
+        yield Finding("problem", "demo model", "its weights are not in the package", "install bridle again")
+
+
+def _hub() -> Iterator[Finding]:
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        yield Finding("note", "hub", "HF_HUB_OFFLINE is set: only models that are on this disk can be used")
+
+
+def _port(port: int) -> Iterator[Finding]:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            yield Finding(
+                "note", "port", f"{port} cannot be listened on: {error.strerror}", "serve with another --port"
+            )
+            return
+    yield Finding("ok", "port", f"{port} is free")

@@ -1,0 +1,120 @@
+"""Groups of flags that several commands share, and the checked settings they become.
+
+Ranges are checked where the settings are made (`ModelConfig`, `EngineConfig`, `SamplingParams`), once for all
+ways in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+from bridle.cli.sizes import byte_size, count
+from bridle.config import DType, EngineConfig, ModelConfig
+from bridle.sampling import SamplingParams
+
+MODEL = Group("Model", sort_key=10)
+BATCHING = Group("Batching", sort_key=20)
+SAMPLING = Group("Sampling", sort_key=15)
+
+Count = Annotated[int | None, Parameter(converter=count)]
+Bytes = Annotated[int | None, Parameter(converter=byte_size)]
+
+
+@Parameter(name="*", group=MODEL)
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which checkpoint, and how it is loaded."""
+
+    revision: str | None = None
+    "Branch, tag or commit of a hub model."
+    tokenizer: str | None = None
+    "Folder or hub id of another tokenizer than the checkpoint's own."
+    dtype: DType = "auto"
+    "Type of the weights; `auto` is float32 on a CPU, the checkpoint's own on a GPU."
+    device: str = "auto"
+    "`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."
+    quantization: Literal["none", "int8"] = "none"
+    "Compress weights at load time."
+    max_model_len: Count = None
+    "Longest sequence, prompt and output together (`32k` works). Default: what the checkpoint says."
+    kv_memory: Bytes = None
+    "Memory for the KV cache (`2GiB` works). Default: a share of what is free."
+    block_size: Count = None
+    "Tokens in one block of the KV cache."
+    num_threads: Count = None
+    "CPU threads that compute. Default: torch's choice."
+
+    def to_config(self, model: str) -> ModelConfig:
+        return ModelConfig(
+            model=model,
+            revision=self.revision,
+            tokenizer=self.tokenizer,
+            dtype=self.dtype,
+            device=self.device,
+            quantization=self.quantization,
+            max_model_len=self.max_model_len,
+            kv_memory=self.kv_memory,
+            block_size=self.block_size,
+            num_threads=self.num_threads,
+        )
+
+
+@Parameter(name="*", group=BATCHING)
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Limits of scheduling."""
+
+    max_num_seqs: Count = None
+    "Most sequences that run at once. Default: what the backend suggests."
+    max_num_batched_tokens: Count = None
+    "Most tokens computed in one step. Default: what the backend suggests."
+    max_waiting: Annotated[int, Parameter(converter=count)] = 4096
+    "Most requests that wait; further ones are refused until there is room."
+    prefix_caching: bool = True
+    "Keep the KV of finished prompts for requests that begin alike."
+
+    def to_config(self) -> EngineConfig:
+        return EngineConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_waiting=self.max_waiting,
+            enable_prefix_caching=self.prefix_caching,
+        )
+
+
+@Parameter(name="*", group=SAMPLING)
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen."""
+
+    max_tokens: Count = 256
+    "Most tokens to generate."
+    temperature: float = 0.7
+    "0 always takes the likeliest token; higher is more varied."
+    top_p: float = 1.0
+    "Draw among the likeliest tokens that together have this probability."
+    top_k: int = 0
+    "Draw among this many likeliest tokens; 0 is all."
+    min_p: float = 0.0
+    "Drop tokens less likely than this share of the likeliest one."
+    repetition_penalty: float = 1.0
+    "Above 1 discourages tokens that were there before."
+    seed: int | None = None
+    "The same seed gives the same text."
+    stop: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "Text that ends the output; may be given several times."
+
+    def to_params(self) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+            stop=self.stop,
+        )

@@ -1,0 +1,150 @@
+"""What a user meets first: help, mistakes, and where settings come from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import bridle
+from bridle.cli import main
+from bridle.config import EngineConfig, ModelConfig
+from bridle.errors import EngineClosed, InternalError, UnsupportedModel
+
+COMMANDS = ("serve", "generate", "chat", "check", "bench", "doctor")
+
+
+@dataclass
+class Served:
+    """What `bridle serve` was asked to serve, and the error that it shall meet."""
+
+    calls: list[tuple[ModelConfig, EngineConfig, dict[str, Any]]] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def serve(self, model: ModelConfig, engine: EngineConfig, **options: Any) -> None:
+        self.calls.append((model, engine, options))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    double = Served()
+    module = ModuleType("bridle.http.server")
+    module.serve = double.serve  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "bridle.http.server", module)
+    return double
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"bridle {command}" in shown
+    assert "BRIDLE_" in shown
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"bridle {bridle.__version__}"
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from bridle.cli import main; main(['serve', '--help']); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serv"], 'Unknown command "serv". Did you mean "serve"?'),
+        (["serve", "--port", "x"], 'unable to convert "x" into int'),
+        (["serve", "--port", "99999"], "--port is 99999; must be between 0 and 65535"),
+        (["serve", "--bogus"], "Unknown option: --bogus"),
+        (["serve", "--max-num-seqs", "lots"], "'lots' is not a number such as 4096 or 32k"),
+        (["serve", "--max-num-seqs", "0"], "max_num_seqs is 0; must be at least 1"),
+        (["serve", "--dtype", "int3"], "int3"),
+        (["generate"], "generate takes [MODEL] PROMPT, but got 0 words"),
+        (["generate", "a", "b", "c"], "got 3 words; put the prompt in quotes"),
+        (["generate", "hello", "--temperature", "-1"], "temperature is -1.0; must be at least 0"),
+        (["check"], "MODEL"),
+        (["bench", "everything"], "everything"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], message: str, served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("bridle: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert not served.calls
+
+
+def test_defaults(served: Served) -> None:
+    assert main(["serve"]) == 0
+    model, engine, options = served.calls[0]
+    assert model == ModelConfig()
+    assert engine == EngineConfig()
+    assert (options["host"], options["port"]) == ("127.0.0.1", 8080)
+
+
+def test_flags_become_settings(served: Served) -> None:
+    words = "serve org/name --port 0 --max-num-seqs 1k --kv-memory 1GiB --no-prefix-caching --revision v2"
+    assert main(words.split()) == 0
+    model, engine, options = served.calls[0]
+    assert model == ModelConfig(model="org/name", revision="v2", kv_memory=1 << 30)
+    assert engine == EngineConfig(max_num_seqs=1000, enable_prefix_caching=False)
+    assert options["port"] == 0
+
+
+def test_environment_fills_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDLE_MODEL", "folder")
+    monkeypatch.setenv("BRIDLE_PORT", "9000")
+    monkeypatch.setenv("BRIDLE_MAX_NUM_SEQS", "7")
+    monkeypatch.setenv("BRIDLE_DTYPE", "bfloat16")
+    assert main(["serve", "--port", "9001"]) == 0
+    model, engine, options = served.calls[0]
+    assert (model.model, model.dtype, engine.max_num_seqs) == ("folder", "bfloat16", 7)
+    assert options["port"] == 9001
+
+
+def test_bad_environment_names_its_variable(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BRIDLE_PORT", "many")
+    assert main(["serve"]) == 2
+    assert "BRIDLE_PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UnsupportedModel("no such model"), 2), (EngineClosed("gone"), 1), (KeyboardInterrupt(), 130)],
+)
+def test_exit_codes(
+    error: BaseException, code: int, served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.error = error
+    assert main(["serve"]) == code
+    shown = capsys.readouterr().err
+    assert shown == ("" if code == 130 else f"bridle: {error}\n")
+
+
+def test_our_own_bugs_keep_their_traceback(served: Served) -> None:
+    served.error = InternalError("block 3 has two owners")
+    with pytest.raises(InternalError):
+        main(["serve"])
