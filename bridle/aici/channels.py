@@ -1,0 +1,132 @@
+"""The link between an engine and its runtime: two channels of two directions each, and the region of bias rows.
+
+The engine creates every object under a prefix of its own, then starts the runtime, which attaches. Both kinds of
+synchronization have the same interface. Whoever created a link may `unlink` it as soon as the peer has attached:
+the objects then live exactly as long as the processes that hold them, and nothing can be left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from bridle.aici import shm
+from bridle.aici.futex import FutexChannel
+from bridle.aici.semaphores import SemaphoreChannel, remove_semaphore
+
+MIB = 1 << 20
+#: Whether the peer lives; asked now and then while a wait lasts.
+Alive = Callable[[], bool]
+
+
+class MessageChannel(Protocol):
+    """One direction."""
+
+    max_message: int
+
+    def send(self, message: bytes, timeout: float | None = None, alive: Alive | None = None) -> None: ...
+
+    def receive(self, timeout: float | None = None, alive: Alive | None = None) -> bytes | None: ...
+
+    def unlink(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Duplex:
+    """Both directions of a channel, as seen from one side."""
+
+    outgoing: MessageChannel
+    incoming: MessageChannel
+
+    def send(self, message: bytes, timeout: float | None = None, alive: Alive | None = None) -> None:
+        """See `SemaphoreChannel.send`."""
+        self.outgoing.send(message, timeout, alive)
+
+    def receive(self, timeout: float | None = None, alive: Alive | None = None) -> bytes | None:
+        """See `SemaphoreChannel.receive`."""
+        return self.incoming.receive(timeout, alive)
+
+    @property
+    def max_message(self) -> int:
+        return self.outgoing.max_message
+
+
+@dataclass(slots=True)
+class Link:
+    """All that two processes share. `masks` is the region of bias rows."""
+
+    main: Duplex
+    side: Duplex
+    masks: mmap.mmap
+    prefix: str
+
+    def unlink(self) -> None:
+        """Remove all names. Idempotent; the link goes on working."""
+        for channel in self._channels:
+            channel.unlink()
+        shm.remove_region(f"{self.prefix}bin-shm")
+
+    def close(self) -> None:
+        """Let go of everything. Nobody may be waiting in a channel of this link."""
+        for channel in self._channels:
+            channel.close()
+        with contextlib.suppress(BufferError):  # somebody still looks at rows: freed with the last view
+            self.masks.close()
+
+    @property
+    def _channels(self) -> tuple[MessageChannel, ...]:
+        return (self.main.outgoing, self.main.incoming, self.side.outgoing, self.side.incoming)
+
+
+def create_link(
+    prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 * MIB, futex: bool = False
+) -> Link:
+    """The engine's side: make every object, removing stale ones. Sizes in bytes. Leaves nothing when it fails."""
+    shm.check_prefix(prefix)
+    try:
+        channels = _open_channels(prefix, json_size, futex, create=True)
+        masks = shm.create_region(f"{prefix}bin-shm", mask_size)
+    except BaseException:
+        remove_names(prefix)
+        raise
+    return Link(Duplex(channels[0], channels[1]), Duplex(channels[2], channels[3]), masks, prefix)
+
+
+def attach_link(prefix: str, *, json_size: int, mask_size: int, futex: bool = False) -> Link:
+    """The runtime's side: open what the engine made. In futex mode the channels' names are removed at once, as the
+    original does, so that nobody can attach a second time."""
+    shm.check_prefix(prefix)
+    channels = _open_channels(prefix, json_size, futex, create=False)
+    masks = shm.open_region(f"{prefix}bin-shm", mask_size)
+    link = Link(Duplex(channels[1], channels[0]), Duplex(channels[3], channels[2]), masks, prefix)
+    if futex:
+        for channel in channels:
+            channel.unlink()
+    return link
+
+
+def remove_names(prefix: str) -> None:
+    """Remove every object a link of this prefix may have left behind, in either kind of synchronization."""
+    for name in ("cmd", "resp", "cmd-side", "resp-side"):
+        for suffix in ("", "-shm"):
+            shm.remove_region(f"{prefix}{name}{suffix}")
+        for suffix in ("-wr", "-rd"):
+            remove_semaphore(f"{prefix}{name}{suffix}")
+    shm.remove_region(f"{prefix}bin-shm")
+
+
+def _open_channels(prefix: str, size: int, futex: bool, *, create: bool) -> list[MessageChannel]:
+    """Main command, main reply, side command, side reply."""
+    opened: list[MessageChannel] = []
+    for name in ("cmd", "resp", "cmd-side", "resp-side"):
+        if futex:
+            to_runtime = name.startswith("cmd")
+            opened.append(FutexChannel(prefix + name, size, to_runtime=to_runtime, create=create))
+        else:
+            opened.append(SemaphoreChannel(prefix + name, size, create=create))
+    return opened

@@ -1,0 +1,156 @@
+"""One direction of a message channel: half of a shared region, with a futex as its state word.
+
+The word is 0 (empty), 0xFFFFFFFF (being filled) or the length of the payload that follows it. The writer waits for
+0, which nobody announces, so it looks again in growing intervals; the reader sleeps in the kernel. There is one
+writer and one reader per word, so aligned stores do where several writers would need compare-and-swap.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+
+from bridle.aici import shm
+from bridle.errors import ProtocolError, UnsupportedFeature
+
+_FILLING = 0xFFFFFFFF
+_SYSCALL = {"x86_64": 202, "aarch64": 98}
+_FUTEX_WAIT = 0
+_FUTEX_WAKE = 1
+_LOOK = 0.25
+_MIN_SIZE = 8192
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class FutexChannel:
+    """A half of a region. `to_runtime` selects it: commands live at offset 0, replies at half the size."""
+
+    def __init__(self, name: str, size: int, *, to_runtime: bool, create: bool) -> None:
+        if size <= _MIN_SIZE:
+            raise ProtocolError(f"futex channel of {size} bytes; more than {_MIN_SIZE} are needed")
+        self.name = name
+        self._number = _syscall_number()
+        self._region = shm.create_region(name, size) if create else shm.open_region(name, size)
+        self._offset = 0 if to_runtime else size // 2
+        self._word = ctypes.c_uint32.from_buffer(self._region, self._offset)
+        self._address = ctypes.addressof(self._word)
+        self.max_message = size // 2 - 16
+
+    def send(
+        self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None
+    ) -> None:
+        """As `SemaphoreChannel.send`; an empty message cannot be represented and raises `ProtocolError`."""
+        if not 0 < len(message) <= self.max_message:
+            raise ProtocolError(f"message of {len(message)} bytes; 1 to {self.max_message} fit the channel")
+        self._wait_until_empty(timeout, alive)
+        self._word.value = _FILLING
+        start = self._offset + 4
+        self._region[start : start + len(message)] = message
+        _fence()
+        self._word.value = len(message)
+        self._futex(_FUTEX_WAKE, 0x7FFFFFFF, None)
+
+    def receive(
+        self, timeout: float | None = None, alive: Callable[[], bool] | None = None
+    ) -> bytes | None:
+        """As `SemaphoreChannel.receive`. A wake-up without a message is waited out."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            length = self._word.value
+            if length not in (0, _FILLING):
+                return self._take(length)
+            left = _LOOK if end is None else min(_LOOK, max(end - time.monotonic(), 0.0))
+            self._futex(_FUTEX_WAIT, length, left)
+            if self._word.value in (0, _FILLING):
+                if alive is not None and not alive():
+                    raise ProtocolError("the peer is gone")
+                if end is not None and time.monotonic() >= end:
+                    return None
+
+    def unlink(self) -> None:
+        """Remove the name; both sides go on with what they have open. Idempotent."""
+        shm.remove_region(self.name)
+
+    def close(self) -> None:
+        """Let go of the region. Nobody may be waiting in this object."""
+        del self._word
+        self._region.close()
+
+    @property
+    def region(self) -> mmap.mmap:
+        return self._region
+
+    def _take(self, length: int) -> bytes:
+        if length > self.max_message:
+            raise ProtocolError(f"{self.name}: message length {length} exceeds {self.max_message}")
+        _fence()
+        start = self._offset + 4
+        message = self._region[start : start + length]
+        _fence()
+        self._word.value = 0
+        return message
+
+    def _wait_until_empty(self, timeout: float | None, alive: Callable[[], bool] | None) -> None:
+        begin = time.monotonic()
+        pause = 0.00002
+        while self._word.value != 0:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+            if alive is not None and not alive():
+                raise ProtocolError("the peer is gone")
+            if timeout is not None and time.monotonic() - begin >= timeout:
+                raise ProtocolError(
+                    f"{self.name}: the peer did not take the previous message within {timeout} s"
+                )
+
+    def _futex(self, operation: int, value: int, timeout: float | None) -> None:
+        spec = None
+        if timeout is not None:
+            spec = ctypes.byref(_Timespec(int(timeout), int(timeout % 1 * 1e9)))
+        result = _libc.syscall(
+            ctypes.c_long(self._number), ctypes.c_void_p(self._address), operation, ctypes.c_uint32(value), spec, None, 0
+        )
+        if result < 0:
+            code = ctypes.get_errno()
+            if code not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
+                raise OSError(code, f"futex: {os.strerror(code)}")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _syscall_number() -> int:
+    number = _SYSCALL.get(platform.machine())
+    if sys.platform != "linux" or number is None:
+        raise UnsupportedFeature(f"futex channels need Linux on {' or '.join(_SYSCALL)}; use semaphores")
+    return number
+
+
+def _make_fence() -> Callable[[], object]:
+    """Order plain stores. x86 does so by itself; elsewhere the fence of libatomic is needed."""
+    if platform.machine() == "x86_64":
+        return lambda: None
+    try:
+        library = ctypes.CDLL("libatomic.so.1")
+    except OSError:
+        raise UnsupportedFeature("futex channels need libatomic on this machine; use semaphores") from None
+    return lambda: library.atomic_thread_fence(5)
+
+
+_cached_fence: Callable[[], object] | None = None
+
+
+def _fence() -> None:
+    global _cached_fence
+    if _cached_fence is None:
+        _cached_fence = _make_fence()
+    _cached_fence()

@@ -1,0 +1,156 @@
+"""Rows of the bias matrix in shared memory: where they are, how they are written and read.
+
+D1 has dense f32 rows from offset 0. D2 has a small allocator: a header, a table of slot owners, then the slots.
+Inside bridle a mask is a bit row (bit `i % 32` of little-endian word `i // 32` is token i, 1 allows); this module
+turns bit rows into the agreed type with table look-ups, eight tokens at a time.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bridle.errors import ProtocolError
+
+MAGIC = 0xF01291B7
+FREE = 0xFFFFFFFF
+HEADER_SIZE = 64
+#: Element types by the number that stands in the header.
+DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "bool": 4}
+_ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskLayout:
+    """Geometry of a D2 mask region. `row_bytes` is the stride, `row_elements` the row length in tokens."""
+
+    dtype: str
+    vocab_size: int
+    row_elements: int
+    row_bytes: int
+    num_rows: int
+    first_row: int
+
+    @classmethod
+    def of(cls, dtype: str, vocab_size: int, region_size: int) -> MaskLayout:
+        """Raises `ProtocolError` if not even one row fits."""
+        if dtype not in DTYPES:
+            raise ProtocolError(f"bias type {dtype!r} is none of {', '.join(DTYPES)}")
+        elements = (vocab_size + 1000) // 64 * 64
+        size = 4 * (elements + 31) // 32 if dtype == "bool" else elements * _ELEMENT_BYTES[dtype]
+        rows = (region_size - 128) // (size + 8)
+        if rows < 1:
+            raise ProtocolError(f"mask region of {region_size} bytes has no room for one row of {size}")
+        return cls(dtype, vocab_size, elements, size, rows, HEADER_SIZE + 4 * ((rows + 3) // 4 * 4))
+
+
+class MaskWriter:
+    """The runtime's view: rows are handed out in order and all given back when the next step begins."""
+
+    def __init__(self, region: Any, layout: MaskLayout) -> None:
+        self.layout = layout
+        self._region = memoryview(region)
+        self._table = _table(layout.dtype)
+        self.num_used = 0
+        header = struct.pack("<4I", MAGIC, layout.row_bytes, layout.num_rows, DTYPES[layout.dtype])
+        self._region[:16] = header
+        owners = 4 * layout.num_rows
+        self._region[HEADER_SIZE : HEADER_SIZE + owners] = b"\xff" * owners
+
+    def release(self) -> None:
+        """Give all rows back."""
+        owners = 4 * self.num_used
+        self._region[HEADER_SIZE : HEADER_SIZE + owners] = b"\xff" * owners
+        self.num_used = 0
+
+    @property
+    def num_free(self) -> int:
+        return self.layout.num_rows - self.num_used
+
+    def write(self, bits: bytes | memoryview, owner: int) -> int:
+        """Store a bit row of the vocabulary; gives its row number. The caller has checked `num_free`."""
+        row = self.num_used
+        self.num_used = row + 1
+        layout = self.layout
+        struct.pack_into("<I", self._region, HEADER_SIZE + 4 * row, owner & 0x7FFFFFFF)
+        start = layout.first_row + row * layout.row_bytes
+        target = self._region[start : start + layout.row_bytes]
+        packed = np.frombuffer(bits, np.uint8, count=(layout.vocab_size + 7) // 8)
+        fill_row(target, packed, layout.vocab_size, self._table)
+        return row
+
+    def close(self) -> None:
+        self._region.release()
+
+
+def fill_row(target: memoryview, packed: Array, vocab_size: int, table: Array | None) -> None:
+    """Write one row. `packed` holds bits `[ceil(V/8)]` u8; a `table` of None keeps bits, else `[256, 8]` values."""
+    if table is None:
+        whole, rest = divmod(vocab_size, 8)
+        target[:whole] = packed[:whole].data
+        if rest:
+            target[whole] = int(packed[whole]) & ((1 << rest) - 1)
+        target[len(packed) :] = bytes(len(target) - len(packed))
+        return
+    row = np.frombuffer(target, table.dtype)
+    whole = vocab_size // 8
+    np.take(table, packed[:whole], axis=0, out=row[: 8 * whole].reshape(-1, 8), mode="clip")
+    rest = vocab_size - 8 * whole
+    if rest:
+        row[8 * whole : vocab_size] = table[packed[whole], :rest]
+    row[vocab_size:] = table[0, 0]
+
+
+def dense_table() -> Array:
+    """D1's values: 0 allows, -100 forbids. `[256, 8]` f32."""
+    return _expand(np.float32(0.0), np.float32(-100.0), np.dtype(np.float32))
+
+
+def _table(dtype: str) -> Array | None:
+    """Eight elements for each byte of a bit row, or None for bits."""
+    if dtype == "f32":
+        return _expand(0.0, -np.inf, np.dtype(np.float32))
+    if dtype == "f16":
+        return _expand(0.0, -np.inf, np.dtype(np.float16))
+    if dtype == "bf16":
+        return _expand(0, 0xFF80, np.dtype(np.uint16))  # the bit pattern of minus infinity
+    return None
+
+
+def _expand(allowed: Any, forbidden: Any, dtype: np.dtype[Any]) -> Array:
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.where(bits == 1, np.array(allowed, dtype), np.array(forbidden, dtype)).astype(dtype)
+
+
+class MaskReader:
+    """The engine's view of a D2 region, by what a reply says; the header is never read."""
+
+    def __init__(self, region: Any) -> None:
+        self._region = memoryview(region)
+
+    def row(self, first: int, stride: int, index: int) -> memoryview:
+        """Raw bytes of a row. Raises `ProtocolError` if it is outside the region."""
+        start = first + stride * index
+        if min(first, stride, index) < 0 or start + stride > len(self._region):
+            raise ProtocolError(f"mask row {index} of {stride} bytes at {start} is outside the region")
+        return self._region[start : start + stride]
+
+    def bits(self, first: int, stride: int, index: int, dtype: str, vocab_size: int) -> bytes:
+        """A row as a bit row of `ceil(V/32)` words, whatever its type: what the engine's sampler takes."""
+        row = self.row(first, stride, index)
+        size = 4 * ((vocab_size + 31) // 32)
+        if dtype == "bool":
+            packed = bytes(row[: (vocab_size + 7) // 8])
+            return packed.ljust(size, b"\0")
+        kind = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype]
+        values = np.frombuffer(row, kind, count=vocab_size)
+        return np.packbits(values == 0, bitorder="little").tobytes().ljust(size, b"\0")
+
+    def close(self) -> None:
+        self._region.release()

@@ -1,0 +1,122 @@
+"""One direction of a message channel: a shared region guarded by two named POSIX semaphores.
+
+`-wr` starts at 1 (the buffer may be written), `-rd` at 0 (no message). The region holds a u32 length, then the
+message. Waits release the interpreter lock and, while they last, ask now and then whether the peer still lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import struct
+import time
+from collections.abc import Callable
+
+import posix_ipc
+
+from bridle.aici import shm
+from bridle.errors import ProtocolError
+
+_LENGTH = struct.Struct("<I")
+#: How long a wait lasts before the peer is looked at, in seconds.
+_LOOK = 0.25
+
+
+class SemaphoreChannel:
+    """Sends or receives messages, according to the side it is used from. One thread at a time per side."""
+
+    def __init__(self, name: str, size: int, *, create: bool) -> None:
+        self.name = name
+        if create:
+            self._region = shm.create_region(f"{name}-shm", size)
+            self._writable = _create_semaphore(f"{name}-wr", 1)
+            self._readable = _create_semaphore(f"{name}-rd", 0)
+        else:
+            self._region = shm.open_region(f"{name}-shm", size)
+            self._writable = _open_semaphore(f"{name}-wr")
+            self._readable = _open_semaphore(f"{name}-rd")
+        self.max_message = size - _LENGTH.size
+
+    def send(
+        self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None
+    ) -> None:
+        """Put a message into the buffer as soon as it is free. A message that does not fit touches nothing and
+        raises `ProtocolError`; so does a peer that is gone, or one that did not read for `timeout` seconds."""
+        if len(message) > self.max_message:
+            raise ProtocolError(f"message of {len(message)} bytes exceeds the channel's {self.max_message}")
+        if not _wait(self._writable, timeout, alive):
+            raise ProtocolError(f"{self.name}: the peer did not take the previous message within {timeout} s")
+        self._region[_LENGTH.size : _LENGTH.size + len(message)] = message
+        _LENGTH.pack_into(self._region, 0, len(message))
+        self._readable.release()
+
+    def receive(
+        self, timeout: float | None = None, alive: Callable[[], bool] | None = None
+    ) -> bytes | None:
+        """The next message, or None after `timeout` seconds. Raises `ProtocolError` if the peer is gone."""
+        if not _wait(self._readable, timeout, alive):
+            return None
+        (length,) = _LENGTH.unpack_from(self._region, 0)
+        if length > self.max_message:
+            raise ProtocolError(f"{self.name}: message length {length} exceeds {self.max_message}")
+        message = self._region[_LENGTH.size : _LENGTH.size + length]
+        _LENGTH.pack_into(self._region, 0, 0)
+        self._writable.release()
+        return message
+
+    def unlink(self) -> None:
+        """Remove the names; both sides go on with what they have open. Idempotent."""
+        shm.remove_region(f"{self.name}-shm")
+        remove_semaphore(f"{self.name}-wr")
+        remove_semaphore(f"{self.name}-rd")
+
+    def close(self) -> None:
+        """Let go of the region and the semaphores. Nobody may be waiting in this object."""
+        with contextlib.suppress(BufferError):
+            self._region.close()
+        self._writable.close()
+        self._readable.close()
+
+    @property
+    def region(self) -> mmap.mmap:
+        return self._region
+
+
+def _wait(
+    semaphore: posix_ipc.Semaphore, timeout: float | None, alive: Callable[[], bool] | None
+) -> bool:
+    """Wait for the semaphore: True if it was taken, False after `timeout`."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = _LOOK if end is None else min(_LOOK, max(end - time.monotonic(), 0.0))
+        try:
+            semaphore.acquire(left)
+            return True
+        except posix_ipc.BusyError:
+            pass
+        except posix_ipc.SignalError:
+            continue
+        if alive is not None and not alive():
+            raise ProtocolError("the peer is gone")
+        if end is not None and time.monotonic() >= end:
+            return False
+
+
+def _create_semaphore(name: str, value: int) -> posix_ipc.Semaphore:
+    remove_semaphore(name)
+    return posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=value)
+
+
+def _open_semaphore(name: str) -> posix_ipc.Semaphore:
+    try:
+        return posix_ipc.Semaphore(name)
+    except posix_ipc.Error as error:
+        raise ProtocolError(
+            f"cannot open semaphore {name!r}: {error}; the engine must create it before the runtime starts"
+        ) from None
+
+
+def remove_semaphore(name: str) -> None:
+    """Remove the name. Idempotent."""
+    with contextlib.suppress(posix_ipc.ExistentialError):
+        posix_ipc.unlink_semaphore(name)

@@ -1,0 +1,59 @@
+"""POSIX shared memory regions: create, open, remove. Knows nothing about what is stored in them.
+
+The standard library's shared memory class is not used, because its resource tracker removes segments that belong
+to other processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+
+import posix_ipc
+
+from bridle.errors import ProtocolError
+
+
+def check_prefix(prefix: str) -> str:
+    """A prefix of object names, as it came from a command line. Raises `ProtocolError`."""
+    rest = prefix[1:]
+    if not prefix.startswith("/") or not rest or "/" in rest or "\0" in rest or len(prefix) > 200:
+        raise ProtocolError(f"shared memory prefix {prefix!r} must be '/' and 1 to 199 characters without '/'")
+    return prefix
+
+
+def create_region(name: str, size: int, mode: int = 0o600) -> mmap.mmap:
+    """A fresh, zeroed region of `size` bytes; a stale one of that name is removed first."""
+    remove_region(name)
+    memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=mode, size=size)
+    try:
+        return mmap.mmap(memory.fd, size)
+    except BaseException:
+        remove_region(name)
+        raise
+    finally:
+        memory.close_fd()
+
+
+def open_region(name: str, expected_size: int) -> mmap.mmap:
+    """An existing region. Raises `ProtocolError` if it is not there or smaller than both sides agreed."""
+    try:
+        memory = posix_ipc.SharedMemory(name)
+    except posix_ipc.Error as error:
+        raise ProtocolError(
+            f"cannot open shared memory {name!r}: {error}; the engine must create it before the runtime starts"
+        ) from None
+    try:
+        size = os.fstat(memory.fd).st_size
+        if size < expected_size:
+            raise ProtocolError(f"shared memory {name!r} has {size} bytes, but {expected_size} were agreed on")
+        return mmap.mmap(memory.fd, expected_size)
+    finally:
+        memory.close_fd()
+
+
+def remove_region(name: str) -> None:
+    """Remove the name; whoever has the region mapped keeps it. Idempotent."""
+    with contextlib.suppress(posix_ipc.ExistentialError):
+        posix_ipc.unlink_shared_memory(name)
