@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from bridle.sampling import SamplingParams
     from bridle.service.loading import LoadedModel
 
-_MODEL = ModelOptions() _SAMPLING = SamplingOptions() _HELP = (
-    "/reset forgets the conversation, /system TEXT sets the system prompt, /undo takes a turn back, /quit ends."
+_MODEL = ModelOptions()
+_SAMPLING = SamplingOptions()
+_HELP = (
+    "/reset forgets the conversation, /system TEXT sets the system prompt, "
+    "/undo takes a turn back, /quit ends."
 )
 
 

@@ -14,8 +14,8 @@ _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?)(b?)", re.IGNORECAS
 
 
 def parse_count(text: str) -> int:
-    """`4096`, `25.6k`, `1M`, `32Ki`. Raises `ValueError` for anything else, or if no whole number comes
-    out.""" return _parse(text, unit_letter=False)
+    """`4096`, `25.6k`, `1M`, `32Ki`. `ValueError` for anything else, or if no whole number comes out."""
+    return _parse(text, unit_letter=False)
 
 
 def parse_bytes(text: str) -> int:
