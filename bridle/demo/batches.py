@@ -1,7 +1,8 @@
 """Token batches for training: generated documents, encoded and packed into rows.
 
-A batch follows from the seed and its step number alone, so training can be resumed at any step without replaying
-what came before. Every row begins with a whole document; what does not fit at its end begins the next row.
+A batch follows from the seed and its step number alone, so training can be resumed at any step without
+replaying what came before. Every row begins with a whole document; what does not fit at its end begins the
+next row.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def _encoded_documents(
 
 
 def _fill(
-    documents: Iterator[tuple[list[int], list[bool]]], pending: list[tuple[list[int], list[bool]]], length: int
+    documents: Iterator[tuple[list[int], list[bool]]],
+    pending: list[tuple[list[int], list[bool]]],
+    length: int,
 ) -> tuple[list[int], list[bool]]:
     """One row: waiting documents first, then new ones until a few in a row do not fit."""
     ids: list[int] = []

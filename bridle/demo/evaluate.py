@@ -80,7 +80,9 @@ def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: 
     written: list[str] = []
     tokenizer.padding_side = "left"
     for start in range(0, len(prompts), BATCH_SIZE):
-        batch = tokenizer(prompts[start : start + BATCH_SIZE], return_tensors="pt", padding=True, add_special_tokens=False)
+        batch = tokenizer(
+            prompts[start : start + BATCH_SIZE], return_tensors="pt", padding=True, add_special_tokens=False
+        )
         ids = model.generate(**batch, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)  # (batch, prompt + new)
         for row in ids[:, batch["input_ids"].shape[1] :].tolist():
             written.append(_until_stop(tokenizer, row))
@@ -92,7 +94,10 @@ def evaluate(model_path: Path, number: int, seed: int, categories: list[str]) ->
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     asked = [question for category in categories for question in questions(category, number, seed)]
-    return [Verdict(*pair) for pair in zip(asked, answer(model, tokenizer, [q.prompt for q in asked]), strict=True)]
+    return [
+        Verdict(*pair)
+        for pair in zip(asked, answer(model, tokenizer, [q.prompt for q in asked]), strict=True)
+    ]
 
 
 def scores(verdicts: list[Verdict]) -> dict[str, float]:
@@ -105,7 +110,9 @@ def scores(verdicts: list[Verdict]) -> dict[str, float]:
 
 def _question(rng: random.Random, category: str, exercise: Exercise) -> Question:
     if exercise.messages and not (exercise.prompt and rng.random() < 0.2):
-        given = exercise.messages[: 1 + next(i for i, m in enumerate(exercise.messages) if m["role"] == "assistant")]
+        given = exercise.messages[
+            : 1 + next(i for i, m in enumerate(exercise.messages) if m["role"] == "assistant")
+        ]
         *prompt, target = chat_pieces(given, exercise.tools, exercise.thinking)
         return Question(category, "".join(piece.text for piece in prompt), target.text)
     return Question(category, BOS + exercise.prompt, exercise.completion + EOS)
@@ -127,15 +134,22 @@ def _table(shares: dict[str, float], number: int) -> Table:
 def main() -> None:
     """Parses the command line, asks, and prints a table; with `--json` a JSON line comes last."""
     parser = argparse.ArgumentParser(prog="python -m bridle.demo.evaluate", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", default=demo_model_path(), help="default: the one in the package")
-    parser.add_argument("--number", type=int, default=40, help="prompts of each category (default: %(default)s)")
+    parser.add_argument(
+        "model", type=Path, nargs="?", default=demo_model_path(), help="default: the one in the package"
+    )
+    parser.add_argument(
+        "--number", type=int, default=40, help="prompts of each category (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--extra", action="store_true", help="also the categories beyond the target")
     parser.add_argument("--show-wrong", action="store_true", help="print the answers that were not exact")
     parser.add_argument("--json", action="store_true", help="print one JSON line last")
     options = parser.parse_args()
     verdicts = evaluate(
-        options.model, options.number, options.seed, [*CATEGORIES, *(EXTRA_CATEGORIES if options.extra else ())]
+        options.model,
+        options.number,
+        options.seed,
+        [*CATEGORIES, *(EXTRA_CATEGORIES if options.extra else ())],
     )
     shares, console = scores(verdicts), Console()
     console.print(_table(shares, options.number))
@@ -144,9 +158,18 @@ def main() -> None:
     if options.show_wrong:
         for verdict in verdicts:
             if not verdict.is_right:
-                console.print(repr(verdict.question.prompt), repr(verdict.question.expected), repr(verdict.written), markup=False)
+                console.print(
+                    repr(verdict.question.prompt),
+                    repr(verdict.question.expected),
+                    repr(verdict.written),
+                    markup=False,
+                )
     if options.json:
-        print(json.dumps({"exact": overall, "categories": shares, "number": options.number, "seed": options.seed}))
+        print(
+            json.dumps(
+                {"exact": overall, "categories": shares, "number": options.number, "seed": options.seed}
+            )
+        )
 
 
 if __name__ == "__main__":

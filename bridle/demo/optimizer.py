@@ -1,7 +1,7 @@
 """The optimizer of the training script: Muon for the matrices, Adam for embeddings and norms.
 
-Weights that compute are 16-bit; the exact ones are kept here in fp32 and rounded into the model after each step. All
-state is plain tensors under plain names, so a checkpoint needs nothing but safetensors.
+Weights that compute are 16-bit; the exact ones are kept here in fp32 and rounded into the model after each
+step. All state is plain tensors under plain names, so a checkpoint needs nothing but safetensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 class Optimizer:
     """Steps a model's weights; `lr` is Muon's rate, and Adam's is `lr * adam_ratio`."""
 
-    def __init__(self, model: nn.Module, *, momentum: float = 0.95, adam_ratio: float = 0.2, decay: float = 0.05) -> None:
+    def __init__(
+        self, model: nn.Module, *, momentum: float = 0.95, adam_ratio: float = 0.2, decay: float = 0.05
+    ) -> None:
         """Weights are named by `model.named_parameters()`; tied ones appear once."""
         self._weights = dict(model.named_parameters())
         self._momentum, self._adam_ratio, self._decay = momentum, adam_ratio, decay
@@ -78,7 +80,7 @@ class Optimizer:
 def orthogonalize(matrix: torch.Tensor, num_iterations: int = 5) -> torch.Tensor:
     """The matrix (m, n) with its singular values pushed to about 1, as fp32; computed in bf16."""
     a, b, c = NEWTON_SCHULZ
-    x = matrix.bfloat16()
+    x: torch.Tensor = matrix.bfloat16()
     is_tall = x.shape[0] > x.shape[1]
     x = x.t() if is_tall else x
     x = x / (x.norm() + 1e-7)

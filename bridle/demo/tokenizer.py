@@ -1,8 +1,8 @@
 """The demo model's tokenizer: byte-level BPE learned from the generated text, with the chat template.
 
-Digits are always single tokens, so that sums can be learned digit by digit; the 256 bytes are all in the vocabulary,
-so any text survives encoding and decoding. `<think>` and `<tool_call>` are whole tokens but not special ones: they
-stay visible in decoded text, where parsers look for them.
+Digits are always single tokens, so that sums can be learned digit by digit; the 256 bytes are all in the
+vocabulary, so any text survives encoding and decoding. `<think>` and `<tool_call>` are whole tokens but not
+special ones: they stay visible in decoded text, where parsers look for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 
 
 def train_tokenizer(seed: int, num_documents: int = 30_000) -> PreTrainedTokenizerFast:
-    """A tokenizer learned from `num_documents` generated training documents; the same seed gives the same one."""
+    """A tokenizer learned from generated training documents; the same seed gives the same one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -40,7 +40,9 @@ def train_tokenizer(seed: int, num_documents: int = 30_000) -> PreTrainedTokeniz
     tokenizer.train_from_iterator(_texts(seed, num_documents), trainer)
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in VISIBLE_TOKENS])
     bos_id = tokenizer.token_to_id(BOS)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, bos_id)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, bos_id)]
+    )
     return _wrap(tokenizer)
 
 

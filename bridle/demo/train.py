@@ -1,7 +1,7 @@
 """Trains the demo model: `python -m bridle.demo.train --output FOLDER`.
 
-Everything is seeded; a batch follows from its step number, so a run that was interrupted and continued equals an
-unbroken one. Checkpoints are safetensors and JSON. On a CPU with bf16 matrix units one thread is enough.
+Everything is seeded; a batch follows from its step number, so a run that was interrupted and continued equals
+an unbroken one. Checkpoints are safetensors and JSON. On a CPU with bf16 matrix units one thread is enough.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -56,11 +63,19 @@ class Recipe:
 class Trainer:
     """A model, its optimizer and its place in the recipe."""
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, device: str = "cpu", use_compile: bool = False):
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerFast,
+        device: str = "cpu",
+        use_compile: bool = False,
+    ):
         """Starts at step 0 with weights drawn from the recipe's seed."""
         torch.manual_seed(recipe.seed)
         self.recipe, self.tokenizer, self.device = recipe, tokenizer, device
-        self.model = LlamaForCausalLM(_model_config(recipe, tokenizer)).to(device=device, dtype=torch.bfloat16)
+        self.model = LlamaForCausalLM(_model_config(recipe, tokenizer)).to(
+            device=device, dtype=torch.bfloat16
+        )
         self.optimizer = Optimizer(self.model)
         self.num_done = 0
         self._body = torch.compile(self.model.model, dynamic=False) if use_compile else self.model.model
@@ -69,7 +84,7 @@ class Trainer:
         """Does the next step and returns its loss in nats per target token."""
         batch = make_batch(self.tokenizer, self.recipe.shape, self.recipe.seed, self.num_done)
         loss = self._loss(batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         self.optimizer.step(self.recipe.lr_at(self.num_done), self.num_done + 1)
         self.num_done += 1
         return float(loss.detach())
@@ -80,7 +95,10 @@ class Trainer:
         partial = folder / f".{target.name}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_file({name: t.contiguous() for name, t in self.optimizer.state().items()}, partial / "optimizer.safetensors")
+        save_file(
+            {name: t.contiguous() for name, t in self.optimizer.state().items()},
+            partial / "optimizer.safetensors",
+        )
         state = {"num_done": self.num_done, "recipe": asdict(self.recipe)}
         (partial / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
@@ -92,13 +110,13 @@ class Trainer:
     def load_checkpoint(self, checkpoint: Path) -> None:
         """Continues from a checkpoint of the same recipe.
 
-        Raises `SystemExit` if it was written by another recipe, `steps` aside.
+        Raises `ValueError` if it was written by another recipe, `steps` aside.
         """
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         written, wanted = state["recipe"], asdict(self.recipe)
         different = [key for key in wanted if key != "steps" and written.get(key) != wanted[key]]
         if different:
-            raise SystemExit(f"{checkpoint} was written by another recipe: {', '.join(different)} differ. Use another folder.")
+            raise ValueError(f"{checkpoint} has another recipe ({', '.join(different)}); use another folder")
         self.optimizer.load_state(load_file(checkpoint / "optimizer.safetensors", device=self.device))
         self.num_done = state["num_done"]
 
@@ -124,7 +142,10 @@ def export_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fo
     model.config.torch_dtype = "bfloat16"
     ids = _stop_ids(tokenizer)
     model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=ids, pad_token_id=tokenizer.pad_token_id, do_sample=False
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=ids,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=False,
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -156,10 +177,13 @@ def _model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaCo
 def run(trainer: Trainer, work: Path, checkpoint_every: int, log_every: int = 50) -> None:
     """Trains to the end of the recipe, showing progress and saving checkpoints on the way."""
     console = Console()
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(),
+    TextColumn("loss {task.fields[loss]:.4f}"),
                TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("train", total=trainer.recipe.steps, completed=trainer.num_done, loss=float("nan"))
+        task = progress.add_task(
+            "train", total=trainer.recipe.steps, completed=trainer.num_done, loss=float("nan")
+        )
         recent: list[float] = []
         began = time.monotonic()
         while trainer.num_done < trainer.recipe.steps:
@@ -182,13 +206,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=standard.steps, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=standard.seed, help="default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=250, help="default: %(default)s")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
-    parser.add_argument("--compile", action="store_true", help="compile the model; needs a C++ compiler, a quarter faster")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the model; needs a C++ compiler, a quarter faster"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     recipe = Recipe(seed=options.seed, steps=options.steps)
-    trainer = Trainer(recipe, train_tokenizer(recipe.seed, recipe.tokenizer_documents), options.device, options.compile)
+    trainer = Trainer(
+        recipe, train_tokenizer(recipe.seed, recipe.tokenizer_documents), options.device, options.compile
+    )
     work = options.work or options.output.with_name(options.output.name + ".work")
     if found := checkpoints(work):
         trainer.load_checkpoint(found[-1])

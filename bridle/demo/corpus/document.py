@@ -1,8 +1,8 @@
 """What the generator produces: exercises, and the documents they are put into.
 
 An `Exercise` is one thing to learn, in the form of chat messages, of plain text, or both. A `Document` is one
-training text, cut into pieces that count in the loss and pieces that do not. The chat layout written here is the one
-of `chat_template.jinja`; a test holds the two together. Nothing here knows tokens.
+training text, cut into pieces that count in the loss and pieces that do not. The chat layout written here is
+the one of `chat_template.jinja`; a test holds the two together. Nothing here knows tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 class Exercise:
     """One thing to learn, with the key that decides whether it may be trained on.
 
-    `messages` is the chat form (empty if there is none): the last message is the expected answer. `prompt` and
+    `messages` is the chat form (empty if there is none); the last one is the expected answer. `prompt` and
     `completion` are the plain form (both empty if there is none).
     """
 
@@ -115,5 +115,7 @@ def _assistant_text(message: Message, keep_thoughts: bool) -> str:
     thoughts = message.get("reasoning_content")
     if thoughts and keep_thoughts:
         text = f"<think>\n{thoughts}\n</think>\n\n{text}"
-    calls = "\n".join(call_text(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ()))
+    calls = "\n".join(
+        call_text(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())
+    )
     return "\n".join(part for part in (text, calls) if part)

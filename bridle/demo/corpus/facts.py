@@ -16,7 +16,9 @@ def statement(rng: random.Random) -> Exercise:
     relation, subject = _draw(rng)
     template = rng.choice(relation.statements)
     obj = relation.facts[subject]
-    return complete("fact", ("fact", relation.name, subject, template), sentence(template, subject), f" {obj}.")
+    return complete(
+        "fact", ("fact", relation.name, subject, template), sentence(template, subject), f" {obj}."
+    )
 
 
 def question(rng: random.Random) -> Exercise:
@@ -31,7 +33,9 @@ def short_answer(rng: random.Random) -> Exercise:
     """A question under a system message that asks for the bare object: `Paris`."""
     relation, subject = _draw(rng)
     template = rng.choice(relation.questions)
-    system = rng.choice(("Answer in one word.", "Answer with one word only.", "Be brief. Answer in one word."))
+    system = rng.choice(
+        ("Answer in one word.", "Answer with one word only.", "Be brief. Answer in one word.")
+    )
     messages = (
         {"role": "system", "content": system},
         {"role": "user", "content": sentence(template, subject)},
@@ -61,14 +65,16 @@ def _about_kind(rng: random.Random, is_true: bool) -> tuple[str, bool]:
     facts = phrasings.KINDS.facts
     animal = rng.choice(list(facts))
     kind = facts[animal] if is_true else _other(rng, list(facts.values()), facts[animal])
-    return rng.choice(("Is {s} {o}?", "Would you say that {s} is {o}?", "Is it true that {s} is {o}?")).format(
-        s=animal, o=kind
-    ), is_true
+    return rng.choice(
+        ("Is {s} {o}?", "Would you say that {s} is {o}?", "Is it true that {s} is {o}?")
+    ).format(s=animal, o=kind), is_true
 
 
 _PAIR_QUESTIONS: tuple[tuple[Relation, tuple[str, ...]], ...] = (
-    (phrasings.CAPITALS, ("Is {o} the capital of {s}?", "Is the capital of {s} {o}?", "Is it true that {o} is the capital of {s}?")),
-    (phrasings.LANGUAGES, ("Do people in {s} speak {o}?", "Is {o} spoken in {s}?", "Is it true that people in {s} speak {o}?")),
+    (phrasings.CAPITALS, ("Is {o} the capital of {s}?", "Is the capital of {s} {o}?",
+    "Is it true that {o} is the capital of {s}?")),
+    (phrasings.LANGUAGES, ("Do people in {s} speak {o}?", "Is {o} spoken in {s}?",
+    "Is it true that people in {s} speak {o}?")),
     (phrasings.CONTINENTS, ("Is {s} in {o}?", "Does {s} lie in {o}?", "Is it true that {s} is in {o}?")),
     (phrasings.COLORS, ("Is {s} {o}?", "Is {o} the color of {s}?", "Is it true that {s} is {o}?")),
     (phrasings.OPPOSITES, ("Is {s} the opposite of {o}?", "Is {o} the opposite of {s}?")),
@@ -88,7 +94,9 @@ def _about_pair(rng: random.Random, is_true: bool) -> tuple[str, bool]:
 
 def _about_flying(rng: random.Random, is_true: bool) -> tuple[str, bool]:
     animal = rng.choice([name for name, row in world.ANIMALS.items() if row[3] is is_true])
-    text = rng.choice(("Can {s} fly?", "Is {s} able to fly?", "Does {s} fly?", "Is it true that {s} can fly?"))
+    text = rng.choice(
+        ("Can {s} fly?", "Is {s} able to fly?", "Does {s} fly?", "Is it true that {s} can fly?")
+    )
     return text.format(s=world.with_article(animal)), is_true
 
 
@@ -96,7 +104,9 @@ def _about_legs(rng: random.Random, is_true: bool) -> tuple[str, bool]:
     facts = phrasings.LEGS.facts
     animal = rng.choice(list(facts))
     legs = facts[animal] if is_true else _other(rng, list(facts.values()), facts[animal])
-    text = rng.choice(("Does {s} have {o} legs?", "Is it true that {s} has {o} legs?", "Has {s} got {o} legs?"))
+    text = rng.choice(
+        ("Does {s} have {o} legs?", "Is it true that {s} has {o} legs?", "Has {s} got {o} legs?")
+    )
     return text.format(s=animal, o=legs), is_true
 
 
@@ -105,6 +115,8 @@ def _about_numbers(rng: random.Random, is_true: bool) -> tuple[str, bool]:
     if rng.random() < 0.3:
         parity = "even" if (low % 2 == 0) is is_true else "odd"
         return f"Is {low} {parity}?", is_true
-    word, larger_first = rng.choice((("greater than", True), ("larger than", True), ("less than", False), ("smaller than", False)))
+    word, larger_first = rng.choice(
+        (("greater than", True), ("larger than", True), ("less than", False), ("smaller than", False))
+    )
     first, second = (high, low) if larger_first is is_true else (low, high)
     return f"Is {first} {word} {second}?", is_true

@@ -22,7 +22,11 @@ def counting(rng: random.Random) -> Exercise:
     step = rng.choice((1, 1, 1, 2))
     numbers = [str(n) for n in range(start, min(start + length * step, 100), step)]
     template = rng.choice(
-        ("Count from {a} to {b}{by}.", "List the numbers from {a} to {b}{by}.", "Give me the numbers from {a} to {b}{by}.")
+        (
+            "Count from {a} to {b}{by}.",
+            "List the numbers from {a} to {b}{by}.",
+            "Give me the numbers from {a} to {b}{by}.",
+        )
     )
     question = template.format(a=numbers[0], b=numbers[-1], by=" in steps of two" if step == 2 else "")
     return _with_form(rng, question, numbers)
@@ -34,8 +38,16 @@ def series(rng: random.Random) -> Exercise:
     items = world.SERIES[name]
     start = rng.randrange(len(items) - 1)
     end = rng.randrange(start + 1, min(len(items), start + 9))
-    template = rng.choice(("List the {n} from {a} to {b}.", "Name the {n} from {a} to {b}.", "What are the {n} from {a} to {b}?"))
-    return _with_form(rng, template.format(n=name, a=items[start], b=items[end]), list(items[start : end + 1]))
+    template = rng.choice(
+        (
+            "List the {n} from {a} to {b}.",
+            "Name the {n} from {a} to {b}.",
+            "What are the {n} from {a} to {b}?",
+        )
+    )
+    return _with_form(
+        rng, template.format(n=name, a=items[start], b=items[end]), list(items[start : end + 1])
+    )
 
 
 def members(rng: random.Random) -> Exercise:
@@ -46,7 +58,9 @@ def members(rng: random.Random) -> Exercise:
         ("List {k} {g}.", "Name {k} {g}.", "Give me {k} {g}.", "Tell me {k} {g}.", "Write a list of {k} {g}.",
          "I need {k} {g}.", "Can you name {k} {g}?", "Please list {k} {g}.")
     )  # fmt: skip
-    return _with_form(rng, template.format(k=_NUMBER_WORDS[number], g=group), list(world.GROUPS[group][:number]))
+    return _with_form(
+        rng, template.format(k=_NUMBER_WORDS[number], g=group), list(world.GROUPS[group][:number])
+    )
 
 
 def reverse(rng: random.Random) -> Exercise:
@@ -58,7 +72,9 @@ def reverse(rng: random.Random) -> Exercise:
 
 def _with_form(rng: random.Random, question: str, items: list[str]) -> Exercise:
     form = rng.choice(("commas", "commas", "commas", "json", "bullets", "numbers"))
-    hint = {"commas": "", "json": " Answer in JSON.", "bullets": " Use bullets.", "numbers": " Use numbers."}[form]
+    hint = {"commas": "", "json": " Answer in JSON.", "bullets": " Use bullets.", "numbers": " Use numbers."}[
+        form
+    ]
     text = {
         "commas": ", ".join(items),
         "json": json.dumps(items),

@@ -1,7 +1,7 @@
 """The mixture: how often each kind of exercise comes, and the documents they are put into.
 
-`document(rng, split, max_chars)` is the whole generator: everything about one document follows from the random
-generator it is given. A document holds only exercises of its split.
+`document(rng, split, max_chars)` is the whole generator: everything about one document follows from the
+random generator it is given. A document holds only exercises of its split.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ _THOUGHTS = {
 
 _MAKERS = [maker for maker, _ in EXERCISES]
 _SHARES = [share for _, share in EXERCISES]
-_CHATTABLE = [(maker, share) for maker, share in EXERCISES if maker not in (facts.statement, sums.completion, records.continuation)]
+_CHATTABLE = [
+    (maker, share)
+    for maker, share in EXERCISES
+    if maker not in (facts.statement, sums.completion, records.continuation)
+]
 
 
 def draw(rng: random.Random, maker: Maker, split: Split) -> Exercise:
@@ -80,7 +84,7 @@ def document(rng: random.Random, split: Split = "train", max_chars: int = 700) -
 
 
 def long_document(rng: random.Random, split: Split = "train", max_chars: int = 5200) -> list[Piece]:
-    """A conversation or story that fills most of the context, often with something to remember from its beginning."""
+    """A conversation or story filling most of the context, with something to remember from its beginning."""
     if rng.random() < 0.25:
         return _plain("", stories.story(rng, rng.randrange(8, max_chars // 160))[0])
     told = _told(rng, split) if rng.random() < 0.7 else None
@@ -98,7 +102,9 @@ def _single(rng: random.Random, exercise: Exercise) -> list[Piece]:
     if not exercise.is_alone and rng.random() < 0.3:
         messages.insert(0, {"role": "system", "content": chats.system_text(rng)})
     thoughts = _THOUGHTS.get(exercise.category)
-    thinking = exercise.thinking or bool(thoughts and not exercise.is_alone and not exercise.tools and rng.random() < 0.05)
+    thinking = exercise.thinking or bool(
+        thoughts and not exercise.is_alone and not exercise.tools and rng.random() < 0.05
+    )
     if thinking and thoughts:
         messages[-1] = messages[-1] | {"reasoning_content": thoughts.format(answer=messages[-1]["content"])}
     return chat_pieces(messages, exercise.tools, thinking)

@@ -1,8 +1,8 @@
 """Which combinations the model may be trained on.
 
-Every exercise has a key (a fact with one of its phrasings, a pair of numbers, the arguments of a tool call with the
-wording of the request). A hash of the key, not chance, decides on which side it lies, so a combination that is
-held out is absent from every training text, whatever the seed.
+Every exercise has a key (a fact with one of its phrasings, a pair of numbers, the arguments of a tool call
+with the wording of the request). A hash of the key, not chance, decides on which side it lies, so a
+combination that is held out is absent from every training text, whatever the seed.
 """
 
 from __future__ import annotations

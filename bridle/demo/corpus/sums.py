@@ -1,7 +1,8 @@
-"""Exercises in arithmetic: sums up to 99, sums of two numbers up to 99, differences, and sums thought through.
+"""Exercises in arithmetic: sums up to 99, sums of two numbers up to 99, differences, and sums thought
+through.
 
-Answers always have the one form `12 + 34 = 46`, whatever the question. A pair of numbers is held out in both orders,
-in every wording, and in the worked form.
+Answers always have the one form `12 + 34 = 46`, whatever the question. A pair of numbers is held out in both
+orders, in every wording, and in the worked form.
 """
 
 from __future__ import annotations
@@ -11,8 +12,19 @@ import random
 from bridle.demo.corpus.document import Exercise, ask, complete
 from bridle.demo.corpus.split import Split, split_of
 
-_SUM_QUESTIONS = ("What is {a} + {b}?", "What is {a} plus {b}?", "How much is {a} + {b}?", "Add {a} and {b}.", "{a} + {b} = ?")
-_DIFFERENCE_QUESTIONS = ("What is {a} - {b}?", "What is {a} minus {b}?", "How much is {a} - {b}?", "{a} - {b} = ?")
+_SUM_QUESTIONS = (
+    "What is {a} + {b}?",
+    "What is {a} plus {b}?",
+    "How much is {a} + {b}?",
+    "Add {a} and {b}.",
+    "{a} + {b} = ?",
+)
+_DIFFERENCE_QUESTIONS = (
+    "What is {a} - {b}?",
+    "What is {a} minus {b}?",
+    "How much is {a} - {b}?",
+    "{a} - {b} = ?",
+)
 
 
 def question(rng: random.Random) -> Exercise:

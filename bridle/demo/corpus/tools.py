@@ -1,7 +1,8 @@
 """Exercises with tools: choosing one, writing its arguments as JSON, and answering from its result.
 
-The tools a conversation offers, their order and their names vary, so the model learns to copy names from the system
-message rather than to recite them. What is held out is a request: the wording together with its arguments.
+The tools a conversation offers, their order and their names vary, so the model learns to copy names from the
+system message rather than to recite them. What is held out is a request: the wording together with its
+arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +16,28 @@ from typing import Any
 from bridle.demo.corpus import facts, world
 from bridle.demo.corpus.document import Exercise, Message, ToolSpec
 
-_WORD_STARTS = ("b", "br", "d", "f", "g", "gl", "h", "k", "l", "m", "n", "p", "pr", "r", "s", "st", "t", "tr", "v", "z")
+_WORD_STARTS = (
+    "b",
+    "br",
+    "d",
+    "f",
+    "g",
+    "gl",
+    "h",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "pr",
+    "r",
+    "s",
+    "st",
+    "t",
+    "tr",
+    "v",
+    "z",
+)
 _WORD_ENDS = ("a", "an", "el", "en", "il", "in", "o", "on", "or", "um", "ark", "est", "ix", "oom", "ell")
 
 
@@ -38,7 +60,7 @@ def invented_word(rng: random.Random) -> str:
 
 
 def any_call(rng: random.Random) -> Exercise:
-    """A request that calls for a tool; in most conversations the tool's result and the final answer follow."""
+    """A request that calls for a tool; in most conversations its result and the final answer follow."""
     kind = rng.choice(_KINDS)
     name = rng.choice(kind.names)
     others = rng.sample([other for other in _KINDS if other is not kind], rng.randrange(0, 3))
@@ -54,12 +76,19 @@ def any_call(rng: random.Random) -> Exercise:
 
 def named_call(rng: random.Random) -> Exercise:
     """A tool of an invented name, called by that name with given arguments."""
-    names = [f"{rng.choice(('get', 'set', 'find', 'run', 'make'))}_{invented_word(rng)}" for _ in range(rng.randrange(1, 4))]
+    names = [
+        f"{rng.choice(('get', 'set', 'find', 'run', 'make'))}_{invented_word(rng)}"
+        for _ in range(rng.randrange(1, 4))
+    ]
     offered = [_invented_spec(rng, name) for name in names]
     chosen = rng.choice(offered)["function"]
-    arguments = {key: _value(rng, schema["type"]) for key, schema in chosen["parameters"]["properties"].items()}
+    arguments = {
+        key: _value(rng, schema["type"]) for key, schema in chosen["parameters"]["properties"].items()
+    }
     told = " and ".join(f"{key} {value}" for key, value in arguments.items())
-    request = rng.choice(("Call {n} with {t}.", "Please run {n} with {t}.", "Use {n} with {t}.")).format(n=chosen["name"], t=told)
+    request = rng.choice(("Call {n} with {t}.", "Please run {n} with {t}.", "Use {n} with {t}.")).format(
+        n=chosen["name"], t=told
+    )
     messages = _call(request, chosen["name"], arguments)
     if rng.random() < 0.3:
         result = invented_word(rng)
@@ -135,15 +164,20 @@ def _phone(rng: random.Random, arguments: dict[str, Any]) -> tuple[dict[str, Any
     return {"phone": number}, f"The phone number of {arguments['name']} is {number}."
 
 
-_MESSAGES = ("dinner is ready", "the train is late", "the meeting starts soon", "the shop is closed", "the book has arrived",
-             "the door is open", "lunch is at noon", "the car is clean", "the garden needs water", "the test went well")  # fmt: skip
-_QUERIES = ("red shoes", "old maps", "garden tools", "cheap flights", "chess books", "green tea", "blue paint", "wool socks",
-            "bread recipes", "piano music", "bird songs", "train tickets", "used bikes", "silver rings")  # fmt: skip
+_MESSAGES = ("dinner is ready", "the train is late", "the meeting starts soon", "the shop is closed",
+"the book has arrived",
+             "the door is open", "lunch is at noon", "the car is clean", "the garden needs water",
+             "the test went well")  # fmt: skip
+_QUERIES = ("red shoes", "old maps", "garden tools", "cheap flights", "chess books", "green tea",
+"blue paint", "wool socks",
+            "bread recipes", "piano music", "bird songs", "train tickets", "used bikes",
+            "silver rings")  # fmt: skip
 
 _KINDS: tuple[Kind, ...] = (
     Kind(
         ("get_weather", "weather", "current_weather"), "Get the weather in a city.", {"city": "string"},
-        ("What is the weather in {city}?", "How is the weather in {city}?", "What is the weather like in {city}?",
+        ("What is the weather in {city}?", "How is the weather in {city}?",
+        "What is the weather like in {city}?",
          "Tell me the weather in {city}.", "Is it warm in {city} today?", "Weather in {city}, please."),
         lambda rng: {"city": rng.choice(world.CITIES)}, _weather,
     ),
@@ -155,18 +189,22 @@ _KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         ("multiply", "product", "calc_product"), "Multiply two numbers.", {"a": "integer", "b": "integer"},
-        ("What is {a} times {b}?", "Multiply {a} by {b}.", "How much is {a} times {b}?", "Compute {a} times {b}."),
+        ("What is {a} times {b}?", "Multiply {a} by {b}.", "How much is {a} times {b}?",
+        "Compute {a} times {b}."),
         lambda rng: {"a": rng.randrange(2, 100), "b": rng.randrange(2, 100)}, _sum,
     ),
     Kind(
         ("set_timer", "start_timer", "timer"), "Start a timer.", {"minutes": "integer"},
-        ("Set a timer for {minutes} minutes.", "Start a timer of {minutes} minutes.", "Wake me in {minutes} minutes.",
+        ("Set a timer for {minutes} minutes.", "Start a timer of {minutes} minutes.",
+        "Wake me in {minutes} minutes.",
          "Remind me in {minutes} minutes."),
         lambda rng: {"minutes": rng.randrange(2, 100)}, _done,
     ),
     Kind(
-        ("send_message", "send_text", "message"), "Send a message to a person.", {"to": "string", "text": "string"},
-        ("Tell {to} that {text}.", "Send {to} a message that {text}.", "Let {to} know that {text}.", "Write to {to} that {text}."),
+        ("send_message", "send_text", "message"), "Send a message to a person.", {"to": "string",
+        "text": "string"},
+        ("Tell {to} that {text}.", "Send {to} a message that {text}.", "Let {to} know that {text}.",
+        "Write to {to} that {text}."),
         lambda rng: {"to": rng.choice(world.NAMES), "text": rng.choice(_MESSAGES)}, _done,
     ),
     Kind(
@@ -177,12 +215,14 @@ _KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         ("get_phone", "lookup_phone", "phone_book"), "Find the phone number of a person.", {"name": "string"},
-        ("What is the phone number of {name}?", "Find the phone number of {name}.", "I need the number of {name}.",
+        ("What is the phone number of {name}?", "Find the phone number of {name}.",
+        "I need the number of {name}.",
          "How can I call {name}?", "Look up the phone number of {name}."),
         lambda rng: {"name": rng.choice(world.NAMES)}, _phone,
     ),
     Kind(
-        ("book_table", "reserve_table", "restaurant"), "Book a table.", {"people": "integer", "day": "string"},
+        ("book_table", "reserve_table", "restaurant"), "Book a table.", {"people": "integer",
+        "day": "string"},
         ("Book a table for {people} people on {day}.", "Reserve a table for {people} on {day}.",
          "I want a table for {people} people on {day}.", "On {day} we need a table for {people} people."),
         lambda rng: {"people": rng.randrange(2, 13), "day": rng.choice(world.SERIES["days"])}, _done,

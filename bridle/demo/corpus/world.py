@@ -1,7 +1,8 @@
 """The closed world that the demo model knows: a few hundred small facts.
 
-Plain tables, nothing else: which capital belongs to which country, what kind of thing a robin is. How facts are put
-into words is in `phrasings`; which of those combinations a model may see while it is trained is in `split`.
+Plain tables, nothing else: which capital belongs to which country, what kind of thing a robin is. How facts
+are put into words is in `phrasings`; which of those combinations a model may see while it is trained is in
+`split`.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ ANIMALS: dict[str, tuple[str, int, str, bool]] = {
 }
 
 YOUNG: dict[str, str] = {
-    "dog": "puppy", "cat": "kitten", "cow": "calf", "horse": "foal", "sheep": "lamb", "goat": "kid", "bear": "cub",
+    "dog": "puppy", "cat": "kitten", "cow": "calf", "horse": "foal", "sheep": "lamb", "goat": "kid",
+    "bear": "cub",
     "hen": "chick", "duck": "duckling", "goose": "gosling", "frog": "tadpole", "deer": "fawn", "owl": "owlet",
     "eagle": "eaglet", "butterfly": "caterpillar",
 }  # fmt: skip
@@ -117,7 +119,8 @@ COLORS: dict[str, str] = {
 }  # fmt: skip
 
 OPPOSITES: dict[str, str] = {
-    "hot": "cold", "big": "small", "fast": "slow", "high": "low", "old": "young", "happy": "sad", "light": "dark",
+    "hot": "cold", "big": "small", "fast": "slow", "high": "low", "old": "young", "happy": "sad",
+    "light": "dark",
     "full": "empty", "open": "closed", "hard": "soft", "wet": "dry", "rich": "poor", "strong": "weak",
     "early": "late", "loud": "quiet", "long": "short", "wide": "narrow", "clean": "dirty", "up": "down",
     "left": "right", "day": "night", "near": "far", "inside": "outside", "first": "last", "begin": "end",
@@ -150,16 +153,20 @@ GROUPS: dict[str, tuple[str, ...]] = {
 # series: members in their natural order
 SERIES: dict[str, tuple[str, ...]] = {
     "days": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
-    "months": ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
+    "months": ("January", "February", "March", "April", "May", "June", "July", "August", "September",
+    "October",
                "November", "December"),
     "planets": ("Mercury", "Venus", "Earth", "Mars", "Jupiter", "Saturn", "Uranus", "Neptune"),
     "letters": tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
 }  # fmt: skip
 
 NAMES: tuple[str, ...] = (
-    "Ada", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jack", "Kate", "Leo", "Mia", "Noah",
-    "Olive", "Paul", "Quinn", "Rosa", "Sam", "Tina", "Uma", "Victor", "Wendy", "Xavier", "Yara", "Zoe", "Alice",
-    "Bob", "Carol", "Dora", "Eric", "Fiona", "George", "Hanna", "Ivan", "Julia", "Karl", "Lucy", "Max", "Nina",
+    "Ada", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jack", "Kate", "Leo", "Mia",
+    "Noah",
+    "Olive", "Paul", "Quinn", "Rosa", "Sam", "Tina", "Uma", "Victor", "Wendy", "Xavier", "Yara", "Zoe",
+    "Alice",
+    "Bob", "Carol", "Dora", "Eric", "Fiona", "George", "Hanna", "Ivan", "Julia", "Karl", "Lucy", "Max",
+    "Nina",
     "Oscar", "Petra", "Ralph", "Sara", "Tom", "Ursula", "Vera", "Will",
 )  # fmt: skip
 
