@@ -1,0 +1,122 @@
+"""Logits to tokens: the standard sampler of every torch backend.
+
+Per row, in this order: gather (a copy), logit bias, mask, penalties, temperature, top-k, top-p, min-p,
+typical-p, draw. Log-probabilities are those of the raw row, or of the row after bias and mask. The arrays of
+a step are rebuilt from its rows, so a request may change its parameters from one token to the next, and steps
+that no row asks for are skipped. It knows nothing of KV, blocks or text.
+
+A row's token is a function of its logits, parameters, history, key and draw alone: bitwise the same whatever
+else is in the batch and however wide the vocabulary is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from bridle.engine.interfaces import HistoryLookup
+from bridle.engine.plan import SampleBatch, SampleRow, StepResult
+from bridle.model.sampling.draw import draw
+from bridle.model.sampling.filters import apply_filters
+from bridle.model.sampling.logprobs import describe, parts, score
+from bridle.model.sampling.penalties import Histories
+from bridle.model.sampling.rows import BiasTable, apply_masks, gather, pick
+from bridle.model.sampling.uniform import uniforms
+from bridle.outputs import Logprob
+
+#: What a row answers when nothing can be drawn from it.
+NOTHING = -1
+
+_MAX_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}  # logits in work at once
+_SMALLEST_TEMPERATURE = 1e-30  # below, float32 has nothing left to divide by
+
+
+class StandardSampler:
+    """Implements `bridle.engine.interfaces.Sampler` on torch logits of any floating type and device."""
+
+    def __init__(self, max_elements: int | None = None) -> None:
+        self._max_elements = max_elements
+        self._biases = BiasTable()
+        self._histories = Histories()
+
+    @torch.inference_mode()
+    def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
+        """Answer every row and every score of `batch` from `logits` [R, V]. A row whose mask and bias leave
+        no token, or whose logits are not numbers, answers -1 and no log-probability."""
+        limit = self._max_elements or _MAX_ELEMENTS.get(logits.device.type, 1 << 22)
+        result = StepResult(batch.step)
+        for rows in parts(batch.rows, logits.shape[-1], limit):
+            tokens, processed = self._tokens(logits, rows, history)
+            result.tokens += tokens
+            result.logprobs += _logprobs(logits, rows, tokens, processed)
+        result.scores = score(logits, batch.scores, limit)
+        return result
+
+    def _tokens(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup
+    ) -> tuple[list[int], _Processed]:
+        """Tokens of `rows`, and copies of the rows whose processed log-probabilities are wanted."""
+        indices = [row.logits_index for row in rows]
+        if all(_is_plain_greedy(row) for row in rows):
+            best, token = pick(logits, indices).max(dim=-1)  # the first of equals
+            return torch.where(best.isfinite(), token, NOTHING).tolist(), {}
+        work = gather(logits, indices)  # [len(rows), W]
+        self._biases.apply(work, rows, logits.shape[-1])
+        apply_masks(work, rows)
+        processed = {i: work[i].clone() for i, row in enumerate(rows) if _wants_processed(row)}
+        self._histories.apply(work, rows, history, logits.shape[-1])
+        best, token = work.max(dim=-1)
+        drawn = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
+        if drawn:
+            index = torch.tensor(drawn, device=work.device)
+            token[index] = _draw(work[index], best[index], [rows[i] for i in drawn])
+        return torch.where(best.isfinite(), token, NOTHING).tolist(), processed
+
+
+_Processed = dict[int, torch.Tensor]
+
+
+def _is_plain_greedy(row: SampleRow) -> bool:
+    return row.sampling.is_greedy and not (_is_changed(row) or row.sampling.has_penalties)
+
+
+def _is_changed(row: SampleRow) -> bool:
+    """Whether bias or mask apply."""
+    return row.mask is not None or bool(row.bias) or bool(row.sampling.logit_bias)
+
+
+def _wants_processed(row: SampleRow) -> bool:
+    sampling = row.sampling
+    return sampling.logprobs is not None and sampling.logprobs_mode == "processed" and _is_changed(row)
+
+
+def _draw(work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """Tokens [R] drawn from logits `work` [R, W], which is used up; `best` [R] are its largest values."""
+    params = [row.sampling for row in rows]
+    work -= best.unsqueeze(1)
+    if any(p.temperature != 1.0 for p in params):
+        temperature = torch.tensor([[p.temperature] for p in params], dtype=torch.float32, device=work.device)
+        work /= temperature.clamp_(min=_SMALLEST_TEMPERATURE)
+    apply_filters(work, params)
+    uniform = uniforms([row.key for row in rows], [row.draw for row in rows])
+    return draw(work, torch.from_numpy(uniform).to(work.device))
+
+
+def _logprobs(
+    logits: torch.Tensor, rows: Sequence[SampleRow], tokens: Sequence[int], processed: _Processed
+) -> list[Logprob | None]:
+    """Log-probabilities of the drawn `tokens`, for the rows that ask for them."""
+    answers: list[Logprob | None] = [None] * len(rows)
+    asked = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None and tokens[i] != NOTHING]
+    if not asked:
+        return answers
+    work = gather(logits, [rows[i].logits_index for i in asked])
+    for slot, i in enumerate(asked):
+        if i in processed:
+            work[slot] = processed[i]
+    num_top = [rows[i].sampling.logprobs or 0 for i in asked]
+    found = describe(work, [tokens[i] for i in asked], num_top, logits.shape[-1])
+    for i, logprob in zip(asked, found, strict=True):
+        answers[i] = logprob
+    return answers

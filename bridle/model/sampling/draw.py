@@ -1,0 +1,25 @@
+"""The draw itself: one uniform number per row, through the inverse of the cumulated weights in order of token
+id."""
+
+from __future__ import annotations
+
+import torch
+
+from bridle.model.sampling.rows import CHUNK
+from bridle.model.sampling.weights import chunk_sums, weights_of
+
+
+def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Tokens [R] drawn from rows `shifted` [R, W] (largest logit subtracted, -inf forbids) with `uniform` [R]
+    in [0, 1), float64. A forbidden token is never drawn; rows of NaN give some index."""
+    weights = weights_of(shifted)
+    sums = chunk_sums(weights)  # [R, W / CHUNK]
+    running = sums.cumsum(1)
+    total = running[:, -1:]
+    target = (uniform.unsqueeze(1) * total).floor_().minimum(total - 1)
+    chunk = torch.searchsorted(running, target, right=True).clamp_(max=sums.shape[1] - 1)  # [R, 1]
+    before = running.gather(1, chunk) - sums.gather(1, chunk)
+    index = chunk.unsqueeze(2).expand(-1, 1, CHUNK)
+    inside = weights.unflatten(1, (-1, CHUNK)).gather(1, index).squeeze(1).double().cumsum_(1)  # [R, CHUNK]
+    offset = (inside <= target - before).sum(1).clamp_(max=CHUNK - 1)
+    return chunk.squeeze(1) * CHUNK + offset

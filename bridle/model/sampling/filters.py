@@ -1,0 +1,126 @@
+"""Top-k, top-p, min-p and typical-p: which tokens stay in the draw.
+
+Top-k and top-p keep a prefix of the tokens in the order (logit down, id up), so they are found from the
+sorted largest values alone: a short head of the row, and a longer one only for rows that need it. Typical-p
+(arXiv 2202.00666) keeps no prefix and sorts the whole row. Rows come with their largest logit subtracted and
+divided by the temperature; tokens that go are set to -inf in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bridle.model.sampling.weights import totals, weights_of
+from bridle.sampling import SamplingParams
+
+_NEVER = float("-inf")
+_HEAD = 128  # values sorted at first; most nuclei are smaller
+_GROWTH = 16
+
+
+def apply_filters(work: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    """Apply the filters of `params[i]` to row i of `work` [R, W], in place."""
+    width = work.shape[1]
+    prefixed = [i for i, p in enumerate(params) if 0 < p.top_k < width or p.top_p < 1.0]
+    if prefixed:
+        _apply(work, prefixed, _keep_prefix, [params[i] for i in prefixed])
+    if any(p.min_p > 0.0 for p in params):
+        floor = torch.tensor([[p.min_p] for p in params], device=work.device).log()  # the largest logit is 0
+        work.masked_fill_(work < floor, _NEVER)
+    typical = [i for i, p in enumerate(params) if p.typical_p < 1.0]
+    if typical:
+        _apply(work, typical, _keep_typical, [params[i] for i in typical])
+
+
+def _apply(
+    work: torch.Tensor,
+    where: list[int],
+    keep: Callable[[torch.Tensor, Sequence[SamplingParams]], None],
+    params: Sequence[SamplingParams],
+) -> None:
+    """Run `keep` on rows `where` of `work`; on the matrix itself if that is all of them."""
+    if len(where) == len(work):
+        keep(work, params)
+        return
+    index = torch.tensor(where, device=work.device)
+    part = work[index]
+    keep(part, params)
+    work[index] = part
+
+
+# -- top-k and top-p -----------------------------------------------------------------------------------------
+
+
+def _keep_prefix(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    """Keep, of each row of `x` [R, W], the first tokens in (logit down, id up) order: at most `top_k`, and
+    only while the ones before them hold less than `top_p` of the weight of those `top_k`."""
+    width, device = x.shape[1], x.device
+    ks = [p.top_k if 0 < p.top_k < width else width for p in params]
+    top_k = torch.tensor(ks, device=device).unsqueeze(1)  # [R, 1], as all below
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device).unsqueeze(1)
+    mass = totals(weights_of(x)).unsqueeze(1) if width in ks else torch.zeros_like(top_p)
+    edge = x.new_empty(len(x), 1)  # the smallest logit that stays
+    room = torch.zeros_like(top_k)  # how many of the tokens that have just that logit stay
+    tied = torch.zeros_like(top_k, dtype=torch.bool)  # there are more of them than that
+    pending = torch.arange(len(x), device=device)
+    size = min(width, max([_HEAD] + [k + 1 for k in ks if k < width]))
+    while True:
+        values = x[pending].topk(size).values  # [P, size]
+        kept = _prefix_length(values, mass[pending], top_k[pending], top_p[pending])
+        last = values.gather(1, kept - 1)
+        edge[pending] = last
+        room[pending] = kept - (values > last).sum(1, keepdim=True)
+        tied[pending] = (values == last).sum(1, keepdim=True) > room[pending]
+        if size == width:
+            break
+        pending = pending[(kept == size).squeeze(1)]  # the end of the prefix was not seen
+        if not len(pending):
+            break
+        size = min(width, size * _GROWTH)
+    x.masked_fill_(x < edge, _NEVER)
+    _drop_surplus(x, tied.squeeze(1), edge, room)
+
+
+def _prefix_length(
+    values: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """How many of the sorted `values` [P, S] stay, at least 1: [P, 1]. `mass` is the weight of the whole row,
+    for rows without top-k."""
+    among = torch.arange(values.shape[1], device=values.device) < top_k  # [P, S]
+    weights = weights_of(values).double() * among
+    running = weights.cumsum(1)
+    total = torch.where(top_k < values.shape[1], running[:, -1:], mass)
+    stays = among & (running - weights < top_p * total)
+    return stays.sum(1, keepdim=True).clamp_(min=1)
+
+
+def _drop_surplus(x: torch.Tensor, tied: torch.Tensor, edge: torch.Tensor, room: torch.Tensor) -> None:
+    """In rows `tied` [R], of the tokens whose logit equals `edge`, keep the first `room`."""
+    if not bool(tied.any()):
+        return
+    part = x[tied]
+    equal = part == edge[tied]
+    x[tied] = part.masked_fill_(equal & (equal.cumsum(1) > room[tied]), _NEVER)
+
+
+# -- typical-p -----------------------------------------------------------------------------------------------
+
+
+def _keep_typical(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    """Keep the tokens whose surprise is closest to the row's expected surprise, up to `typical_p` of the
+    weight.
+
+    Surprise is -log p = c - x for one c per row, so distances to its mean need neither c nor a logarithm.
+    """
+    top_p = torch.tensor([p.typical_p for p in params], dtype=torch.float64, device=x.device).unsqueeze(1)
+    weights = weights_of(x)
+    mass = totals(weights).unsqueeze(1)  # [R, 1]
+    costs = torch.where(weights > 0, weights * -x, 0.0).floor_()  # whole numbers below UNIT: exact sums again
+    mean = (totals(costs).unsqueeze(1) / mass).float()
+    distance = (-x - mean).abs_()  # [R, W]
+    ordered, index = distance.sort(dim=1, stable=True)
+    running = weights.gather(1, index).double().cumsum_(1)
+    last = (running < top_p * mass).sum(1, keepdim=True).clamp_(max=x.shape[1] - 1)
+    x.masked_fill_(distance > ordered.gather(1, last), _NEVER)

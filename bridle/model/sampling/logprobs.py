@@ -1,0 +1,82 @@
+"""Log-probabilities of chosen and of given tokens, always finite: what cannot happen has `FLOOR`.
+
+A step may score thousands of prompt positions over a large vocabulary; they are worked off in parts, so that
+the memory needed does not grow with the prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from bridle.engine.plan import ScoreRun
+from bridle.model.sampling.rows import gather
+from bridle.model.sampling.weights import log_normalizers
+from bridle.outputs import Logprob
+
+_T = TypeVar("_T")
+
+#: Log-probability of a token that is forbidden, or of any token where the logits are not numbers.
+FLOOR = -9999.0
+
+
+def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], vocab: int) -> list[Logprob]:
+    """The log-probability of `tokens[i]` in row i of logits `work` [R, W], its rank, and the `num_top[i]`
+    best tokens (fewer if fewer are possible)."""
+    known = [0 <= token < vocab for token in tokens]
+    index = torch.tensor([t if ok else 0 for t, ok in zip(tokens, known, strict=True)], device=work.device)
+    chosen = work.gather(1, index.unsqueeze(1))  # [R, 1]
+    norms = log_normalizers(work)
+    values = (chosen - norms).squeeze(1).tolist()
+    ranks = ((work > chosen).sum(1) + 1).tolist()
+    tops = _best(work, norms, num_top, vocab)
+    return [
+        Logprob(tokens[i], _finite(values[i]), tops[i], ranks[i]) if known[i] else Logprob(tokens[i], FLOOR)
+        for i in range(len(tokens))
+    ]
+
+
+def _best(
+    work: torch.Tensor, norms: torch.Tensor, num_top: Sequence[int], vocab: int
+) -> list[tuple[tuple[int, float], ...]]:
+    most = min(max(num_top), vocab)
+    if most == 0:
+        return [()] * len(num_top)
+    values, ids = work.topk(most, dim=1)
+    rows = zip(ids.tolist(), (values - norms).tolist(), num_top, strict=True)
+    return [tuple(_sorted_pairs(tokens, logprobs)[:size]) for tokens, logprobs, size in rows]
+
+
+def _sorted_pairs(tokens: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
+    """Best first, ties by id; forbidden tokens are left out."""
+    pairs = [(token, value) for token, value in zip(tokens, logprobs, strict=True) if math.isfinite(value)]
+    pairs.sort(key=lambda pair: (-pair[1], pair[0]))
+    return pairs
+
+
+def _finite(value: float) -> float:
+    return max(value, FLOOR) if math.isfinite(value) else FLOOR
+
+
+def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> list[list[Logprob]]:
+    """Answers to `runs` on `logits` [R, V], with no more than about `max_elements` logits in work at once."""
+    vocab = logits.shape[-1]
+    wanted = [
+        (run.logits_start + i, token, run.num_top) for run in runs for i, token in enumerate(run.tokens)
+    ]
+    answers: list[Logprob] = []
+    for part in parts(wanted, vocab, max_elements):
+        indices, tokens, num_top = zip(*part, strict=True)
+        answers += describe(gather(logits, indices), tokens, num_top, vocab)
+    rest = iter(answers)
+    return [[next(rest) for _ in run.tokens] for run in runs]
+
+
+def parts(rows: Sequence[_T], vocab: int, max_elements: int) -> Iterator[Sequence[_T]]:
+    """`rows` in slices that together have about `max_elements` logits of `vocab` each."""
+    size = max(1, max_elements // vocab)
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]

@@ -1,0 +1,117 @@
+"""Repetition, presence and frequency penalties, from each sequence's tokens so far.
+
+Token lists are turned into arrays incrementally: a sequence that grew by one token since the last step costs
+one comparison with what is already known, not a conversion of its whole history.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bridle.engine.interfaces import HistoryLookup
+from bridle.engine.plan import SampleRow
+from bridle.model.sampling.rows import to_device
+
+_CACHED_SEQUENCES = 512
+_SPARE = 64
+
+IntArray = npt.NDArray[np.int64]
+
+
+class _Known:
+    """One sequence's tokens as of its last draw: the list, to compare with, and the array, to compute
+    with."""
+
+    __slots__ = ("_array", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._array: IntArray = np.empty(_SPARE, dtype=np.int64)
+
+    def follow(self, tokens: Sequence[int]) -> IntArray | None:
+        """The array of `tokens` if they only continue the known ones, else None; this object is then
+        spent."""
+        known, start, size = self._tokens, len(self._tokens), len(tokens)
+        known.extend(tokens[start:])
+        if known != (tokens if isinstance(tokens, list) else list(tokens)):
+            return None  # rewound, or another sequence under the same id
+        if size > len(self._array):
+            self._array = np.concatenate([self._array, np.empty(size, dtype=np.int64)])
+        self._array[start:size] = known[start:]
+        return self._array[:size]
+
+
+class Histories:
+    """Token arrays by sequence, for the sequences drawn most recently."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, _Known] = OrderedDict()
+
+    def array(self, seq_id: int, tokens: Sequence[int]) -> IntArray:
+        """`tokens` as an array; valid until the next call for this sequence. Numpy arrays are used as they
+        are."""
+        if isinstance(tokens, np.ndarray):
+            return tokens.astype(np.int64, copy=False)
+        known = self._known.pop(seq_id, None)
+        array = known.follow(tokens) if known is not None else None
+        if known is None or array is None:
+            known = _Known()
+            array = known.follow(tokens)
+            assert array is not None  # nothing known: everything continues it
+        self._known[seq_id] = known
+        if len(self._known) > _CACHED_SEQUENCES:
+            self._known.popitem(last=False)
+        return array
+
+    def apply(
+        self, work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, vocab: int
+    ) -> None:
+        """Penalize, in place, the tokens that each row's sequence already holds. `work` is [len(rows), W]."""
+        repeated: list[tuple[int, IntArray, float]] = []
+        counted: list[tuple[int, IntArray, float, float]] = []
+        for i in [i for i, row in enumerate(rows) if row.sampling.has_penalties]:
+            sampling = rows[i].sampling
+            tokens, num_prompt = history(rows[i].seq_id)
+            array = self.array(rows[i].seq_id, tokens)
+            if sampling.repetition_penalty != 1.0:
+                repeated.append((i, _known_to(array, vocab), sampling.repetition_penalty))
+            if sampling.presence_penalty or sampling.frequency_penalty:
+                output = _known_to(array[num_prompt:], vocab)
+                counted.append((i, output, sampling.presence_penalty, sampling.frequency_penalty))
+        if repeated:
+            _multiply(work, repeated)
+        if counted:
+            _subtract(work, counted)
+
+
+def _known_to(array: IntArray, vocab: int) -> IntArray:
+    """The tokens the model has logits for."""
+    inside = (array >= 0) & (array < vocab)
+    return array if bool(inside.all()) else array[inside]
+
+
+def _multiply(work: torch.Tensor, entries: list[tuple[int, IntArray, float]]) -> None:
+    """Divide positive logits by the penalty, multiply negative ones. A token that occurs twice is read before
+    it is written, so it is penalized once."""
+    flat = np.concatenate([i * work.shape[1] + tokens for i, tokens, _ in entries])
+    factors = np.concatenate([np.full(len(tokens), p, np.float32) for _, tokens, p in entries])
+    index, factor = to_device(flat, work.device), to_device(factors, work.device)
+    seen = work.view(-1)[index]
+    work.view(-1)[index] = torch.where(seen > 0, seen / factor, seen * factor)
+
+
+def _subtract(work: torch.Tensor, entries: list[tuple[int, IntArray, float, float]]) -> None:
+    """Subtract `presence` from the logits of the tokens and `frequency` for each time they occur."""
+    width = work.shape[1]
+    flat = np.concatenate([slot * width + tokens for slot, (_, tokens, _, _) in enumerate(entries)])
+    counts = torch.zeros(len(entries), width, device=work.device)
+    counts.view(-1).index_add_(0, to_device(flat, work.device), torch.ones(len(flat), device=work.device))
+    presence = torch.tensor([[p] for _, _, p, _ in entries], device=work.device)  # [entries, 1]
+    frequency = torch.tensor([[f] for _, _, _, f in entries], device=work.device)
+    where = torch.tensor([i for i, _, _, _ in entries], device=work.device)
+    work[where] = work[where] - (counts * frequency + (counts > 0) * presence)

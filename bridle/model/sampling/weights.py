@@ -1,0 +1,39 @@
+"""Probabilities as whole numbers: the unit in which everything that decides a draw is counted.
+
+The weight of a token is exp(logit - largest logit), cut to a multiple of 2**-34 and counted in that unit.
+Sums of up to 2**19 such weights are exact in float64, in any order: they do not depend on how a kernel splits
+a row, on how wide the row is padded, or on its neighbours. Tokens less likely than the best one by a factor
+of 2**34 weigh nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bridle.model.sampling.rows import CHUNK
+
+UNIT = 2.0**34
+
+
+def weights_of(shifted: torch.Tensor) -> torch.Tensor:
+    """Weights of `shifted` = logits minus the row's largest [..., W]: whole numbers, float32, at most
+    `UNIT`."""
+    return shifted.exp().mul_(UNIT).floor_()
+
+
+def chunk_sums(weights: torch.Tensor) -> torch.Tensor:
+    """Sums over chunks of `weights` [R, W] (W in whole chunks): float64 [R, W / CHUNK]."""
+    return weights.unflatten(-1, (-1, CHUNK)).sum(-1, dtype=torch.float64)
+
+
+def totals(weights: torch.Tensor) -> torch.Tensor:
+    """Row sums of `weights` [R, W]: float64 [R]."""
+    return chunk_sums(weights).sum(-1)
+
+
+def log_normalizers(work: torch.Tensor) -> torch.Tensor:
+    """log(sum(exp(row))) of `work` [R, W]: float64 [R, 1]. NaN where the row's largest value is not
+    finite."""
+    largest = work.amax(-1, keepdim=True)
+    total = totals(weights_of(work - largest)).unsqueeze(-1)
+    return largest.double() + (total / UNIT).log()
