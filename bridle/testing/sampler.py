@@ -55,7 +55,7 @@ def _descending(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def _steer(logits: Logits, row: SampleRow) -> Logits:
     steered = logits.copy()
-    for token, addend in row.bias:
+    for token, addend in (*row.sampling.logit_bias.items(), *row.bias):
         steered[token] += addend
     if row.mask is not None:
         bits = np.unpackbits(np.frombuffer(row.mask, dtype=np.uint8), bitorder="little")

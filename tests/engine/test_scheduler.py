@@ -1,0 +1,273 @@
+"""Laws of the scheduler alone: budget, fairness, admission, preemption, and plans that a strict executor
+accepts.
+
+A minimal loop stands in for the engine: it draws greedily, forks, rewinds and suspends at random. The
+scripted executor refuses any plan that breaks the contract or reads wrong KV.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridle.engine.block_manager import BlockManager
+from bridle.engine.plan import SampleBatch, SampleRow, StepPlan
+from bridle.engine.scheduler import Scheduler
+from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.errors import OutOfBlocks
+from bridle.sampling import SamplingParams
+from bridle.testing.scripted import ScriptedExecutor
+from tests.engine.support import make_sequence
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Loop:
+    """Scheduler, block manager and executor with a greedy draw between them."""
+
+    def __init__(
+        self,
+        num_blocks: int = 16,
+        block_size: int = 4,
+        budget: int = 8,
+        max_num_seqs: int = 8,
+        kv: Literal["paged", "sequences"] = "paged",
+    ) -> None:
+        self.executor = ScriptedExecutor(8, num_blocks, block_size, kv=kv)
+        self.blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=kv == "paged")
+        self.scheduler = Scheduler(self.blocks, budget, max_num_seqs)
+        self.live: list[Sequence] = []
+        self.num_made = 0
+
+    def add(self, tokens: list[int], max_len: int, **fields: object) -> Sequence:
+        self.num_made += 1
+        seq = make_sequence(self.num_made, tokens, max_len=max_len, **fields)
+        self.scheduler.add(seq)
+        self.live.append(seq)
+        return seq
+
+    def step(self) -> StepPlan:
+        """One step; sequences that reach their length are removed."""
+        plan, scheduled = self.scheduler.schedule()
+        self.executor.forward(plan)
+        self.scheduler.commit(scheduled)
+        drawing = [item for item in scheduled if item.end == len(item.seq.tokens)]
+        batch = SampleBatch(plan.step)
+        for item in drawing:
+            batch.rows.append(SampleRow(item.seq.id, item.first_logit + item.row.num_logits - 1, GREEDY))
+        result = self.executor.sample(batch)
+        for item, token in zip(drawing, result.tokens, strict=True):
+            item.seq.append(token)
+            if len(item.seq.tokens) >= item.seq.max_len:
+                self.finish(item.seq)
+        self.blocks.check_integrity(self.live)
+        return plan
+
+    def finish(self, seq: Sequence) -> None:
+        self.scheduler.remove(seq)
+        self.live.remove(seq)
+
+    def fork(self, parent: Sequence) -> Sequence:
+        self.num_made += 1
+        child = parent.fork(self.num_made, 1, 1)
+        self.scheduler.add_fork(parent, child)
+        self.live.append(child)
+        return child
+
+    def run_dry(self, max_steps: int = 2_000) -> int:
+        """Steps until nothing is left; too many is starvation."""
+        for number in range(max_steps):
+            if not self.live:
+                assert self.blocks.num_free == self.blocks.num_blocks
+                return number
+            self.step()
+        raise AssertionError(f"{len(self.live)} sequences starve after {max_steps} steps")
+
+
+@given(
+    st.randoms(use_true_random=False),
+    st.sampled_from(["paged", "sequences"]),
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.sampled_from([1, 2, 4]),
+)
+def test_random_lives(
+    random: Random, kv: Literal["paged", "sequences"], budget: int, max_num_seqs: int, block_size: int
+) -> None:
+    num_blocks = random.randint(-(-12 // block_size), 40 // block_size)
+    loop = Loop(num_blocks, block_size, budget, max_num_seqs, kv)
+    for _ in range(60):
+        if random.random() < 0.3:
+            loop.add([random.randrange(3) for _ in range(random.randint(1, 9))], random.randint(10, 12))
+        if loop.live and random.random() < 0.5:
+            meddle(loop, random, random.choice(loop.live))
+        plan = loop.step()
+        assert plan.num_tokens <= budget
+        assert len(plan.rows) <= max_num_seqs
+    for seq in loop.live:
+        seq.is_suspended = False
+    loop.run_dry()
+    assert not loop.executor.violations
+
+
+def meddle(loop: Loop, random: Random, seq: Sequence) -> None:
+    """Something that a controller or a client could do to `seq` between two steps."""
+    verb = random.choice(["fork", "rewind", "splice", "suspend", "resume", "cancel"])
+    drawn = seq.status is SequenceStatus.RUNNING and seq.num_computed == len(seq.tokens) - 1
+    if verb == "fork" and drawn and len(loop.live) < 8:
+        loop.fork(seq)
+    elif verb == "rewind":
+        seq.cut(max(1, len(seq.tokens) - random.randint(1, 4)))
+        loop.scheduler.rewound(seq)
+    elif verb == "splice":
+        for token in range(min(random.randint(1, 5), seq.max_len - 1 - len(seq.tokens))):
+            seq.append(token % 3)
+    elif verb == "cancel" and random.random() < 0.3:
+        loop.finish(seq)
+    else:
+        seq.is_suspended = verb == "suspend"
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 9), st.integers(1, 4))
+def test_nobody_starves(lengths: list[int], budget: int, max_num_seqs: int) -> None:
+    loop = Loop(num_blocks=9, block_size=4, budget=budget, max_num_seqs=max_num_seqs)
+    for length in lengths:
+        loop.add([1] * length, length + 5)
+    loop.run_dry()
+
+
+def test_prefill_chunks_ride_with_decodes() -> None:
+    loop = Loop(num_blocks=32, budget=6)
+    decoding = loop.add([1, 2], 30)
+    loop.step()
+    loop.add([3] * 20, 22)
+    sizes = []
+    for _ in range(4):
+        plan = loop.step()
+        by_id = {row.seq_id: row for row in plan.rows}
+        assert by_id[decoding.id].num_scheduled == 1  # never held up by the prompt
+        sizes.append(plan.num_tokens)
+    assert sizes == [6, 6, 6, 6]
+
+
+def test_every_running_sequence_gets_one_token_before_any_gets_two() -> None:
+    loop = Loop(num_blocks=64, budget=4)
+    seqs = [loop.add([i, i], 40) for i in range(1, 4)]
+    for _ in range(3):
+        loop.step()
+    for token in [1] * 10:
+        seqs[0].append(token)
+    plan = loop.step()
+    assert {row.seq_id: row.num_scheduled for row in plan.rows} == {1: 2, 2: 1, 3: 1}
+
+
+def test_more_sequences_than_budget_take_turns() -> None:
+    loop = Loop(num_blocks=64, budget=8)
+    parent = loop.add([1, 2, 3], 30)
+    loop.step()
+    children = [loop.fork(parent) for _ in range(6)]
+    loop.scheduler.max_num_batched_tokens = 2
+    served = set()
+    for _ in range(4):
+        plan = loop.step()
+        assert plan.num_tokens == 2
+        served |= {row.seq_id for row in plan.rows}
+    assert served == {parent.id, *(child.id for child in children)}
+
+
+def test_urgent_requests_are_admitted_first() -> None:
+    loop = Loop(num_blocks=3, budget=8)
+    running = loop.add([1] * 8, 10)
+    loop.step()
+    later = loop.add([2] * 8, 10)
+    urgent = loop.add([3] * 8, 10, priority=-1)
+    order = []
+    while loop.live:
+        plan = loop.step()
+        order += [row.seq_id for row in plan.rows if row.seq_id not in order]
+    assert order == [running.id, urgent.id, later.id]
+
+
+def test_admission_waits_for_room_for_the_whole_prompt() -> None:
+    loop = Loop(num_blocks=4, budget=4)
+    first = loop.add([1] * 9, 12)  # takes 3 of 4 blocks
+    loop.step()
+    second = loop.add([2] * 8, 9)
+    while first in loop.live:
+        plan = loop.step()
+        assert second.id not in {row.seq_id for row in plan.rows} or first not in loop.live
+    assert loop.scheduler.num_preemptions == 0
+    loop.run_dry()
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    scheduler = Scheduler(BlockManager(4, 4), 8, 8)
+    scheduler.check_fits(16)
+    with pytest.raises(OutOfBlocks, match="17 tokens need 5 KV blocks of 4; the cache has 4"):
+        scheduler.check_fits(17)
+
+
+def test_victim_frees_blocks() -> None:
+    """Preempting a sibling that shares all its blocks frees nothing, so somebody else goes."""
+    loop = Loop(num_blocks=8, budget=32)
+    other = loop.add([3] * 8, 11)
+    parent = loop.add([1] * 12, 32)
+    loop.step()
+    children = [loop.fork(parent) for _ in range(2)]
+    assert [loop.blocks.num_exclusive(seq) for seq in (parent, *children)] == [0, 0, 0]
+    needy = loop.add([2] * 4, 16)
+    loop.step()
+    for seq in (parent, *children):
+        seq.is_suspended = True
+    while loop.scheduler.num_preemptions == 0:
+        loop.step()
+        assert needy in loop.live
+    preempted = [seq for seq in loop.live if seq.status is SequenceStatus.WAITING]
+    assert preempted == [other] or other not in loop.live
+
+
+def test_suspended_sequences_are_preempted_first() -> None:
+    loop = Loop(num_blocks=6, budget=32)
+    held = loop.add([1] * 8, 12)
+    busy = loop.add([2] * 8, 24)
+    loop.step()
+    held.is_suspended = True
+    newest = loop.add([3] * 7, 8)
+    loop.step()
+    assert newest not in loop.live
+    while held.status is SequenceStatus.RUNNING:
+        loop.step()
+    assert loop.scheduler.num_preemptions == 1
+    assert busy.status is SequenceStatus.RUNNING
+    held.is_suspended = False
+    loop.run_dry()
+
+
+def test_a_sequence_alone_can_use_every_block() -> None:
+    loop = Loop(num_blocks=4, block_size=4)
+    seq = loop.add([1] * 3, 16)
+    while seq in loop.live:
+        if len(seq.tokens) == 15:  # a rewind into a published block, with no block to spare
+            seq.cut(6)
+            loop.scheduler.rewound(seq)
+            seq.max_len = 14
+        loop.step()
+
+
+@given(st.integers(0, 5), st.booleans())
+@settings(max_examples=10)
+def test_reset_sends_everything_anew(num_steps: int, with_suspects: bool) -> None:
+    loop = Loop(budget=6)
+    seqs = [loop.add([i] * (3 + i), 12) for i in range(1, 4)]
+    for _ in range(num_steps):
+        loop.step()
+    loop.executor.reset()
+    loop.scheduler.reset(seqs if with_suspects else ())
+    plan = loop.step()
+    assert all(row.num_kept == 0 and row.start == 0 for row in plan.rows)
+    assert len(plan.rows) == 1 if with_suspects else plan.num_tokens == 6
+    loop.run_dry()
