@@ -1,0 +1,74 @@
+"""Every limit of the runtime in one place. All are configurable; each error names the limit it enforces.
+
+The first group has the names and defaults of the original runtime's options, the rest is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times in milliseconds, sizes in bytes."""
+
+    max_forks: int = 16  # sequences of a request alive at the same time
+    max_memory: int = 64 * MIB  # linear memory of an instance
+    max_pre_step_time: int = 4  # D1: one post_pre_process
+    max_step_time: int = 25  # one mid_process; 150 when the engine speaks D1
+    max_init_time: int = 1000  # one instantiate
+    max_timeout_steps: int = 10  # steps in a row that a controller may be late
+
+    # What one callback may do.
+    max_wasm_stack: int = 512 << 10
+    max_log: int = 64 << 10  # kept per report
+    max_result: int = 4 * MIB  # JSON text that a callback returns
+    max_masks: int = 64  # bias calls in one callback
+    max_tokenize: int = 1 * MIB  # bytes handed to the tokenizer at once
+    max_tokenize_total: int = 4 * MIB  # the same, per callback
+    max_storage_commands: int = 256  # per callback
+    max_forced_tokens: int = 16384  # fast-forward tokens of one answer
+    max_branch_splices: int = 1024
+    max_bias_entries: int = 4096
+    max_constraints: int = 32  # constraint handles alive in an instance
+    max_constraint_spec: int = 1 * MIB
+    max_call_time: int = 10_000  # CPU of a single callback, however patient the engine is
+
+    # What a sequence may do in its life.
+    max_rewound_tokens: int = 65536
+    max_waits: int = 100_000  # noops in a row
+    max_total_forks: int = 256  # sequences a request may ever have had
+
+    # Shared variables of a request.
+    max_variables: int = 256
+    max_variable_name: int = 256
+    max_variable_bytes: int = 4 * MIB  # all values together
+
+    # Modules.
+    max_module_bytes: int = 128 * MIB
+    max_modules: int = 4096
+    max_modules_per_user: int = 512
+    max_store_bytes: int = 8 * GIB
+    max_tags_per_user: int = 1024
+    max_compiled_bytes: int = 8 * GIB
+    max_compile_time: int = 10_000
+    max_compile_memory: int = 2 * GIB
+    max_compiles: int = 2  # at the same time
+
+    # Arguments and processes.
+    max_argument: int = 16 * MIB
+    max_prompt: int = 1 << 20
+    max_workers: int = 8
+    max_instances: int = 1024  # alive in the whole runtime
+    max_instances_per_user: int = 512
+    max_unbound_time: int = 600_000  # an instance that no sequence has claimed
+    max_queue_time: int = 2_000  # waiting for a worker
+    max_pending_side: int = 256  # requests on the side channel
+    #: A worker that answers nothing at all for so long is killed.
+    max_silence: int = 3_000
+
+
+DEFAULT_LIMITS = Limits()

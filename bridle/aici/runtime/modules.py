@@ -1,0 +1,348 @@
+"""The module store: uploaded controllers by the hash of their bytes, tags, owners, and compiled code.
+
+Files hold bytes, SQLite holds everything else. A file is written under a temporary name, flushed and renamed
+inside the write transaction that records it, so that after a crash there is either a complete module or none; what
+a crash leaves over is swept at the next start. Several runtimes may share a folder. Nothing here compiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridle.aici.protocol import Auth, TagInfo
+from bridle.aici.runtime.limits import DEFAULT_LIMITS, Limits
+from bridle.aici.runtime.tags import GhReference, check_tag, is_module_id, is_tag
+from bridle.errors import InvalidRequest, Overloaded
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS modules (id TEXT PRIMARY KEY, size INTEGER NOT NULL, created REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS owners (
+    module TEXT NOT NULL, user TEXT NOT NULL, is_admin INTEGER NOT NULL, used REAL NOT NULL,
+    PRIMARY KEY (module, user));
+CREATE TABLE IF NOT EXISTS tags (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, tag TEXT UNIQUE NOT NULL, module TEXT NOT NULL,
+    updated_at INTEGER NOT NULL, updated_by TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS links (reference TEXT PRIMARY KEY, module TEXT NOT NULL, checked REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS compiled (
+    module TEXT NOT NULL, settings TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL,
+    facts TEXT NOT NULL, used REAL NOT NULL, PRIMARY KEY (module, settings));
+"""
+_MAX_USER = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Compiled code on disk. `facts` is what the compiler found out about the module, as JSON."""
+
+    path: Path
+    size: int
+    digest: str
+    facts: str
+
+
+class ModuleStore:
+    """Thread-safe. Every method that changes something is atomic, also against a crash."""
+
+    def __init__(self, folder: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._wasm = folder / "modules"
+        self._cache = folder / "compiled"
+        for path in (folder, self._wasm, self._cache):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = threading.RLock()
+        self._db = sqlite3.connect(
+            folder / "index.sqlite", timeout=30, isolation_level=None, check_same_thread=False
+        )
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        with self._lock:
+            self._db.executescript(_SCHEMA)
+        self._sweep()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # -- modules -------------------------------------------------------------------------------------------
+
+    def add(self, wasm: bytes, auth: Auth) -> str:
+        """Store a module; gives its id, the SHA-256 of its bytes. Storing the same bytes again is cheap. When a
+        user's or the store's room is used up, the user's oldest untagged modules make place; if that is not
+        enough `Overloaded` is raised."""
+        _check_user(auth.user)
+        if len(wasm) > self._limits.max_module_bytes:
+            raise InvalidRequest(
+                f"module of {len(wasm)} bytes exceeds the limit of {self._limits.max_module_bytes}", "binary"
+            )
+        module = hashlib.sha256(wasm).hexdigest()
+        with self._transaction():
+            if not self._row("SELECT 1 FROM owners WHERE module = ? AND user = ?", module, auth.user):
+                self._make_room(len(wasm), auth.user, module)
+            if not self.has(module):
+                _write_file(self._wasm / f"{module}.wasm", wasm)
+            now = time.time()
+            self._db.execute("INSERT OR IGNORE INTO modules VALUES (?, ?, ?)", (module, len(wasm), now))
+            self._db.execute(
+                "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?)", (module, auth.user, auth.is_admin, now)
+            )
+        return module
+
+    def has(self, module: str) -> bool:
+        """Whether a module of this id is stored."""
+        if not is_module_id(module) or not self._row("SELECT 1 FROM modules WHERE id = ?", module):
+            return False
+        return self.path(module).exists()
+
+    def path(self, module: str) -> Path:
+        """Where the bytes of a module are."""
+        assert is_module_id(module)
+        return self._wasm / f"{module}.wasm"
+
+    def size(self, module: str) -> int:
+        row = self._row("SELECT size FROM modules WHERE id = ?", module)
+        return int(row[0]) if row else 0
+
+    def resolve(self, name: str) -> str:
+        """The module id that an id, a tag or a linked `gh:` reference means. Raises `InvalidRequest`."""
+        if name.startswith("gh:"):
+            GhReference.parse(name)
+            linked = self.linked(name)
+            if linked is None:
+                raise InvalidRequest(f"{name!r} is not installed here, and nothing may be downloaded", "module_id")
+            return linked[0]
+        if is_tag(name):
+            row = self._row("SELECT module FROM tags WHERE tag = ?", name)
+            if row is None:
+                raise InvalidRequest(f"unknown tag {name!r}", "module_id")
+            return str(row[0])
+        if not self.has(name):
+            raise InvalidRequest(f"unknown module {name[:80]!r}", "module_id")
+        return name
+
+    # -- tags ----------------------------------------------------------------------------------------------
+
+    def set_tags(self, module: str, tags: list[str], auth: Auth) -> list[TagInfo]:
+        """Point tags at a module: all or none."""
+        _check_user(auth.user)
+        for tag in tags:
+            check_tag(tag, auth)
+        with self._transaction():
+            if not self.has(module):
+                raise InvalidRequest(f"unknown module {module[:80]!r}", "module_id")
+            self._check_tag_count(tags, auth)
+            now = int(time.time())
+            for tag in tags:
+                self._db.execute(
+                    "INSERT OR REPLACE INTO tags (tag, module, updated_at, updated_by) VALUES (?, ?, ?, ?)",
+                    (tag, module, now, auth.user),
+                )
+        wanted = set(tags)
+        found = {info.tag: info for info in self.tags() if info.tag in wanted}
+        return [found[tag] for tag in tags if tag in found]
+
+    def tags(self) -> list[TagInfo]:
+        """All tags, newest first."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT tag, module, updated_at, updated_by, m.size, "
+                "(SELECT max(size) FROM compiled c WHERE c.module = t.module) "
+                "FROM tags t LEFT JOIN modules m ON m.id = t.module ORDER BY updated_at DESC, number DESC"
+            ).fetchall()
+        return [TagInfo(row[0], row[1], row[2], row[3], row[4] or 0, row[5] or 0) for row in rows]
+
+    # -- references ----------------------------------------------------------------------------------------
+
+    def link(self, reference: str, module: str) -> None:
+        """Let a `gh:` reference, or the key of a release asset, mean a stored module."""
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO links VALUES (?, ?, ?)", (reference, module, time.time()))
+
+    def linked(self, reference: str) -> tuple[str, float] | None:
+        """Module and time of a link, if its module is still there."""
+        row = self._row("SELECT module, checked FROM links WHERE reference = ?", reference)
+        return (str(row[0]), float(row[1])) if row and self.has(str(row[0])) else None
+
+    # -- compiled code -------------------------------------------------------------------------------------
+
+    def compiled(self, module: str, settings: str) -> Compiled | None:
+        """Compiled code made with exactly these settings, if its bytes are still those that were stored."""
+        row = self._row(
+            "SELECT size, digest, facts FROM compiled WHERE module = ? AND settings = ?", module, settings
+        )
+        if row is None:
+            return None
+        found = Compiled(self._compiled_path(module, settings), int(row[0]), str(row[1]), str(row[2]))
+        if _digest_of(found.path) != found.digest:
+            self.forget_compiled(module, settings)
+            return None
+        self._execute("UPDATE compiled SET used = ? WHERE module = ? AND settings = ?", time.time(), module, settings)
+        return found
+
+    def add_compiled(self, module: str, settings: str, code: bytes, facts: str) -> Compiled:
+        """Keep compiled code; the least recently used is dropped when the cache is full."""
+        path = self._compiled_path(module, settings)
+        digest = hashlib.sha256(code).hexdigest()
+        with self._transaction():
+            self._make_compiled_room(len(code))
+            _write_file(path, code)
+            self._db.execute(
+                "INSERT OR REPLACE INTO compiled VALUES (?, ?, ?, ?, ?, ?)",
+                (module, settings, len(code), digest, facts, time.time()),
+            )
+        return Compiled(path, len(code), digest, facts)
+
+    def forget_compiled(self, module: str, settings: str) -> None:
+        """Drop compiled code that cannot be used. Idempotent."""
+        with self._transaction():
+            self._db.execute("DELETE FROM compiled WHERE module = ? AND settings = ?", (module, settings))
+            self._compiled_path(module, settings).unlink(missing_ok=True)
+
+    # -- helpers -------------------------------------------------------------------------------------------
+
+    def _compiled_path(self, module: str, settings: str) -> Path:
+        assert is_module_id(module) and settings.isalnum()
+        return self._cache / f"{module}-{settings}.cwasm"
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            nested = self._db.in_transaction
+            if not nested:
+                self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if not nested:
+                    self._db.execute("ROLLBACK")
+                raise
+            if not nested:
+                self._db.execute("COMMIT")
+
+    def _row(self, query: str, *values: object) -> tuple[object, ...] | None:
+        with self._lock:
+            row: tuple[object, ...] | None = self._db.execute(query, values).fetchone()
+            return row
+
+    def _execute(self, query: str, *values: object) -> None:
+        with self._lock:
+            self._db.execute(query, values)
+
+    def _number(self, query: str, *values: object) -> int:
+        row = self._row(query, *values)
+        return int(str(row[0])) if row and row[0] is not None else 0
+
+    def _check_tag_count(self, tags: list[str], auth: Auth) -> None:
+        limit = self._limits.max_tags_per_user
+        mine = self._number("SELECT count(*) FROM tags WHERE updated_by = ?", auth.user)
+        if mine + len(tags) > limit:
+            raise Overloaded(f"user {auth.user!r} has {mine} of at most {limit} tags", retry_after=0)
+
+    def _make_room(self, size: int, user: str, module: str) -> None:
+        limits = self._limits
+        while True:
+            mine = self._number("SELECT count(*) FROM owners WHERE user = ?", user)
+            count = self._number("SELECT count(*) FROM modules WHERE id != ?", module)
+            total = self._number("SELECT sum(size) FROM modules WHERE id != ?", module)
+            fits = count < limits.max_modules and total + size <= limits.max_store_bytes
+            if fits and mine < limits.max_modules_per_user:
+                return
+            if not self._drop_oldest(user):
+                raise Overloaded(
+                    f"no room for a module of {size} bytes: user {user!r} has {mine} of at most "
+                    f"{limits.max_modules_per_user} modules, the store {count} of {limits.max_modules} with "
+                    f"{total} of {limits.max_store_bytes} bytes",
+                    retry_after=0,
+                )
+
+    def _drop_oldest(self, user: str) -> bool:
+        row = self._row(
+            "SELECT module FROM owners WHERE user = ? AND module NOT IN (SELECT module FROM tags) "
+            "AND module NOT IN (SELECT module FROM links) ORDER BY used LIMIT 1",
+            user,
+        )
+        if row is None:
+            return False
+        module = str(row[0])
+        self._db.execute("DELETE FROM owners WHERE module = ? AND user = ?", (module, user))
+        if not self._row("SELECT 1 FROM owners WHERE module = ?", module):
+            self._db.execute("DELETE FROM modules WHERE id = ?", (module,))
+            self.path(module).unlink(missing_ok=True)
+        return True
+
+    def _make_compiled_room(self, size: int) -> None:
+        limit = self._limits.max_compiled_bytes
+        while self._number("SELECT sum(size) FROM compiled") + size > limit:
+            row = self._row("SELECT module, settings FROM compiled ORDER BY used LIMIT 1")
+            if row is None:
+                raise Overloaded(f"compiled code of {size} bytes exceeds the cache of {limit}", retry_after=0)
+            self.forget_compiled(str(row[0]), str(row[1]))
+
+    def _sweep(self) -> None:
+        """Remove what a crash left: temporary files of dead processes, files without a row, rows without a file."""
+        with self._transaction():
+            known = {row[0] for row in self._db.execute("SELECT id FROM modules")}
+            for path in self._wasm.iterdir():
+                if path.suffix == ".wasm" and path.stem not in known or _is_stale(path):
+                    path.unlink(missing_ok=True)
+            kept = {f"{m}-{s}.cwasm" for m, s in self._db.execute("SELECT module, settings FROM compiled")}
+            for path in self._cache.iterdir():
+                if path.suffix == ".cwasm" and path.name not in kept or _is_stale(path):
+                    path.unlink(missing_ok=True)
+            for module in known:
+                if not self.path(module).exists():
+                    self._db.execute("DELETE FROM modules WHERE id = ?", (module,))
+                    self._db.execute("DELETE FROM owners WHERE module = ?", (module,))
+
+
+def _check_user(user: str) -> None:
+    if len(user) > _MAX_USER:
+        raise InvalidRequest(f"user name of {len(user)} characters; at most {_MAX_USER} are allowed")
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    """Write, flush to disk, rename: the name never shows an incomplete file."""
+    temporary = path.with_name(f"tmp-{os.getpid()}-{path.name}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether this is the temporary file of a process that is gone."""
+    parts = path.name.split("-", 2)
+    if parts[0] != "tmp" or len(parts) != 3 or not parts[1].isdigit():
+        return False
+    try:
+        os.kill(int(parts[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return int(parts[1]) == os.getpid()
+
+
+def _digest_of(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None

@@ -1,0 +1,68 @@
+"""Names of modules: what a tag may look like, who may set it, and how `gh:` references are written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bridle.aici.protocol import Auth
+from bridle.errors import InvalidRequest
+
+MAX_TAG = 50
+_TAG = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
+_HEX = re.compile(r"[0-9a-fA-F]+\Z")
+_MODULE_ID = re.compile(r"[0-9a-f]{64}\Z")
+_GH = re.compile(r"gh:[A-Za-z0-9./_-]+\Z")
+_VERSION = re.compile(r"v\d+\.\d+")
+
+
+def is_module_id(text: str) -> bool:
+    """64 lower-case hex digits: safe to be part of a file name."""
+    return _MODULE_ID.match(text) is not None
+
+
+def is_tag(text: str) -> bool:
+    """Whether `text` may be a tag at all."""
+    if not 0 < len(text) <= MAX_TAG or _TAG.match(text) is None:
+        return False
+    return not (len(text) > 20 and _HEX.match(text))
+
+
+def check_tag(tag: str, auth: Auth) -> None:
+    """Raises `InvalidRequest` unless `auth` may set `tag`."""
+    if not is_tag(tag):
+        raise InvalidRequest(
+            f"invalid tag {tag[:80]!r}: at most {MAX_TAG} letters, digits, '_', '-' or '.', a letter first, "
+            "and not more than 20 hex digits only"
+        )
+    if not auth.is_admin and not tag.startswith(f"{auth.user}."):
+        raise InvalidRequest(f"tag {tag!r}: user {auth.user!r} may only set tags that start with '{auth.user}.'")
+
+
+@dataclass(frozen=True, slots=True)
+class GhReference:
+    """`gh:owner/repo[/selector][/version]`: a release asset."""
+
+    owner: str
+    repo: str
+    selector: str = ""
+    version: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> GhReference:
+        """Raises `InvalidRequest` with what is allowed."""
+        parts = text[3:].split("/")
+        if _GH.match(text) is None or not 2 <= len(parts) <= 4 or not all(parts) or ".." in text:
+            raise InvalidRequest(f"invalid reference {text[:120]!r}: gh:owner/repo[/selector][/version]")
+        version = ""
+        if len(parts) > 2 and (parts[-1] == "latest" or _VERSION.match(parts[-1])):
+            version = parts.pop()
+        if len(parts) > 3:
+            raise InvalidRequest(f"invalid reference {text[:120]!r}: {parts[-1]!r} is no version")
+        return cls(parts[0], parts[1], parts[2] if len(parts) == 3 else "", version)
+
+    @property
+    def url(self) -> str:
+        """The release's metadata. An explicit `latest` is looked up as a tag, as the original does."""
+        base = f"https://api.github.com/repos/{self.owner}/{self.repo}/releases"
+        return f"{base}/tags/{self.version}" if self.version else f"{base}/latest"
