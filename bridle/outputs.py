@@ -121,13 +121,14 @@ class Stored(Event):
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
     """The output is complete; no event follows for it. `text` is text held back until now. `stop` is the token
-    or the string that ended it, `error` what went wrong."""
+    or the string that ended it, `error` what went wrong. `is_last` ends the whole request."""
 
     reason: FinishReason = FinishReason.STOP
     usage: Usage = field(default_factory=Usage)
     text: str = ""
     stop: int | str | None = None
     error: BridleError | None = None
+    is_last: bool = True
 
 
 @dataclass(slots=True)

@@ -62,11 +62,15 @@ class SamplingParams:
         _freeze_collections(self)
         for name, low, high in _INT_RANGES:
             _check_int(name, getattr(self, name), low, high)
-        for name, low, high in _FLOAT_RANGES:
-            _check_float(name, getattr(self, name), low, high)
+        for name, least, most in _FLOAT_RANGES:
+            _check_float(name, getattr(self, name), least, most)
         if self.logprobs_mode not in ("raw", "processed"):
             raise InvalidRequest(
                 f"logprobs_mode is {self.logprobs_mode!r}; must be 'raw' or 'processed'", "logprobs_mode"
+            )
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise InvalidRequest(
+                "max_tokens is 0; must be at least 1, unless prompt_logprobs asks for scores only", "max_tokens"
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
@@ -81,9 +85,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        return (
-            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        )
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def with_(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated again."""
@@ -98,7 +100,7 @@ class SamplingParams:
 # (field, smallest, largest); None is allowed where the annotation allows it.
 _INT_RANGES = (
     ("n", 1, MAX_N),
-    ("max_tokens", 1, MAX_TOKENS_LIMIT),
+    ("max_tokens", 0, MAX_TOKENS_LIMIT),
     ("min_tokens", 0, MAX_TOKENS_LIMIT),
     ("top_k", -1, MAX_TOKENS_LIMIT),
     ("seed", -(1 << 63), MAX_SEED - 1),
@@ -119,7 +121,8 @@ _FLOAT_RANGES = (
 
 
 def _freeze_collections(params: SamplingParams) -> None:
-    stop = (params.stop,) if isinstance(params.stop, str) else tuple(params.stop or ())
+    given: object = params.stop  # callers may pass one string, a list or None
+    stop = (given,) if isinstance(given, str) else tuple(params.stop or ())
     object.__setattr__(params, "stop", stop)
     object.__setattr__(params, "stop_token_ids", tuple(params.stop_token_ids or ()))
     object.__setattr__(params, "logit_bias", dict(params.logit_bias or {}))
@@ -149,9 +152,7 @@ def _check_stop(params: SamplingParams) -> None:
         if not isinstance(text, str) or not text:
             raise InvalidRequest(f"stop holds {text!r}; every entry must be a non-empty string", "stop")
         if len(text) > MAX_STOP_STRING_CHARS:
-            raise InvalidRequest(
-                f"a stop string has {len(text)} characters; at most {MAX_STOP_STRING_CHARS}", "stop"
-            )
+            raise InvalidRequest(f"a stop string has {len(text)} characters; at most {MAX_STOP_STRING_CHARS}", "stop")
     if len(params.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidRequest(
             f"stop_token_ids has {len(params.stop_token_ids)} ids; at most {MAX_STOP_TOKENS}", "stop_token_ids"

@@ -36,6 +36,7 @@ class OutputText:
         self._pieces: list[str] = []  # characters that became certain with each token
         self._num_chars = 0
         self._num_released = 0
+        self._is_closed = False  # a stop string ended it
 
     @property
     def num_released(self) -> int:
@@ -52,18 +53,23 @@ class OutputText:
             return Released(piece)
         return self._release(len(piece))
 
-    def rewind(self, num_tokens: int) -> int:
-        """Take tokens back; gives the number of released characters that disappear."""
+    def rewind(self, num_tokens: int, num_unsent: int = 0) -> int:
+        """Take tokens back; gives the number of characters that disappear from what was given out.
+
+        The last `num_unsent` characters given out never left the engine; those among them that stay are held again.
+        """
         if num_tokens == 0:
             return 0
         self._num_chars -= self._state.rewind(num_tokens)
         del self._pieces[-num_tokens:]
-        taken = max(self._num_released - self._num_chars, 0)
-        self._num_released -= taken
-        return taken
+        visible = self._num_released - num_unsent
+        self._num_released = min(visible, self._num_chars)
+        return visible - self._num_released
 
     def flush(self) -> str:
-        """The output ends here without a stop string: everything still held."""
+        """The output ends here: everything still held, nothing if a stop string ended it."""
+        if self._is_closed:
+            return ""
         tail = self._state.flush()
         if tail:
             self._pieces.append(tail)
@@ -103,6 +109,7 @@ class OutputText:
         """The text ends `end` characters into `tail`."""
         start = self._num_released - base
         self._num_chars = self._num_released = base + end
+        self._is_closed = True
         return Released(tail[start:end], stop, max(start - end, 0))
 
     def _find_stop(self, tail: str, new_from: int) -> tuple[int, str] | None:

@@ -86,7 +86,8 @@ class SampleRow:
 
     `seq_id` names the mirror whose tokens the penalties look at: for a fresh fork its parent's. `mask` is a
     bit row (bit i of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds
-    (token, addend) pairs, -inf forbids. The random number is a pure function of (`key`, `draw`).
+    (token, addend) pairs, -inf forbids; it comes on top of `sampling.logit_bias`. The random number is a
+    pure function of (`key`, `draw`).
     """
 
     seq_id: int

@@ -12,11 +12,11 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
 from bridle.engine.sequence import Sequence, SequenceStatus
-from bridle.errors import OutOfBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,16 @@ class Scheduled:
 class Scheduler:
     """Owner of the queues. `schedule` makes a plan, `commit` books what it computed."""
 
-    def __init__(self, blocks: BlockManager, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        *,
+        kv: Literal["paged", "sequences"] = "paged",
+    ) -> None:
         self.blocks = blocks
+        self._by_sequence = kv == "sequences"
         self.max_num_batched_tokens = max(max_num_batched_tokens, 1)
         self.max_num_seqs = max_num_seqs
         self.running: dict[int, Sequence] = {}
@@ -47,6 +55,7 @@ class Scheduler:
         self._forks: list[ForkRow] = []
         self._freed: list[int] = []
         self._step = 0
+        self._in_order = True  # whether `running` goes from most to least urgent
         self._cursor = 0  # where the next step starts if not all running sequences fitted
 
     # -- membership --------------------------------------------------------------------------------------
@@ -61,10 +70,9 @@ class Scheduler:
         self.blocks.fork(parent, child)
         child.num_mirrored_tokens = min(parent.num_mirrored_tokens, len(child.tokens))
         child.num_mirrored_blocks = min(parent.num_mirrored_blocks, len(child.block_table))
-        self._forks.append(
-            ForkRow(parent.id, child.id, child.num_mirrored_tokens, child.num_mirrored_blocks)
-        )
+        self._forks.append(ForkRow(parent.id, child.id, child.num_mirrored_tokens, child.num_mirrored_blocks))
         self.running[child.id] = child
+        self._in_order = False
 
     def remove(self, seq: Sequence) -> None:
         """The sequence is over: its blocks are free at once."""
@@ -77,17 +85,21 @@ class Scheduler:
         self._freed.append(seq.id)
 
     def rewound(self, seq: Sequence) -> None:
-        """The sequence's tokens were cut: blocks past its end are free."""
-        self.blocks.truncate(seq)
+        """The sequence's tokens were cut: blocks past its end are free.
+
+        A backend that keeps KV by sequence gives it up only with the next row, so there they stay counted.
+        """
+        if not self._by_sequence:
+            self.blocks.truncate(seq)
 
     # -- planning ----------------------------------------------------------------------------------------
 
     def schedule(self) -> tuple[StepPlan, list[Scheduled]]:
         """The next plan and its rows with their sequences, in the same order."""
         self._step += 1
+        picked = self._pick_suspect() if self._suspects else self._pick()
         plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
         self._forks, self._freed = [], []
-        picked = self._pick_suspect() if self._suspects else self._pick()
         scheduled = []
         num_logits = 0
         for seq, num_tokens, copies in picked:
@@ -105,7 +117,10 @@ class Scheduler:
         return list(picked.values())
 
     def _pick_running(self, picked: dict[int, tuple[Sequence, int, list[BlockCopy]]]) -> int:
-        """Running sequences, oldest first; gives the budget that is left."""
+        """Running sequences, most urgent first; gives the budget that is left."""
+        if not self._in_order:
+            self.running = dict(sorted(self.running.items(), key=lambda item: _urgency(item[1])))
+            self._in_order = True
         budget = self.max_num_batched_tokens
         ready = self._turn([seq for seq in self.running.values() if seq.is_ready])
         unserved = len(ready)
@@ -113,6 +128,8 @@ class Scheduler:
             unserved -= 1
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted a moment ago
+            if self._by_sequence:
+                self.blocks.truncate(seq)
             num_tokens = min(seq.target - seq.num_computed, max(budget - unserved, 1))
             num_tokens = self._make_room(seq, num_tokens, picked)
             if num_tokens:
@@ -131,22 +148,31 @@ class Scheduler:
 
     def _pick_waiting(self, picked: dict[int, tuple[Sequence, int, list[BlockCopy]]], budget: int) -> None:
         """Admit in order while there is room for all tokens that a sequence has; nobody overtakes."""
+        queue, self.waiting = self.waiting, []
         kept: list[Sequence] = []
-        waiting = self.waiting
-        i = 0
-        while i < len(waiting) and budget > 0 and len(self.running) < self.max_num_seqs:
-            seq = waiting[i]
+        num_seen = 0
+        for seq in queue:
+            if budget <= 0 or len(self.running) >= self.max_num_seqs:
+                break
             if not seq.is_ready:
                 kept.append(seq)
-                i += 1
-                continue
-            if not self._admit(seq):
+            elif not self._admit_over_suspended(seq):
                 break
-            i += 1
-            num_tokens = min(seq.target - seq.num_computed, budget)
-            picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens)
-            budget -= num_tokens
-        self.waiting = kept + waiting[i:]
+            else:
+                num_tokens = min(seq.target - seq.num_computed, budget)
+                picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens)
+                budget -= num_tokens
+            num_seen += 1
+        self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=_urgency)
+
+    def _admit_over_suspended(self, seq: Sequence) -> bool:
+        """Admit, if need be at the cost of sequences whose controllers wait: they might wait for this one."""
+        while not self._admit(seq):
+            idle = [s for s in self.running.values() if s.is_suspended and self.blocks.num_exclusive(s)]
+            if not idle:
+                return False
+            self.preempt(max(idle, key=_urgency))
+        return True
 
     def _admit(self, seq: Sequence) -> bool:
         """Make a waiting sequence a running one if all its tokens find room, with what the cache has of them."""
@@ -156,6 +182,8 @@ class Scheduler:
             return False
         self.blocks.adopt_prefix(seq, num_cached)
         seq.status = SequenceStatus.RUNNING
+        if self.running and _urgency(next(reversed(self.running.values()))) > _urgency(seq):
+            self._in_order = False
         self.running[seq.id] = seq
         return True
 
@@ -229,6 +257,9 @@ class Scheduler:
         del self.running[seq.id]
         self.blocks.free(seq)
         seq.forget_kv()
+        if self._by_sequence:
+            seq.forget_mirror()
+            self._freed.append(seq.id)
         self.add(seq)
         self.num_preemptions += 1
 
@@ -254,14 +285,6 @@ class Scheduler:
         self.blocks.forget_content()
         self._forks, self._freed = [], []
         self._suspects = {seq.id for seq in suspects if not seq.is_finished}
-
-    def check_fits(self, num_tokens: int) -> None:
-        """Raise `OutOfBlocks` if a sequence of `num_tokens` could never run, even alone."""
-        if self.blocks.blocks_for(num_tokens) > self.blocks.num_blocks:
-            raise OutOfBlocks(
-                f"{num_tokens} tokens need {self.blocks.blocks_for(num_tokens)} KV blocks of "
-                f"{self.blocks.block_size}; the cache has {self.blocks.num_blocks}"
-            )
 
 
 def _urgency(seq: Sequence) -> tuple[int, int]:

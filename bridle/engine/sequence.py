@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from bridle.engine.decision import Decision
-from bridle.engine.interfaces import Ask, ControllerPool
+from bridle.engine.interfaces import Ask, ControllerPool, StoppingCriteria
 from bridle.engine.output_text import OutputText
 from bridle.engine.request import Request
 from bridle.outputs import FinishReason, Logprob, Usage
@@ -72,6 +72,9 @@ class Sequence:
     sampling: SamplingParams
     max_len: int  # of tokens, prompt included
     key: int
+    max_turns: int = 1 << 62  # draws and splices, for controlled sequences
+    stop_ids: frozenset[int] = frozenset()
+    stopping: tuple[StoppingCriteria, ...] = ()
     text: OutputText | None = None
     pool: ControllerPool | None = None
     status: SequenceStatus = SequenceStatus.WAITING
@@ -186,6 +189,9 @@ class Sequence:
             sampling=self.sampling,
             max_len=self.max_len,
             key=fork_key(self.key, self.num_forks, branch),
+            max_turns=self.max_turns,
+            stop_ids=self.stop_ids,
+            stopping=self.stopping,
             text=self.text.copy() if self.text else None,
             pool=self.pool,
             status=SequenceStatus.RUNNING,
@@ -194,7 +200,7 @@ class Sequence:
             num_hashed=self.num_hashed,
             num_draws=self.num_draws,
             num_turns=self.num_turns,
-            num_scored=self.num_scored,
+            num_scored=len(self.tokens),
             prompt_sent=True,
             was_forked=True,
         )

@@ -1,0 +1,131 @@
+"""The home of plain Python controllers: calls them on the engine's thread and answers at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from bridle.controllers.python import Controller, SequenceView
+from bridle.engine.decision import Decision
+from bridle.engine.interfaces import Answer, Ask
+from bridle.engine.request import Request
+from bridle.errors import ControllerError
+
+
+@dataclass(slots=True)
+class _Instance:
+    controller: Controller
+    view: SequenceView
+
+
+class PythonControllerPool:
+    """A `ControllerPool` for `Controller` objects.
+
+    Each request runs on a copy of the object it was given, so one object can be passed to many requests.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._opened: dict[str, _Instance] = {}
+        self._live: dict[int, _Instance] = {}
+        self._answers: dict[int, Answer] = {}
+
+    def accepts(self, controller: object) -> bool:
+        """Whether it is a `Controller`."""
+        return isinstance(controller, Controller)
+
+    def open(self, request: Request) -> Future[tuple[int, ...]]:
+        """Copy the controller and let it see the prompt."""
+        future: Future[tuple[int, ...]] = Future()
+        try:
+            controller = copy.deepcopy(request.controller)
+            if not isinstance(controller, Controller):
+                raise ControllerError(f"{request.controller!r} is not a Controller")
+            rewritten = controller.start(request.prompt)
+            prompt = request.prompt if rewritten is None else tuple(rewritten)
+        except Exception as error:
+            future.set_exception(_as_error(error, "start"))
+            return future
+        view = SequenceView(list(prompt), len(prompt), self._vocab_size, 0, prompt)
+        self._opened[request.id] = _Instance(controller, view)
+        future.set_result(prompt)
+        return future
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Forks first, while their parents are as they were; then everybody's callbacks."""
+        for ask in asks:
+            if ask.request is not None:
+                self._live[ask.seq_id] = self._opened.pop(ask.request.id)
+            elif ask.parent is not None:
+                self._fork(ask, ask.parent, ask.branch or 0)
+        for ask in asks:
+            if ask.seq_id in self._live:
+                self._answers[ask.seq_id] = _call(self._live[ask.seq_id], ask)
+
+    def _fork(self, ask: Ask, parent_id: int, branch: int) -> None:
+        parent = self._live[parent_id]
+        try:
+            controller = parent.controller.fork(branch)
+        except Exception as error:
+            self._answers[ask.seq_id] = Answer(error=_as_error(error, "fork"))
+            return
+        seen = parent.view
+        view = SequenceView(seen.tokens.copy(), seen.num_prompt, seen.vocab_size, branch)
+        self._live[ask.seq_id] = _Instance(controller, view)
+
+    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
+        """All answers; they are there as soon as `ask` returns."""
+        answers, self._answers = self._answers, {}
+        return answers
+
+    def close(self, seq_ids: Sequence[int]) -> None:
+        """Drop the instances of these sequences."""
+        for seq_id in seq_ids:
+            self._live.pop(seq_id, None)
+            self._answers.pop(seq_id, None)
+
+    def shutdown(self) -> None:
+        """Drop everything."""
+        self._opened.clear()
+        self._live.clear()
+        self._answers.clear()
+
+
+def _call(instance: _Instance, ask: Ask) -> Answer:
+    view = instance.view
+    _update(view, ask)
+    try:
+        if ask.final:
+            instance.controller.finish(view)
+            decision = None
+        else:
+            decision = instance.controller.next(view)
+            if not isinstance(decision, Decision):
+                raise ControllerError(f"next() returned {decision!r}; it must return a Decision")
+        log, stored = view.take_logs()
+        return Answer(decision, log=log, stored=stored)
+    except Exception as error:
+        log, stored = view.take_logs()
+        return Answer(error=_as_error(error, "finish" if ask.final else "next"), log=log, stored=stored)
+
+
+def _update(view: SequenceView, ask: Ask) -> None:
+    if ask.request is not None:
+        return  # it has the prompt already
+    if ask.backtrack:
+        del view.tokens[-ask.backtrack :]
+        view.num_prompt = min(view.num_prompt, len(view.tokens))
+    view.tokens.extend(ask.tokens)
+    view.new_tokens, view.num_rewound, view.sampled = ask.tokens, ask.backtrack, ask.sampled
+
+
+def _as_error(error: Exception, where: str) -> ControllerError:
+    if isinstance(error, ControllerError):
+        return error
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    line = f" (line {trace.tb_lineno} of {trace.tb_frame.f_code.co_name})" if trace is not None else ""
+    return ControllerError(f"the controller's {where}() raised {error!r}{line}")

@@ -1,0 +1,84 @@
+"""Controllers written in plain Python: trusted code that runs inside the engine's process.
+
+    class Shout(Controller):
+        def next(self, view):
+            return Decision.sample(mask=view.mask_of(UPPER_CASE_TOKENS))
+
+    llm.generate("Say hello:", controller=Shout())
+
+One instance steers one output; a fork copies it. For code that is not trusted there are Wasm controllers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bridle.engine.decision import Decision, mask_of
+
+
+@dataclass(slots=True)
+class SequenceView:
+    """What a controller sees of its sequence, and where it leaves logs and variables.
+
+    `tokens` are all tokens, the first `num_prompt` of them prompt; treat the list as read-only. `new_tokens` were
+    appended since the last call, after `num_rewound` older ones were taken back; `sampled` is the token that was
+    drawn, None if none was. `index` numbers the output within its request.
+    """
+
+    tokens: list[int]
+    num_prompt: int
+    vocab_size: int
+    index: int = 0
+    new_tokens: tuple[int, ...] = ()
+    num_rewound: int = 0
+    sampled: int | None = None
+    _logs: list[str] = field(default_factory=list)
+    _stored: list[tuple[str, bytes]] = field(default_factory=list)
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[self.num_prompt :]
+
+    def mask_of(self, tokens: Iterable[int]) -> bytes:
+        """The mask that allows exactly `tokens`."""
+        return mask_of(tokens, self.vocab_size)
+
+    def log(self, text: str) -> None:
+        """Send a line to the client."""
+        self._logs.append(text if text.endswith("\n") else text + "\n")
+
+    def store(self, name: str, value: bytes) -> None:
+        """Send a variable to the client."""
+        self._stored.append((name, value))
+
+    def take_logs(self) -> tuple[str, tuple[tuple[str, bytes], ...]]:
+        """Logs and variables since the last call."""
+        logs, stored = "".join(self._logs), tuple(self._stored)
+        self._logs.clear()
+        self._stored.clear()
+        return logs, stored
+
+
+class Controller:
+    """Steers one output, token by token. Override what you need.
+
+    An exception in any method ends that output with a `ControllerError` and touches no other.
+    """
+
+    def start(self, prompt: tuple[int, ...]) -> Iterable[int] | None:
+        """Called once, before anything is computed. May return another prompt."""
+        return None
+
+    def next(self, view: SequenceView) -> Decision:
+        """Called whenever tokens become known, first with the prompt: how shall the output go on?"""
+        return Decision.sample()
+
+    def fork(self, branch: int) -> Controller:
+        """The controller of a new output, made by branch `branch` (from 1) of this one's last decision."""
+        return copy.deepcopy(self)
+
+    def finish(self, view: SequenceView) -> None:
+        """Called once when the output has ended; only `view.log` and `view.store` still have an effect."""

@@ -1,0 +1,73 @@
+"""The engine: scheduling, KV blocks, control and stopping, in plain Python.
+
+It computes nothing itself. A backend implements `Executor`, a home of controllers implements `ControllerPool`, a
+tokenizer implements `TextDecoder`; each part can be used alone.
+"""
+
+from bridle.engine.async_engine import AsyncEngine
+from bridle.engine.block_manager import BlockManager
+from bridle.engine.client import EngineClient, EventStream
+from bridle.engine.decision import Branch, Decision, Splice, mask_allows, mask_is_empty, mask_of, mask_words
+from bridle.engine.engine import Engine
+from bridle.engine.interfaces import (
+    Answer,
+    Ask,
+    ControllerPool,
+    Executor,
+    ExecutorInfo,
+    HistoryLookup,
+    Sampler,
+    StoppingCriteria,
+    TextDecoder,
+    TextState,
+)
+from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
+from bridle.engine.request import Request
+from bridle.engine.scheduler import Scheduler
+from bridle.engine.sequence import Sequence, SequenceStatus, fork_key, root_key
+from bridle.engine.statistics import EngineStatistics
+from bridle.engine.stopping import MaxLength, MaxNewTokens, StopOnRepetition, StopOnTokens
+
+__all__ = [
+    "Answer",
+    "Ask",
+    "AsyncEngine",
+    "BlockCopy",
+    "BlockManager",
+    "Branch",
+    "ControllerPool",
+    "Decision",
+    "Engine",
+    "EngineClient",
+    "EngineStatistics",
+    "EventStream",
+    "Executor",
+    "ExecutorInfo",
+    "ForkRow",
+    "HistoryLookup",
+    "MaxLength",
+    "MaxNewTokens",
+    "PlanRow",
+    "Request",
+    "SampleBatch",
+    "SampleRow",
+    "Sampler",
+    "Scheduler",
+    "ScoreRun",
+    "Sequence",
+    "SequenceStatus",
+    "Splice",
+    "StepPlan",
+    "StepResult",
+    "StopOnRepetition",
+    "StopOnTokens",
+    "StoppingCriteria",
+    "TextDecoder",
+    "TextState",
+    "fork_key",
+    "mask_allows",
+    "mask_is_empty",
+    "mask_of",
+    "mask_words",
+    "root_key",
+]

@@ -1,0 +1,207 @@
+"""The engine on a thread of its own, with an inbox, and one wake-up per step for all readers of an event loop.
+
+Any thread may submit and cancel. The engine's thread takes the inbox in once per step, runs the step, and hands each
+request's events to its stream. Readers in asyncio are woken by one `call_soon_threadsafe` per loop and step, however
+many streams have news. Knows nothing of HTTP or any wire format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from bridle.engine.client import EventStream
+from bridle.engine.engine import Engine
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.request import Request
+from bridle.engine.statistics import EngineStatistics
+from bridle.errors import BridleError, EngineClosed, InternalError, InvalidRequest, Overloaded
+from bridle.outputs import Event, Finished, FinishReason
+
+_log = logging.getLogger(__name__)
+
+#: While everything waits for controllers, steps follow each other at this distance, in seconds.
+_STALLED_PAUSE = 0.001
+
+
+class AsyncEngine:
+    """An `EngineClient` over an engine in this process. `start` it, `close` it; or use it in a `with` block."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._inbox: deque[Request] = deque()
+        self._streams: dict[str, EventStream] = {}
+        self._wake = threading.Event()
+        self._state = "new"  # -> running -> draining -> closed
+        self._fault: BridleError | None = None
+        self._thread = threading.Thread(target=self._run, name="bridle-engine", daemon=True)
+
+    # -- for clients, any thread -------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._engine.info
+
+    @property
+    def is_healthy(self) -> bool:
+        """Running, and its thread is alive."""
+        return self._state == "running" and self._thread.is_alive()
+
+    @property
+    def num_live(self) -> int:
+        """Requests not over yet."""
+        return len(self._streams)
+
+    def submit(self, request: Request) -> EventStream:
+        """Start a request. What is wrong with it, or with the time for it, is raised here and now."""
+        self._engine.check(request)
+        stream = EventStream(request.id, self.cancel)
+        with self._lock:
+            if self._state != "running":
+                raise self._fault or EngineClosed(f"the engine takes no requests: it is {self._state}")
+            if request.id in self._streams:
+                raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+            limit = self._engine.config.max_waiting
+            num_waiting = self._engine.num_waiting + len(self._inbox)
+            if num_waiting >= limit:
+                raise Overloaded(f"{num_waiting} requests wait already; at most {limit}")
+            self._streams[request.id] = stream
+            self._inbox.append(request)
+        self._wake.set()
+        return stream
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; unknown ids are ignored."""
+        self._engine.cancel(request_id)
+        self._wake.set()
+
+    def statistics(self) -> EngineStatistics:
+        """A snapshot of the engine's counters."""
+        return self._engine.statistics()
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    def start(self) -> AsyncEngine:
+        """Start the engine's thread."""
+        with self._lock:
+            if self._state == "new":
+                self._state = "running"
+                self._thread.start()
+        return self
+
+    def close(self, drain: float = 0.0) -> None:
+        """Take no more requests, give running ones `drain` seconds, then end the rest as cancelled. Blocks until
+        the engine's thread is gone. Idempotent."""
+        with self._lock:
+            started = self._state != "new"
+            if self._state in ("new", "running"):
+                self._state = "draining"
+        if not started:
+            self._engine.close()
+            self._state = "closed"
+            return
+        deadline = time.monotonic() + drain
+        while self._streams and self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(0.01)
+        with self._lock:
+            self._state = "closed"
+        self._wake.set()
+        self._thread.join()
+
+    def __enter__(self) -> AsyncEngine:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # -- the engine's thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._state != "closed":
+                self._turn()
+            self._cancel_all()
+        except Exception as error:
+            _log.exception("the engine thread failed")
+            self._fault = InternalError(f"the engine stopped: {error!r}")
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        """One step, or a rest until there is something to do."""
+        self._wake.clear()
+        self._take_inbox()
+        if not self._engine.has_work:
+            if not self._inbox and self._state != "closed":
+                self._wake.wait()
+            return
+        if self._engine.is_stalled:
+            self._wake.wait(_STALLED_PAUSE)
+        self._deliver(self._engine.step())
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            request = self._inbox.popleft()
+            try:
+                self._engine.add(request)
+            except BridleError as error:
+                event = Finished(request.id, 0, FinishReason.ERROR, error=error)
+                self._deliver([event])
+
+    def _deliver(self, events: Iterable[Event]) -> None:
+        """Hand events to their streams and wake each reader once."""
+        by_request: dict[str, list[Event]] = {}
+        for event in events:
+            by_request.setdefault(event.request_id, []).append(event)
+        woken: list[EventStream] = []
+        for request_id, batch in by_request.items():
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue
+            stream.put(batch)
+            woken.append(stream)
+            last = batch[-1]
+            if isinstance(last, Finished) and last.is_last:
+                del self._streams[request_id]
+        _wake_all(woken)
+
+    def _cancel_all(self) -> None:
+        self._take_inbox()
+        for request_id in list(self._streams):
+            self._engine.cancel(request_id)
+        while self._engine.has_work:
+            self._deliver(self._engine.step())
+
+    def _end(self) -> None:
+        """Nobody may wait for ever, whatever happened."""
+        with self._lock:
+            self._state = "closed"
+            streams = list(self._streams.values())
+            self._streams.clear()
+        for stream in streams:
+            stream.fail(self._fault or EngineClosed("the engine was shut down"))
+        _wake_all(streams)
+        self._engine.close()
+
+
+def _wake_all(streams: Iterable[EventStream]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+    for stream in streams:
+        if stream.loop is None:
+            stream.wake()
+        else:
+            by_loop.setdefault(stream.loop, []).append(stream.wake)
+    for loop, wakes in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the reader's loop is closed; nobody reads any more
+            loop.call_soon_threadsafe(_call_all, wakes)
+
+
+def _call_all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

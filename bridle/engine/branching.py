@@ -1,0 +1,207 @@
+"""Between logits and tokens: who draws from which row, what becomes of the drawn token.
+
+A sequence whose last token was computed owns a logits row. Its controller's decision (or none) says how it goes on:
+one branch draws or splices, several fork it, and all rows of a fork point at the same logits row. `branch` runs
+before sampling and may create sequences, `commit` applies the results, `undo` takes a failed step's forks back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bridle.engine.decision import Branch, Splice
+from bridle.engine.interfaces import Ask
+from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun, StepResult
+from bridle.engine.progress import Progress
+from bridle.engine.scheduler import Scheduled, Scheduler
+from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.steering import Steering
+from bridle.errors import BridleError, ControllerError, InvalidRequest
+from bridle.outputs import Logprob
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One branch to apply after sampling; `row` of the batch answers it, None if it does not sample."""
+
+    seq: Sequence
+    branch: Branch
+    row: int | None
+
+
+@dataclass(slots=True)
+class Outputs:
+    """The outputs of one request: those not over, by sequence id, and how many there ever were."""
+
+    sequences: dict[int, Sequence]
+    num_created: int = 1
+
+
+@dataclass(slots=True)
+class Branched:
+    """What one step draws, and the sequences that it creates."""
+
+    batch: SampleBatch
+    draws: list[Draw] = field(default_factory=list)
+    forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
+
+
+class Branching:
+    """Turns decisions into sampling rows and forks, and results into tokens."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        steering: Steering,
+        progress: Progress,
+        outputs_of: Callable[[str], Outputs],
+        new_id: Callable[[], int],
+        max_outputs: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._steering = steering
+        self._progress = progress
+        self._outputs_of = outputs_of
+        self._new_id = new_id
+        self._max_outputs = max_outputs
+
+    # -- before sampling ---------------------------------------------------------------------------------
+
+    def branch(self, step: int, scheduled: list[Scheduled]) -> Branched:
+        """Rows for all branches of all sequences that go on in this step."""
+        out = Branched(SampleBatch(step))
+        out.batch.scores = [run for item in scheduled if (run := score_run(item)) is not None]
+        for item in scheduled:
+            if draws_next(item):
+                self._branch_one(item, out)
+        return out
+
+    def _branch_one(self, item: Scheduled, out: Branched) -> None:
+        seq = item.seq
+        branches = self._steering.branches(seq)
+        if not seq.was_forked and branches:
+            branches *= seq.sampling.n
+        if not branches or not self._may_have(seq, len(branches)):
+            return
+        seq.was_forked = True
+        owners = [seq, *(self._fork(seq, number, out) for number in range(1, len(branches)))]
+        if len(branches) > 1:
+            seq.num_forks += 1
+        logits_index = item.first_logit + item.row.num_logits - 1
+        for branch, owner in zip(branches, owners, strict=True):
+            row = len(out.batch.rows) if branch.sample else None
+            if branch.sample:
+                out.batch.rows.append(_sample_row(owner, seq, branch, logits_index))
+            out.draws.append(Draw(owner, branch, row))
+
+    def _may_have(self, seq: Sequence, num_branches: int) -> bool:
+        total = self._outputs_of(seq.request.id).num_created + num_branches - 1
+        limit = max(self._max_outputs, seq.sampling.n)
+        if num_branches > 1 and total > limit:
+            self._progress.fail(seq, ControllerError(f"the fork makes {total} outputs; at most {limit}"))
+            return False
+        return True
+
+    def _fork(self, seq: Sequence, number: int, out: Branched) -> Sequence:
+        outputs = self._outputs_of(seq.request.id)
+        child = seq.fork(self._new_id(), outputs.num_created, number)
+        outputs.num_created += 1
+        outputs.sequences[child.id] = child
+        self._scheduler.add_fork(seq, child)
+        if child.is_controlled:
+            self._steering.add(child, Ask(child.id, parent=seq.id, branch=number))
+        out.forks.append((seq, child))
+        return child
+
+    def undo(self, out: Branched) -> None:
+        """The step failed before anything came of it: its forks never were."""
+        for parent, child in reversed(out.forks):
+            outputs = self._outputs_of(child.request.id)
+            del outputs.sequences[child.id]
+            outputs.num_created -= 1
+            self._steering.forget(child)
+            self._scheduler.remove(child)
+            child.status = SequenceStatus.FINISHED
+            parent.was_forked = parent.was_forked and parent.num_forks > 1
+        for parent in {id(parent): parent for parent, _ in out.forks}.values():
+            parent.num_forks -= 1
+
+    # -- after sampling ----------------------------------------------------------------------------------
+
+    def commit(self, scheduled: list[Scheduled], out: Branched, result: StepResult) -> None:
+        """Apply the results: scores first, then new outputs, then tokens."""
+        scores = {run.seq_id: values for run, values in zip(out.batch.scores, result.scores, strict=True)}
+        for item in scheduled:
+            if not item.seq.is_finished:
+                self._settle(item, scores.get(item.seq.id, []))
+        for parent, child in out.forks:
+            self._progress.announce_fork(parent, child)
+        for draw in out.draws:
+            if draw.row is None:
+                splice = draw.branch.splices[0]
+                self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
+            else:
+                self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row])
+
+    def _settle(self, item: Scheduled, scores: list[Logprob]) -> None:
+        if item.end >= item.seq.num_prompt:
+            self._progress.note_prompt(item.seq)
+        self._progress.add_scores(item.seq, scores)
+        self._progress.settle(item.seq)
+
+    def _accept(self, draw: Draw, token: int, logprob: Logprob | None) -> None:
+        """A token was drawn for a branch: it enters the sequence, or a splice takes its place."""
+        seq = draw.seq
+        if token < 0:
+            self._progress.fail(seq, _nothing_left(seq))
+            return
+        seq.num_draws += 1
+        splice = _matching(draw.branch.splices, token)
+        if splice is not None and splice.backtrack:
+            self._progress.count_replaced(seq)
+            self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token)
+            return
+        seq.num_turns += 1
+        num_kept = len(seq.tokens)
+        ended = self._progress.append(seq, token, logprob, forced=False)
+        if splice is not None and not ended:
+            self._progress.force(seq, splice.ff_tokens)
+        self._steering.report(seq, tuple(seq.tokens[num_kept:]), 0, token)
+
+
+def draws_next(item: Scheduled) -> bool:
+    """Whether the next token is to be drawn after this step: all tokens are computed, and the output goes on."""
+    seq = item.seq
+    return item.end == len(seq.tokens) and seq.ending is None and not seq.is_finished
+
+
+def score_run(item: Scheduled) -> ScoreRun | None:
+    """The known tokens whose log-probabilities can be read off this row's logits."""
+    seq = item.seq
+    first = max(seq.num_scored, item.row.start + 1)
+    last = min(item.end + 1, seq.num_to_score)
+    if first >= last:
+        return None
+    logits_start = item.first_logit + item.row.num_logits - (item.end - (first - 1))
+    num_top = max(seq.sampling.prompt_logprobs or 0, seq.sampling.logprobs or 0)
+    return ScoreRun(seq.id, logits_start, tuple(seq.tokens[first:last]), num_top)
+
+
+def _sample_row(owner: Sequence, source: Sequence, branch: Branch, logits_index: int) -> SampleRow:
+    own, sampling = owner.sampling, branch.sampling or owner.sampling
+    if (sampling.logprobs, sampling.logprobs_mode) != (own.logprobs, own.logprobs_mode):
+        sampling = sampling.with_(logprobs=own.logprobs, logprobs_mode=own.logprobs_mode)
+    bias = branch.bias
+    if owner.num_generated < own.min_tokens:
+        bias = (*bias, *((token, -float("inf")) for token in sorted(owner.stop_ids)))
+    return SampleRow(source.id, logits_index, sampling, owner.key, owner.num_draws, branch.mask, bias)
+
+
+def _matching(splices: tuple[Splice, ...], token: int) -> Splice | None:
+    return next((s for s in splices if not s.when_sampled or token in s.when_sampled), None)
+
+
+def _nothing_left(seq: Sequence) -> BridleError:
+    message = "no token can be drawn: mask and bias forbid all, or the model's logits are not numbers"
+    return ControllerError(message) if seq.is_controlled else InvalidRequest(message, "logit_bias")

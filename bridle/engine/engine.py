@@ -1,0 +1,341 @@
+"""The engine: requests in, events out, one step at a time.
+
+`step` is the whole of continuous batching on one screen: apply what controllers have answered, plan, compute, branch,
+sample, commit, ask. Everything it does is done by its parts (`Scheduler`, `Steering`, `Branching`, `Progress`) and by
+the `Executor`; the engine only leads data from one to the next. It is single-threaded and never sleeps; `AsyncEngine`
+puts it on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import count
+
+from bridle.config import EngineConfig
+from bridle.engine.block_manager import BlockManager
+from bridle.engine.branching import Branched, Branching, Outputs, draws_next
+from bridle.engine.intake import Intake
+from bridle.engine.interfaces import Ask, ControllerPool, Executor, ExecutorInfo, TextDecoder
+from bridle.engine.plan import SampleBatch, StepPlan
+from bridle.engine.progress import Progress
+from bridle.engine.request import Request
+from bridle.engine.scheduler import Scheduled, Scheduler
+from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.statistics import EngineStatistics
+from bridle.engine.steering import Steering, as_controller_error
+from bridle.errors import (
+    BridleError,
+    DeadlineExceeded,
+    EngineClosed,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ShardUnavailable,
+)
+from bridle.outputs import Event, Finished, FinishReason
+
+#: Losing the device this often in a row ends the requests that were running.
+_MAX_LOSSES = 3
+
+
+class Engine:
+    """Continuous batching over one `Executor`.
+
+    `pools` are the homes of controllers, `decoder` turns tokens into text (None: events carry none). All methods
+    but `cancel` belong to one thread.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        config: EngineConfig | None = None,
+        *,
+        pools: Seq[ControllerPool] = (),
+        decoder: TextDecoder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info: ExecutorInfo = executor.info
+        self.config = config or EngineConfig()
+        self.clock = clock
+        self._executor = executor
+        self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
+        self._intake = Intake(self.info, self.config)
+        self._scheduler = _make_scheduler(self.info, self.config)
+        self._progress = Progress(self._scheduler, self._statistics, decoder, self._on_finish)
+        self._steering = Steering(
+            pools,
+            self._progress,
+            self._statistics,
+            clock,
+            self._emit_finished,
+            vocab_size=self.info.vocab_size,
+            max_idle_steps=self.config.max_idle_steps,
+        )
+        self._ids = count()
+        self._branching = Branching(
+            self._scheduler,
+            self._steering,
+            self._progress,
+            self._outputs_of,
+            self._ids.__next__,
+            self.config.max_forks,
+        )
+        self._live: dict[str, Outputs] = {}
+        self._opening: dict[int, tuple[Sequence, Future[tuple[int, ...]]]] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._cancelled: list[str] = []
+        self._losses = 0
+        self._closed = False
+
+    # -- requests ----------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is not over."""
+        return bool(self._live)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for blocks, or for their controller to be ready."""
+        return len(self._scheduler.waiting) + len(self._opening)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nothing can be computed now: all there is waits for controllers."""
+        sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
+        return not any(seq.is_ready for seq in sequences)
+
+    def check(self, request: Request) -> None:
+        """Raise what `add` would raise, as far as it depends on the request alone. Safe from any thread."""
+        self._intake.check(request)
+        if request.controller is not None and self._steering.pool_for(request.controller) is None:
+            kind = type(request.controller).__name__
+            raise InvalidRequest(f"no controller pool here runs a {kind}", "controller")
+
+    def add(self, request: Request) -> None:
+        """Accept a request, to begin with the next step.
+
+        Raises `InvalidRequest`, `ContextOverflow`, `Overloaded` or `EngineClosed`; nothing has happened then.
+        """
+        if self._closed:
+            raise EngineClosed("the engine is shut down")
+        if request.id in self._live:
+            raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+        if self.num_waiting >= self.config.max_waiting:
+            raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
+        self.check(request)
+        seq = self._intake.new_sequence(request, next(self._ids))
+        self._live[request.id] = Outputs({seq.id: seq})
+        self._statistics.num_requests += 1
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.id))
+        if request.controller is None:
+            self._begin(seq)
+        else:
+            self._open(seq)
+
+    def _open(self, seq: Sequence) -> None:
+        seq.pool = self._steering.pool_for(seq.request.controller)
+        if seq.pool is None:
+            raise InternalError("a controller was accepted that no pool runs")
+        seq.status = SequenceStatus.OPENING
+        self._opening[seq.id] = seq, seq.pool.open(seq.request)
+
+    def _begin(self, seq: Sequence) -> None:
+        """The prompt is final: hand the sequence to the scheduler."""
+        seq.usage.prompt_tokens = seq.num_prompt
+        self._statistics.num_prompt_tokens += seq.num_prompt
+        self._progress.open_text(seq)
+        self._scheduler.add(seq)
+        if seq.sampling.max_tokens == 0:
+            self._progress.finish(seq, FinishReason.LENGTH)
+
+    def cancel(self, request_id: str) -> None:
+        """End all outputs of a request at the next step; unknown ids are ignored. Safe from any thread."""
+        self._cancelled.append(request_id)
+
+    def close(self) -> None:
+        """Shut the pools and the executor down; live requests get no further event. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            for pool in self._steering.pools:
+                pool.shutdown()
+            self._executor.close()
+
+    # -- the step ----------------------------------------------------------------------------------------
+
+    def step(self) -> list[Event]:
+        """Compute one batch; gives what happened, in order."""
+        began = self.clock()
+        self._drop_unwanted(began)
+        self._take_opened()
+        self._steering.apply_early()
+        plan, scheduled = self._scheduler.schedule()
+        if plan.is_empty:
+            self._steering.gather_any(self.clock() + self.config.step_timeout)
+        else:
+            self._compute(plan, scheduled)
+        self._steering.ask()
+        self._steering.gather()
+        self._statistics.num_steps += 1
+        self._statistics.step_seconds += self.clock() - began
+        return self._progress.take_events()
+
+    def _compute(self, plan: StepPlan, scheduled: list[Scheduled]) -> None:
+        """Forward, branch, sample, commit. A failure on the way costs no request but the one that caused it."""
+        branched = Branched(SampleBatch(plan.step))
+        times = [self.clock()]
+        try:
+            self._executor.forward(plan)
+            times.append(self.clock())
+            self._note_cached(scheduled)
+            self._scheduler.commit(scheduled)
+            self._await_answers(scheduled)
+            times.append(self.clock())
+            branched = self._branching.branch(plan.step, scheduled)
+            result = self._executor.sample(branched.batch)
+            times.append(self.clock())
+            if result.step != plan.step:
+                raise InternalError(f"the executor answered step {result.step} instead of {plan.step}")
+        except Exception as error:
+            self._recover(scheduled, branched, error)
+            return
+        self._losses = 0
+        self._statistics.add_times(*times)
+        self._statistics.num_computed_tokens += plan.num_tokens
+        self._branching.commit(scheduled, branched, result)
+
+    def _await_answers(self, scheduled: list[Scheduled]) -> None:
+        due = [item.seq for item in scheduled if item.seq.is_controlled and draws_next(item)]
+        due = [seq for seq in due if seq.answer is None]
+        self._steering.gather(due, self.clock() + self.config.step_timeout)
+
+    def _note_cached(self, scheduled: list[Scheduled]) -> None:
+        """Count the prompt tokens that came from the prefix cache when a sequence was first computed."""
+        for item in scheduled:
+            seq = item.seq
+            if item.row.start and item.row.num_kept == 0 and not seq.prompt_sent:
+                seq.usage.cached_tokens = min(item.row.start, seq.num_prompt)
+                self._statistics.num_cached_tokens += seq.usage.cached_tokens
+
+    # -- coming and going --------------------------------------------------------------------------------
+
+    def _drop_unwanted(self, now: float) -> None:
+        while self._cancelled:
+            self._end_request(self._cancelled.pop(), FinishReason.CANCELLED, None)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request_id = heapq.heappop(self._deadlines)
+            error = DeadlineExceeded(f"the request's deadline passed {now - deadline:.3f} s ago")
+            self._end_request(request_id, FinishReason.DEADLINE, error)
+
+    def _end_request(self, request_id: str, reason: FinishReason, error: BridleError | None) -> None:
+        outputs = self._live.get(request_id)
+        for seq in list(outputs.sequences.values()) if outputs else ():
+            self._progress.finish(seq, reason, error=error)
+
+    def _take_opened(self) -> None:
+        """Controllers that are ready: their sequences begin, with the prompt they want."""
+        for seq, future in list(self._opening.values()):
+            if seq.is_finished:
+                self._abandon(seq, future)
+            elif future.done():
+                del self._opening[seq.id]
+                self._begin_controlled(seq, future)
+
+    def _begin_controlled(self, seq: Sequence, future: Future[tuple[int, ...]]) -> None:
+        try:
+            prompt = tuple(future.result())
+            if prompt != seq.request.prompt:
+                self._intake.replace_prompt(seq, prompt)
+        except Exception as error:
+            self._progress.fail(seq, as_controller_error(error))
+            return
+        self._steering.add(seq, Ask(seq.id, request=seq.request))
+        self._begin(seq)
+        self._steering.ask()
+
+    def _abandon(self, seq: Sequence, future: Future[tuple[int, ...]]) -> None:
+        """The request ended before its controller was ready."""
+        del self._opening[seq.id]
+        if not future.cancel() and seq.pool is not None:
+            seq.pool.ask([Ask(seq.id, request=seq.request, final=True)])
+            seq.pool.close([seq.id])
+
+    def _outputs_of(self, request_id: str) -> Outputs:
+        return self._live[request_id]
+
+    def _on_finish(self, seq: Sequence, event: Finished) -> None:
+        """An output ended: tell the client now, or after its controller's last words."""
+        if not self._steering.end(seq, event):
+            self._emit_finished(seq, event)
+
+    def _emit_finished(self, seq: Sequence, event: Finished) -> None:
+        outputs = self._live[seq.request.id]
+        outputs.sequences.pop(seq.id)
+        is_last = not outputs.sequences
+        if is_last:
+            del self._live[seq.request.id]
+        self._progress.events.append(replace(event, is_last=is_last))
+
+    # -- failure -----------------------------------------------------------------------------------------
+
+    def _recover(self, scheduled: list[Scheduled], branched: Branched, error: Exception) -> None:
+        """A step failed. A lost device is a preemption of everybody; any other fault is pinned on its request by
+        running the sequences of the step one at a time."""
+        self._statistics.num_failed_steps += 1
+        self._branching.undo(branched)
+        suspects = [item.seq for item in scheduled if not item.seq.is_finished]
+        lost = isinstance(error, ShardUnavailable)
+        self._losses += lost
+        if len(suspects) == 1 or self._losses >= _MAX_LOSSES:
+            cause = error if isinstance(error, BridleError) else InternalError(f"the step failed: {error!r}")
+            for seq in suspects:
+                self._progress.fail(seq, cause)
+            suspects = []
+        self._executor.reset()
+        self._scheduler.reset(() if lost else suspects)
+
+    # -- looking in --------------------------------------------------------------------------------------
+
+    def statistics(self) -> EngineStatistics:
+        """A snapshot of all counters and gauges. Safe from any thread."""
+        scheduler, blocks = self._scheduler, self._scheduler.blocks
+        running = list(scheduler.running.values())
+        return replace(
+            self._statistics,
+            finished=Counter(self._statistics.finished),
+            num_preemptions=scheduler.num_preemptions,
+            num_evicted_blocks=blocks.num_evicted,
+            num_copied_blocks=blocks.num_copied,
+            num_running=len(running),
+            num_waiting=self.num_waiting,
+            num_suspended=sum(seq.is_suspended for seq in running),
+            num_free_blocks=blocks.num_free,
+            num_cached_blocks=blocks.num_cached,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InternalError` if blocks, queues and live requests do not agree. For tests and idle moments."""
+        queued = [*self._scheduler.running.values(), *self._scheduler.waiting]
+        self._scheduler.blocks.check_integrity(queued)
+        known = {seq_id for outputs in self._live.values() for seq_id in outputs.sequences}
+        lost = [seq.id for seq in queued if seq.id not in known or seq.is_finished]
+        if lost:
+            raise InternalError(f"sequences {lost[:8]} are queued, but belong to no live request")
+
+
+def _make_scheduler(info: ExecutorInfo, config: EngineConfig) -> Scheduler:
+    caching = config.enable_prefix_caching and info.kv == "paged"
+    blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
+    return Scheduler(
+        blocks,
+        config.max_num_batched_tokens or info.max_num_batched_tokens,
+        config.max_num_seqs or info.max_num_seqs,
+        kv=info.kv,
+    )

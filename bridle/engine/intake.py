@@ -1,0 +1,85 @@
+"""From a request to its first sequence: what can never be served is refused here, with the value and the limit.
+
+Needs to know the model's limits and nothing that changes while the engine runs.
+"""
+
+from __future__ import annotations
+
+from bridle.config import EngineConfig
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.request import Request
+from bridle.engine.sequence import Sequence, root_key
+from bridle.engine.stopping import MaxLength
+from bridle.errors import ContextOverflow, ControllerError, InvalidRequest
+from bridle.sampling import SamplingParams
+
+#: Draws and splices that any controlled output may spend beyond its share.
+_SPARE_TURNS = 256
+
+
+class Intake:
+    """Checks requests against a model's limits and makes their sequences."""
+
+    def __init__(self, info: ExecutorInfo, config: EngineConfig) -> None:
+        self._info = info
+        self._config = config
+
+    def check(self, request: Request) -> None:
+        """Raise `InvalidRequest` or `ContextOverflow` if the request can never be served."""
+        sampling, vocab_size = request.sampling, self._info.vocab_size
+        if not request.prompt:
+            raise InvalidRequest("the prompt is empty; at least one token is needed", "prompt")
+        low, high = min(request.prompt), max(request.prompt)
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
+            raise InvalidRequest(f"prompt holds token {wrong}; the vocabulary has {vocab_size}", "prompt")
+        if sampling.logit_bias and max(sampling.logit_bias) >= vocab_size:
+            wrong = max(sampling.logit_bias)
+            raise InvalidRequest(f"logit_bias names token {wrong}; the vocabulary has {vocab_size}", "logit_bias")
+        if sampling.n > self._config.max_forks:
+            raise InvalidRequest(f"n is {sampling.n}; at most {self._config.max_forks}", "n")
+        self.max_len(len(request.prompt), sampling)
+
+    def max_len(self, num_prompt: int, sampling: SamplingParams) -> int:
+        """The length at which an output is complete, prompt included; raises `ContextOverflow`."""
+        capacity = self._info.num_blocks * self._info.block_size
+        limit = min(self._info.max_model_len, capacity)
+        wanted = num_prompt + (1 if sampling.max_tokens is None else sampling.max_tokens)
+        if wanted > limit:
+            what = "the model's context" if limit == self._info.max_model_len else "the KV cache"
+            more = "" if sampling.max_tokens is None else f" and max_tokens is {sampling.max_tokens}"
+            raise ContextOverflow(
+                f"the prompt has {num_prompt} tokens{more}; at most {limit} tokens fit into {what}", "prompt"
+            )
+        return limit if sampling.max_tokens is None else wanted
+
+    def new_sequence(self, request: Request, seq_id: int) -> Sequence:
+        """The first sequence of a checked request."""
+        sampling = request.sampling
+        eos = () if sampling.ignore_eos else self._info.eos_token_ids
+        seq = Sequence(
+            id=seq_id,
+            request=request,
+            index=0,
+            tokens=[],
+            num_prompt=0,
+            sampling=sampling,
+            max_len=0,
+            key=root_key(sampling.seed or 0),
+            stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
+        )
+        self._set_prompt(seq, request.prompt)
+        return seq
+
+    def replace_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
+        """The controller wants another prompt; raises `ControllerError` or `ContextOverflow`."""
+        if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
+            raise ControllerError("the controller's prompt is empty or holds tokens outside the vocabulary")
+        self._set_prompt(seq, prompt)
+
+    def _set_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
+        seq.max_len = self.max_len(len(prompt), seq.sampling)
+        seq.max_turns = self._config.max_draws_factor * (seq.max_len - len(prompt)) + _SPARE_TURNS
+        seq.tokens, seq.num_prompt = list(prompt), len(prompt)
+        seq.stopping = (MaxLength(seq.max_len), *seq.request.stopping)
+        seq.num_scored = 1 if seq.sampling.prompt_logprobs is not None else len(prompt)

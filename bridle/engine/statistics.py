@@ -1,0 +1,49 @@
+"""Counters and gauges of an engine, ready for a metrics endpoint. Plain numbers, read without locks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class EngineStatistics:
+    """A snapshot. Counters only grow; gauges (the last group) are as of the last step."""
+
+    num_steps: int = 0
+    num_requests: int = 0
+    num_computed_tokens: int = 0  # positions that went through the model
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_sampled_tokens: int = 0
+    num_forced_tokens: int = 0
+    num_rewound_tokens: int = 0
+    num_forks: int = 0
+    num_preemptions: int = 0
+    num_evicted_blocks: int = 0
+    num_copied_blocks: int = 0
+    num_late_answers: int = 0
+    num_failed_steps: int = 0
+    finished: Counter[str] = field(default_factory=Counter)  # by finish reason
+    step_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    control_seconds: float = 0.0  # waiting for controllers after the forward pass
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_suspended: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache that live sequences hold, 0 to 1."""
+        return 1 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
+
+    def add_times(self, began: float, computed: float, steered: float, sampled: float) -> None:
+        """Points of the clock within one step: before and after forward, after control, after sampling."""
+        self.forward_seconds += computed - began
+        self.control_seconds += steered - computed
+        self.sample_seconds += sampled - steered

@@ -1,0 +1,301 @@
+"""Between the engine and the controllers: who is asked, what was answered, what may be done with it.
+
+A controller is asked as soon as tokens of its sequence become known; the answer belongs to the sequence and is
+applied at its next logits row, or before that if it needs none (forced tokens, a stop, a wait). A controller that has
+not answered when its row is there costs its own sequence that step. This module checks answers against the rules
+and knows nothing of devices or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from bridle.engine.decision import Branch, Decision, mask_is_empty, mask_words
+from bridle.engine.interfaces import Answer, Ask, ControllerPool
+from bridle.engine.progress import Progress
+from bridle.engine.sequence import Sequence
+from bridle.engine.statistics import EngineStatistics
+from bridle.errors import BridleError, ControllerError, ControllerTimeout
+from bridle.outputs import Finished, FinishReason, Log, Stored
+
+_PLAIN = (Branch(),)
+
+#: How often in one step forced tokens may follow on forced tokens before they wait for the next.
+_MAX_ROUNDS = 32
+
+
+class Steering:
+    """Asks the pools and keeps the answers.
+
+    `max_idle_steps` bounds waiting. The end of an output is held for its controller's last log lines, for at most
+    `last_words` seconds; then `emit` sends it.
+    """
+
+    def __init__(
+        self,
+        pools: Iterable[ControllerPool],
+        progress: Progress,
+        statistics: EngineStatistics,
+        clock: Callable[[], float],
+        emit: Callable[[Sequence, Finished], None],
+        *,
+        vocab_size: int,
+        max_idle_steps: int,
+        last_words: float = 0.25,
+    ) -> None:
+        self.pools = tuple(pools)
+        self._progress = progress
+        self._statistics = statistics
+        self._clock = clock
+        self._emit = emit
+        self._vocab_size = vocab_size
+        self._mask_bytes = 4 * mask_words(vocab_size)
+        self._max_idle_steps = max_idle_steps
+        self._last_words = last_words
+        self.sequences: dict[int, Sequence] = {}  # live and controlled
+        self._held: dict[int, tuple[Sequence, Finished, float]] = {}  # ended, their controllers' logs are due
+        self._goodbyes: list[Sequence] = []
+
+    def pool_for(self, controller: object) -> ControllerPool | None:
+        """The pool that runs `controller`, if any does."""
+        return next((pool for pool in self.pools if pool.accepts(controller)), None)
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    def add(self, seq: Sequence, first: Ask) -> None:
+        """A controlled sequence begins; `first` introduces it to its pool at the next `ask`."""
+        self.sequences[seq.id] = seq
+        seq.news = first
+
+    def forget(self, seq: Sequence) -> None:
+        """The sequence never was; its pool has not heard of it."""
+        self.sequences.pop(seq.id, None)
+
+    def report(self, seq: Sequence, tokens: tuple[int, ...], backtrack: int = 0, sampled: int | None = None) -> None:
+        """Tokens of `seq` became known: its controller will be asked what next."""
+        if seq.is_controlled:
+            seq.answer = None
+            seq.news = Ask(seq.id, tokens, backtrack, sampled)
+
+    def ask(self) -> None:
+        """Send all news of this step, a parent and its forks in the same call."""
+        asks: dict[ControllerPool, list[Ask]] = {}
+        for seq in self.sequences.values():
+            if seq.news is None and seq.is_suspended and not seq.asked:
+                seq.news = Ask(seq.id)
+            if seq.news is not None and seq.pool is not None:
+                asks.setdefault(seq.pool, []).append(seq.news)
+                seq.news, seq.asked = None, True
+        for seq in self._goodbyes:
+            if seq.pool is not None:
+                asks.setdefault(seq.pool, []).append(replace(seq.news or Ask(seq.id), final=True))
+        self._goodbyes.clear()
+        for pool, batch in asks.items():
+            batch.sort(key=lambda ask: ask.seq_id)
+            pool.ask(batch)
+
+    def end(self, seq: Sequence, event: Finished) -> bool:
+        """An output ended. True if its `Finished` event waits for the controller's last words."""
+        if self.sequences.pop(seq.id, None) is None or seq.pool is None:
+            return False
+        if event.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE):
+            seq.pool.close([seq.id])
+            return False
+        self._goodbyes.append(seq)
+        self._held[seq.id] = seq, event, self._clock() + self._last_words
+        return True
+
+    # -- hearing -----------------------------------------------------------------------------------------
+
+    def gather(self, due: Iterable[Sequence] = (), deadline: float | None = None) -> None:
+        """Take in the answers that are there; wait for those of `due` until `deadline`."""
+        if not (self.sequences or self._held):
+            return
+        wanted: dict[ControllerPool, list[int]] = {pool: [] for pool in self.pools}
+        for seq in due:
+            if seq.pool is not None:
+                wanted[seq.pool].append(seq.id)
+        for pool, ids in wanted.items():
+            for seq_id, answer in pool.collect(ids, deadline if ids else None).items():
+                self._hear(seq_id, answer)
+        self._release_overdue()
+
+    def gather_any(self, deadline: float) -> None:
+        """Nothing can be computed: wait for anyone's answer that is due."""
+        self.gather([seq for seq in self.sequences.values() if seq.asked], deadline)
+
+    def _hear(self, seq_id: int, answer: Answer) -> None:
+        held = self._held.pop(seq_id, None)
+        seq = held[0] if held else self.sequences.get(seq_id)
+        if seq is None:
+            return
+        self._tell(seq, answer)
+        if held:
+            self._let_go(held[0], held[1])
+            return
+        seq.asked = False
+        if answer.error is not None:
+            self._lose(seq, answer.error)
+        elif answer.decision is not None:
+            seq.answer = answer.decision
+            seq.is_late = False
+
+    def _lose(self, seq: Sequence, error: ControllerError) -> None:
+        """The controller is dead: nothing more can be asked of it."""
+        del self.sequences[seq.id]
+        if seq.pool is not None:
+            seq.pool.close([seq.id])
+        self._progress.fail(seq, error)
+
+    def _tell(self, seq: Sequence, answer: Answer) -> None:
+        if answer.log:
+            self._progress.events.append(Log(seq.request.id, seq.index, answer.log))
+        for name, value in answer.stored:
+            self._progress.events.append(Stored(seq.request.id, seq.index, name, value))
+
+    def _release_overdue(self) -> None:
+        now = self._clock()
+        for seq_id, (seq, event, deadline) in list(self._held.items()):
+            if now >= deadline:
+                del self._held[seq_id]
+                self._let_go(seq, event)
+
+    def _let_go(self, seq: Sequence, event: Finished) -> None:
+        self._emit(seq, event)
+        if seq.pool is not None:
+            seq.pool.close([seq.id])
+
+    # -- applying what needs no logits row ---------------------------------------------------------------
+
+    def apply_early(self) -> None:
+        """Apply stops, waits and forced tokens that are already known, so that they join this very step."""
+        for _ in range(_MAX_ROUNDS):
+            self.gather()
+            forced = [seq for seq in list(self.sequences.values()) if seq.answer and self._apply_early(seq)]
+            if not forced:
+                return
+            self.ask()
+
+    def _apply_early(self, seq: Sequence) -> bool:
+        """Apply one answer if it needs no logits row; True if tokens were forced."""
+        decision = seq.answer
+        if decision is None or seq.ending is not None:
+            return False
+        if decision.is_stop:
+            self._progress.finish(seq, FinishReason.CONTROLLER, decision.reason)
+        elif decision.is_wait or decision.is_noop:
+            self.suspend(seq)
+        else:
+            seq.is_suspended = False
+            seq.num_idle_steps = 0
+            if decision.is_forced and self.check(seq, decision):
+                splice = decision.branches[0].splices[0]
+                self.force(seq, splice.backtrack, splice.ff_tokens)
+                return True
+        return False
+
+    def force(self, seq: Sequence, backtrack: int, tokens: tuple[int, ...], sampled: int | None = None) -> None:
+        """Take tokens back and append others; `sampled` was drawn and is replaced by them."""
+        seq.num_turns += 1
+        self._progress.rewind(seq, backtrack)
+        num_kept = len(seq.tokens)
+        self._progress.force(seq, tokens)
+        seq.clamp_computed()
+        self.report(seq, tuple(seq.tokens[num_kept:]), backtrack, sampled)
+
+    def suspend(self, seq: Sequence) -> None:
+        """Its controller waits: keep the KV, compute nothing, ask again."""
+        seq.answer = None
+        seq.is_suspended = True
+        seq.clamp_computed()
+        self.idle(seq)
+
+    def miss(self, seq: Sequence) -> None:
+        """Its controller did not answer in time for its row."""
+        self._statistics.num_late_answers += 1
+        seq.is_late = True
+        seq.clamp_computed()
+        self.idle(seq)
+
+    def idle(self, seq: Sequence) -> None:
+        """Count a step without progress; too many in a row end the output."""
+        seq.num_idle_steps += 1
+        if seq.num_idle_steps > self._max_idle_steps:
+            message = f"waited for {seq.num_idle_steps} steps in a row; at most {self._max_idle_steps}"
+            self._progress.fail(seq, ControllerTimeout(message))
+
+    # -- checking ----------------------------------------------------------------------------------------
+
+    def branches(self, seq: Sequence) -> tuple[Branch, ...]:
+        """How `seq` goes on from its logits row: no branch if it does not, because it ended, waits or is late."""
+        if not seq.is_controlled:
+            return _PLAIN
+        decision = seq.answer
+        if decision is None:
+            self.miss(seq)
+            return ()
+        if decision.is_stop:
+            self._progress.finish(seq, FinishReason.CONTROLLER, decision.reason)
+            return ()
+        if decision.is_wait or decision.is_noop:
+            self.suspend(seq)
+            return ()
+        if not self.check(seq, decision):
+            return ()
+        seq.num_idle_steps = 0
+        seq.is_suspended = False
+        return decision.branches
+
+    def check(self, seq: Sequence, decision: Decision) -> bool:
+        """Whether the rules allow `decision`; if not, the sequence ends with an error that says what is wrong."""
+        try:
+            if seq.num_turns >= seq.max_turns:
+                raise ControllerError(f"the output took {seq.num_turns} turns without coming to its end")
+            for branch in decision.branches:
+                self._check_branch(seq, branch)
+        except ControllerError as error:
+            self._progress.fail(seq, error)
+        except (TypeError, ValueError, AttributeError) as error:
+            self._progress.fail(seq, ControllerError(f"the decision is malformed: {error}"))
+        return not seq.is_finished
+
+    def _check_branch(self, seq: Sequence, branch: Branch) -> None:
+        if branch.mask is not None:
+            if len(branch.mask) != self._mask_bytes:
+                raise ControllerError(
+                    f"the mask has {len(branch.mask)} bytes; "
+                    f"a vocabulary of {self._vocab_size} tokens takes {self._mask_bytes}"
+                )
+            if mask_is_empty(branch.mask, self._vocab_size):
+                raise ControllerError("the mask allows no token at all")
+        for token, addend in branch.bias:
+            self._check_token(token, "bias")
+            if not addend < float("inf"):
+                raise ControllerError(f"the bias of token {token} is {addend}; must be a number below infinity")
+        if not branch.sample and (len(branch.splices) != 1 or branch.splices[0].when_sampled):
+            raise ControllerError("a branch that does not sample needs exactly one splice without when_sampled")
+        for splice in branch.splices:
+            if splice.backtrack < 0:
+                raise ControllerError(f"backtrack is {splice.backtrack}; must not be negative")
+            self._check_splice(seq, splice.backtrack - branch.sample, splice.ff_tokens)
+
+    def _check_splice(self, seq: Sequence, backtrack: int, tokens: tuple[int, ...]) -> None:
+        if backtrack > 0 and backtrack > len(seq.tokens) - (not tokens):
+            raise ControllerError(
+                f"backtrack takes {backtrack} tokens back and appends {len(tokens)}; the sequence has "
+                f"{len(seq.tokens)} and keeps at least one"
+            )
+        for token in tokens:
+            self._check_token(token, "ff_tokens")
+
+    def _check_token(self, token: int, where: str) -> None:
+        if not 0 <= token < self._vocab_size:
+            raise ControllerError(f"{where} has token {token}; the vocabulary has {self._vocab_size}")
+
+
+def as_controller_error(error: BaseException) -> BridleError:
+    """What a failed opening is reported as."""
+    if isinstance(error, BridleError):
+        return error
+    return ControllerError(f"the controller could not be started: {error!r}")
