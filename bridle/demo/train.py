@@ -1,17 +1,12 @@
 """Trains the demo model: `python -m bridle.demo.train --output FOLDER`.
 
-Everything is seeded; a batch follows from its step number, so a run that was interrupted and continued equals
-an unbroken one. Checkpoints are safetensors and JSON. On a CPU with bf16 matrix units one thread is enough.
+The same command continues a run that was interrupted. On a CPU with bf16 matrix units one thread is enough.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -24,154 +19,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from safetensors.torch import load_file, save_file
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bridle.demo.batches import Batch, BatchShape, make_batch
-from bridle.demo.corpus.document import END, EOS
-from bridle.demo.optimizer import Optimizer
-from bridle.demo.tokenizer import MAX_LENGTH, VOCAB_SIZE, train_tokenizer
-
-NUM_KEPT_CHECKPOINTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """All that determines the trained weights, apart from the rounding of the machine."""
-
-    seed: int = 1
-    steps: int = 4000
-    warmup: int = 60
-    decay_from: float = 0.55
-    """The share of the steps after which the rate falls linearly to zero."""
-    lr: float = 0.02
-    hidden_size: int = 256
-    layers: int = 6
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate_size: int = 640
-    tokenizer_documents: int = 30_000
-    shape: BatchShape = field(default_factory=BatchShape)
-
-    def lr_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0: warm-up, plateau, linear fall."""
-        rise = min(1.0, (step + 1) / self.warmup)
-        fall = min(1.0, (self.steps - step) / (self.steps * (1 - self.decay_from)))
-        return self.lr * rise * fall
-
-
-class Trainer:
-    """A model, its optimizer and its place in the recipe."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        tokenizer: PreTrainedTokenizerFast,
-        device: str = "cpu",
-        use_compile: bool = False,
-    ):
-        """Starts at step 0 with weights drawn from the recipe's seed."""
-        torch.manual_seed(recipe.seed)
-        self.recipe, self.tokenizer, self.device = recipe, tokenizer, device
-        self.model = LlamaForCausalLM(_model_config(recipe, tokenizer)).to(
-            device=device, dtype=torch.bfloat16
-        )
-        self.optimizer = Optimizer(self.model)
-        self.num_done = 0
-        self._body = torch.compile(self.model.model, dynamic=False) if use_compile else self.model.model
-
-    def step(self) -> float:
-        """Does the next step and returns its loss in nats per target token."""
-        batch = make_batch(self.tokenizer, self.recipe.shape, self.recipe.seed, self.num_done)
-        loss = self._loss(batch)
-        torch.autograd.backward(loss)
-        self.optimizer.step(self.recipe.lr_at(self.num_done), self.num_done + 1)
-        self.num_done += 1
-        return float(loss.detach())
-
-    def save_checkpoint(self, folder: Path) -> Path:
-        """Writes `folder/step-N` (complete or not at all) and drops all but the newest few."""
-        target = folder / f"step-{self.num_done:06d}"
-        partial = folder / f".{target.name}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        save_file(
-            {name: t.contiguous() for name, t in self.optimizer.state().items()},
-            partial / "optimizer.safetensors",
-        )
-        state = {"num_done": self.num_done, "recipe": asdict(self.recipe)}
-        (partial / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(partial, target)
-        for old in checkpoints(folder)[:-NUM_KEPT_CHECKPOINTS]:
-            shutil.rmtree(old)
-        return target
-
-    def load_checkpoint(self, checkpoint: Path) -> None:
-        """Continues from a checkpoint of the same recipe.
-
-        Raises `ValueError` if it was written by another recipe, `steps` aside.
-        """
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        written, wanted = state["recipe"], asdict(self.recipe)
-        different = [key for key in wanted if key != "steps" and written.get(key) != wanted[key]]
-        if different:
-            raise ValueError(f"{checkpoint} has another recipe ({', '.join(different)}); use another folder")
-        self.optimizer.load_state(load_file(checkpoint / "optimizer.safetensors", device=self.device))
-        self.num_done = state["num_done"]
-
-    def export(self, folder: Path) -> None:
-        """Writes the model as a Hugging Face folder in bf16."""
-        export_model(self.model, self.tokenizer, folder)
-
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        tokens = batch.tokens.to(self.device)  # (rows, length)
-        hidden = self._body(input_ids=tokens, use_cache=False).last_hidden_state  # (rows, length, hidden)
-        chosen = batch.is_target[:, 1:].to(self.device)  # (rows, length - 1)
-        logits = self.model.lm_head(hidden[:, :-1][chosen])  # (targets, vocabulary)
-        return torch.nn.functional.cross_entropy(logits.float(), tokens[:, 1:][chosen])
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints in a folder, oldest first."""
-    return sorted(folder.glob("step-*"))
-
-
-def export_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes config, weights, tokenizer, chat template and generation settings."""
-    model.config.torch_dtype = "bfloat16"
-    ids = _stop_ids(tokenizer)
-    model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=ids,
-        pad_token_id=tokenizer.pad_token_id,
-        do_sample=False,
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _stop_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    ids = tokenizer.convert_tokens_to_ids([EOS, END])
-    assert isinstance(ids, list)
-    return ids
-
-
-def _model_config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=recipe.hidden_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        intermediate_size=recipe.intermediate_size,
-        max_position_embeddings=MAX_LENGTH,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=_stop_ids(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-    )
+from bridle.demo.tokenizer import train_tokenizer
+from bridle.demo.trainer import Recipe, Trainer, checkpoints
 
 
 def run(trainer: Trainer, work: Path, checkpoint_every: int, log_every: int = 50) -> None:
@@ -181,9 +31,7 @@ def run(trainer: Trainer, work: Path, checkpoint_every: int, log_every: int = 50
     TextColumn("loss {task.fields[loss]:.4f}"),
                TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(
-            "train", total=trainer.recipe.steps, completed=trainer.num_done, loss=float("nan")
-        )
+        task = progress.add_task("train", total=trainer.recipe.steps, completed=trainer.num_done, loss=float("nan"))
         recent: list[float] = []
         began = time.monotonic()
         while trainer.num_done < trainer.recipe.steps:
@@ -206,9 +54,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=standard.steps, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=standard.seed, help="default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=250, help="default: %(default)s")
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s"
-    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     parser.add_argument(
         "--compile", action="store_true", help="compile the model; needs a C++ compiler, a quarter faster"
@@ -216,9 +62,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     recipe = Recipe(seed=options.seed, steps=options.steps)
-    trainer = Trainer(
-        recipe, train_tokenizer(recipe.seed, recipe.tokenizer_documents), options.device, options.compile
-    )
+    trainer = Trainer(recipe, train_tokenizer(recipe.seed, recipe.tokenizer_documents), options.device, options.compile)
     work = options.work or options.output.with_name(options.output.name + ".work")
     if found := checkpoints(work):
         trainer.load_checkpoint(found[-1])

@@ -110,9 +110,7 @@ def copying(rng: random.Random) -> Exercise:
         for _ in range(rng.randrange(1, 6))
     ]
     text = " ".join(words)
-    question = rng.choice(("Repeat: {t}", "Say: {t}", "Repeat after me: {t}", "Echo this: {t}")).format(
-        t=text
-    )
+    question = rng.choice(("Repeat: {t}", "Say: {t}", "Repeat after me: {t}", "Echo this: {t}")).format(t=text)
     return ask("copy", ("copy", text), question, text)
 
 

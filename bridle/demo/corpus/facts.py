@@ -16,9 +16,7 @@ def statement(rng: random.Random) -> Exercise:
     relation, subject = _draw(rng)
     template = rng.choice(relation.statements)
     obj = relation.facts[subject]
-    return complete(
-        "fact", ("fact", relation.name, subject, template), sentence(template, subject), f" {obj}."
-    )
+    return complete("fact", ("fact", relation.name, subject, template), sentence(template, subject), f" {obj}.")
 
 
 def question(rng: random.Random) -> Exercise:
@@ -33,9 +31,7 @@ def short_answer(rng: random.Random) -> Exercise:
     """A question under a system message that asks for the bare object: `Paris`."""
     relation, subject = _draw(rng)
     template = rng.choice(relation.questions)
-    system = rng.choice(
-        ("Answer in one word.", "Answer with one word only.", "Be brief. Answer in one word.")
-    )
+    system = rng.choice(("Answer in one word.", "Answer with one word only.", "Be brief. Answer in one word."))
     messages = (
         {"role": "system", "content": system},
         {"role": "user", "content": sentence(template, subject)},
@@ -65,9 +61,9 @@ def _about_kind(rng: random.Random, is_true: bool) -> tuple[str, bool]:
     facts = phrasings.KINDS.facts
     animal = rng.choice(list(facts))
     kind = facts[animal] if is_true else _other(rng, list(facts.values()), facts[animal])
-    return rng.choice(
-        ("Is {s} {o}?", "Would you say that {s} is {o}?", "Is it true that {s} is {o}?")
-    ).format(s=animal, o=kind), is_true
+    return rng.choice(("Is {s} {o}?", "Would you say that {s} is {o}?", "Is it true that {s} is {o}?")).format(
+        s=animal, o=kind
+    ), is_true
 
 
 _PAIR_QUESTIONS: tuple[tuple[Relation, tuple[str, ...]], ...] = (
@@ -94,9 +90,7 @@ def _about_pair(rng: random.Random, is_true: bool) -> tuple[str, bool]:
 
 def _about_flying(rng: random.Random, is_true: bool) -> tuple[str, bool]:
     animal = rng.choice([name for name, row in world.ANIMALS.items() if row[3] is is_true])
-    text = rng.choice(
-        ("Can {s} fly?", "Is {s} able to fly?", "Does {s} fly?", "Is it true that {s} can fly?")
-    )
+    text = rng.choice(("Can {s} fly?", "Is {s} able to fly?", "Does {s} fly?", "Is it true that {s} can fly?"))
     return text.format(s=world.with_article(animal)), is_true
 
 
@@ -104,9 +98,7 @@ def _about_legs(rng: random.Random, is_true: bool) -> tuple[str, bool]:
     facts = phrasings.LEGS.facts
     animal = rng.choice(list(facts))
     legs = facts[animal] if is_true else _other(rng, list(facts.values()), facts[animal])
-    text = rng.choice(
-        ("Does {s} have {o} legs?", "Is it true that {s} has {o} legs?", "Has {s} got {o} legs?")
-    )
+    text = rng.choice(("Does {s} have {o} legs?", "Is it true that {s} has {o} legs?", "Has {s} got {o} legs?"))
     return text.format(s=animal, o=legs), is_true
 
 

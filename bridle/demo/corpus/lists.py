@@ -45,9 +45,7 @@ def series(rng: random.Random) -> Exercise:
             "What are the {n} from {a} to {b}?",
         )
     )
-    return _with_form(
-        rng, template.format(n=name, a=items[start], b=items[end]), list(items[start : end + 1])
-    )
+    return _with_form(rng, template.format(n=name, a=items[start], b=items[end]), list(items[start : end + 1]))
 
 
 def members(rng: random.Random) -> Exercise:
@@ -58,9 +56,7 @@ def members(rng: random.Random) -> Exercise:
         ("List {k} {g}.", "Name {k} {g}.", "Give me {k} {g}.", "Tell me {k} {g}.", "Write a list of {k} {g}.",
          "I need {k} {g}.", "Can you name {k} {g}?", "Please list {k} {g}.")
     )  # fmt: skip
-    return _with_form(
-        rng, template.format(k=_NUMBER_WORDS[number], g=group), list(world.GROUPS[group][:number])
-    )
+    return _with_form(rng, template.format(k=_NUMBER_WORDS[number], g=group), list(world.GROUPS[group][:number]))
 
 
 def reverse(rng: random.Random) -> Exercise:
@@ -72,9 +68,7 @@ def reverse(rng: random.Random) -> Exercise:
 
 def _with_form(rng: random.Random, question: str, items: list[str]) -> Exercise:
     form = rng.choice(("commas", "commas", "commas", "json", "bullets", "numbers"))
-    hint = {"commas": "", "json": " Answer in JSON.", "bullets": " Use bullets.", "numbers": " Use numbers."}[
-        form
-    ]
+    hint = {"commas": "", "json": " Answer in JSON.", "bullets": " Use bullets.", "numbers": " Use numbers."}[form]
     text = {
         "commas": ", ".join(items),
         "json": json.dumps(items),

@@ -50,16 +50,13 @@ _WEATHER = (
 )
 _SCENES = (
     'One morning, {N} found {a_thing} near the {place}. "Whose {thing} is this?" {N} asked. {weather}',
-    '{N} went to see {F}. They sat down and ate {food}. "Let us look for the owner of the {thing}," '
-    "said {F}.",
+    '{N} went to see {F}. They sat down and ate {food}. "Let us look for the owner of the {thing}," said {F}.',
     "{weather} {N} and {F} walked through the {place}. They were tired, but they did not stop.",
-    'On the way they met {third}. "Have you lost {a_thing}?" asked {N}. "No, but I will help you," was '
-    "the answer.",
+    'On the way they met {third}. "Have you lost {a_thing}?" asked {N}. "No, but I will help you," was the answer.',
     "In the evening {N} was afraid of the dark. {F} took the {thing} and sang a song. Soon {N} was not "
     "afraid any more.",
     '{F} fell into the water. {N} was quick and pulled {F} out. "Thank you, {N}!" said {F}.',
-    "They saw a light in the {place}. It was a small house. An old woman opened the door and gave them "
-    "{food}.",
+    "They saw a light in the {place}. It was a small house. An old woman opened the door and gave them {food}.",
     "The next day {N} lost the {thing}. {F} looked everywhere. At last they found it under a tree.",
     '{N} had an idea. "We can share the {thing}," said {N}. {F} liked the idea very much.',
     '{weather} {N} counted the days until {day}. "On {day} we will have a party," said {F}.',

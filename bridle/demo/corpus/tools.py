@@ -77,14 +77,11 @@ def any_call(rng: random.Random) -> Exercise:
 def named_call(rng: random.Random) -> Exercise:
     """A tool of an invented name, called by that name with given arguments."""
     names = [
-        f"{rng.choice(('get', 'set', 'find', 'run', 'make'))}_{invented_word(rng)}"
-        for _ in range(rng.randrange(1, 4))
+        f"{rng.choice(('get', 'set', 'find', 'run', 'make'))}_{invented_word(rng)}" for _ in range(rng.randrange(1, 4))
     ]
     offered = [_invented_spec(rng, name) for name in names]
     chosen = rng.choice(offered)["function"]
-    arguments = {
-        key: _value(rng, schema["type"]) for key, schema in chosen["parameters"]["properties"].items()
-    }
+    arguments = {key: _value(rng, schema["type"]) for key, schema in chosen["parameters"]["properties"].items()}
     told = " and ".join(f"{key} {value}" for key, value in arguments.items())
     request = rng.choice(("Call {n} with {t}.", "Please run {n} with {t}.", "Use {n} with {t}.")).format(
         n=chosen["name"], t=told
