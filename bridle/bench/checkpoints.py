@@ -1,0 +1,88 @@
+"""Checkpoints made on the spot: real shapes, random weights, nothing to download.
+
+Speed does not depend on what the weights are, so long as nothing overflows and the output never ends early.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridle.errors import InvalidRequest
+
+#: transformers settings by name. `20m` is a Llama, `0.5b` has the shape of Qwen2-0.5B.
+SHAPES: dict[str, dict[str, Any]] = {
+    "20m": {
+        "model_type": "llama",
+        "vocab_size": 8_192,
+        "hidden_size": 384,
+        "intermediate_size": 1_024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4_096,
+    },
+    "0.5b": {
+        "model_type": "qwen2",
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4_864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4_096,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder to load from. `step_bytes` are read by each decoding step, whatever the batch;
+    `token_bytes` more for each token of context that each sequence attends to."""
+
+    name: str
+    path: Path
+    vocab_size: int
+    num_parameters: int
+    step_bytes: int
+    token_bytes: int
+
+
+def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Checkpoint:
+    """Write the checkpoint called `name` into `folder`, in float32; `InvalidRequest` for other names."""
+    if name not in SHAPES:
+        raise InvalidRequest(f"no model size is called {name!r}; there are {', '.join(SHAPES)}", "model_size")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = dict(SHAPES[name])
+    config = AutoConfig.for_model(settings.pop("model_type"), bos_token_id=1, eos_token_id=2, **settings)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    path = folder / name
+    model.save_pretrained(path)
+    return Checkpoint(
+        name=name,
+        path=path,
+        vocab_size=config.vocab_size,
+        num_parameters=sum(weight.numel() for weight in model.parameters()),
+        step_bytes=_step_bytes(model),
+        token_bytes=_token_bytes(config),
+    )
+
+
+def _step_bytes(model: Any) -> int:
+    """All weights but an embedding table that is only looked up, one row for each token."""
+    embedding = model.get_input_embeddings().weight
+    is_tied = model.get_output_embeddings().weight is embedding
+    total = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    looked_up = 0 if is_tied else embedding.numel() * embedding.element_size()
+    return int(total - looked_up)
+
+
+def _token_bytes(config: Any) -> int:
+    """Keys and values of one token in all layers, float32."""
+    width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+    return 2 * 4 * int(config.num_hidden_layers) * int(width)

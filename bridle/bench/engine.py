@@ -1,0 +1,216 @@
+"""Generated tokens per second, offline: bridle beside transformers, and both beside the memory roof.
+
+All peers run in this process with the same threads, weights, prompts and output lengths, in turns; each
+figure is the best of its rounds. Decoding speed is taken from the difference between a run of one new token
+and a full run, so that it holds no prefill, and is set against the roof: bytes that a step must read over the
+bandwidth measured in the same run.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint
+from bridle.bench.peers import BridlePeer, ContinuousPeer, GeneratePeer, Peer, Prompts, load_transformers
+from bridle.bench.roof import read_bandwidth, triad_bandwidth
+from bridle.bench.settings import Settings
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_BATCHES = (1, 16, 64)
+_HEADINGS = (
+    "at once",
+    "",
+    "tokens/s",
+    "x generate",
+    "decode tokens/s",
+    "x generate",
+    "of roof",
+    "same",
+)
+_PROMPT_TOKENS = (32, 128)  # shortest and longest prompt; both kinds of batching have to cope with a mix
+
+
+@dataclass(slots=True)
+class Figure:
+    """One peer at one batch size. Times in seconds, speeds in generated tokens per second.
+
+    `ratio` is the speed over that of transformers' `generate`, `roof_share` the decoding speed over what the
+    memory bandwidth allows, `agreement` the share of outputs that equal those of `generate`.
+    """
+
+    model: str
+    batch: int
+    peer: str
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+    first_seconds: float
+    tokens_per_second: float = 0.0
+    decode_per_second: float = 0.0
+    ratio: float = 0.0
+    decode_ratio: float = 0.0
+    roof_share: float = 0.0
+    agreement: float = 0.0
+
+
+def measure(settings: Settings, console: Console) -> dict[str, Any]:
+    """Run the whole comparison. Prints a table per model as it goes."""
+    _set_up(settings)
+    bandwidth, triad = read_bandwidth(), triad_bandwidth()
+    console.print(f"memory: {bandwidth / 1e9:.1f} GB/s read, {triad / 1e9:.1f} GB/s triad")
+    figures: list[Figure] = []
+    names = settings.model_sizes or (("20m",) if settings.quick else tuple(SHAPES))
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        for name in names:
+            checkpoint = make_checkpoint(name, Path(folder))
+            found = _measure_model(checkpoint, settings, console, bandwidth)
+            _print_table(console, checkpoint, found)
+            figures += found
+    return {
+        "read_bandwidth": bandwidth,
+        "triad_bandwidth": triad,
+        "figures": [asdict(figure) for figure in figures],
+    }
+
+
+def _set_up(settings: Settings) -> None:
+    import torch
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if settings.threads is not None:
+        if settings.threads < 1:
+            raise InvalidRequest(f"threads is {settings.threads}; must be at least 1", "threads")
+        torch.set_num_threads(settings.threads)
+
+
+def _measure_model(checkpoint: Checkpoint, settings: Settings, console: Console, bandwidth: float) -> list[Figure]:
+    figures = []
+    num_new, num_rounds = (16, 2) if settings.quick else (64, 3)
+    with _peers(checkpoint, settings) as peers:
+        for batch in settings.batches or ((1, 16) if settings.quick else _BATCHES):
+            prompts = make_prompts(batch, checkpoint.vocab_size)
+            with console.status(f"{checkpoint.name}, {batch} at once"):
+                found = _race(checkpoint, peers, prompts, num_new, num_rounds)
+            _compare(found, checkpoint, bandwidth)
+            figures += found
+    return figures
+
+
+@contextmanager
+def _peers(checkpoint: Checkpoint, settings: Settings) -> Iterator[list[Peer]]:
+    model = load_transformers(checkpoint)
+    makers: list[Callable[[], Peer]] = [
+        lambda: GeneratePeer(model),
+        lambda: ContinuousPeer(model),
+        lambda: BridlePeer(checkpoint, num_threads=settings.threads),
+    ]
+    peers: list[Peer] = []
+    try:
+        for make in makers:
+            peers.append(make())
+        yield peers
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def make_prompts(num_prompts: int, vocab_size: int, *, seed: int = 0) -> list[list[int]]:
+    """Random tokens in random lengths, the same for the same arguments."""
+    rng = random.Random(seed)
+    lengths = [rng.randint(*_PROMPT_TOKENS) for _ in range(num_prompts)]
+    return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
+
+
+def _race(
+    checkpoint: Checkpoint, peers: Sequence[Peer], prompts: Prompts, num_new: int, num_rounds: int
+) -> list[Figure]:
+    """The best time of each peer. They take turns, and begin in another order each round."""
+    outputs: dict[str, list[list[int]]] = {}
+    best: dict[tuple[str, int], float] = {}
+    for peer in peers:
+        peer.generate(prompts[:2], 2)  # whatever is built lazily is built now
+    for number in range(num_rounds):
+        shift = number % len(peers)
+        for peer in (*peers[shift:], *peers[:shift]):
+            for length in (1, num_new):
+                tokens, seconds = peer.generate(prompts, length)
+                best[peer.name, length] = min(seconds, best.get((peer.name, length), seconds))
+            _check_lengths(peer, tokens, num_new)
+            outputs[peer.name] = tokens
+    reference = outputs[peers[0].name]
+    return [
+        Figure(
+            model=checkpoint.name,
+            batch=len(prompts),
+            peer=peer.name,
+            prompt_tokens=sum(map(len, prompts)),
+            new_tokens=num_new * len(prompts),
+            seconds=best[peer.name, num_new],
+            first_seconds=best[peer.name, 1],
+            agreement=_agreement(outputs[peer.name], reference),
+        )
+        for peer in peers
+    ]
+
+
+def _check_lengths(peer: Peer, tokens: Sequence[Sequence[int]], num_new: int) -> None:
+    """A peer that ends early would look fast."""
+    short = [len(output) for output in tokens if len(output) != num_new]
+    if short:
+        raise RuntimeError(f"{peer.name} gave {short[0]} tokens where {num_new} were asked for")
+
+
+def _agreement(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> float:
+    same = sum(list(ours) == list(theirs) for ours, theirs in zip(outputs, reference, strict=True))
+    return same / len(reference)
+
+
+def _compare(figures: Sequence[Figure], checkpoint: Checkpoint, bandwidth: float) -> None:
+    """Fill in the speeds and what they are relative to. The first figure is the reference."""
+    for figure in figures:
+        figure.tokens_per_second = figure.new_tokens / figure.seconds
+        later = figure.new_tokens - figure.batch  # the first token of each sequence belongs to the prefill
+        figure.decode_per_second = later / max(figure.seconds - figure.first_seconds, 1e-9)
+        figure.roof_share = figure.decode_per_second / _roof(figure, checkpoint, bandwidth)
+    for figure in figures:
+        figure.ratio = figure.tokens_per_second / figures[0].tokens_per_second
+        figure.decode_ratio = figure.decode_per_second / figures[0].decode_per_second
+
+
+def _roof(figure: Figure, checkpoint: Checkpoint, bandwidth: float) -> float:
+    """Tokens per second if a step took just the time to read the weights and the KV of its sequences."""
+    context = figure.prompt_tokens + figure.new_tokens / 2  # of all sequences, halfway through the run
+    return figure.batch * bandwidth / (checkpoint.step_bytes + checkpoint.token_bytes * context)
+
+
+def _print_table(console: Console, checkpoint: Checkpoint, figures: Sequence[Figure]) -> None:
+    from rich.table import Table
+
+    title = f"{checkpoint.name}: {checkpoint.num_parameters / 1e6:.0f} million parameters, float32"
+    table = Table(title=title)
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="left" if not heading else "right")
+    for figure in figures:
+        table.add_row(
+            str(figure.batch),
+            figure.peer,
+            f"{figure.tokens_per_second:.1f}",
+            f"{figure.ratio:.2f}",
+            f"{figure.decode_per_second:.1f}",
+            f"{figure.decode_ratio:.2f}",
+            f"{figure.roof_share:.0%}",
+            f"{figure.agreement:.0%}",
+            end_section=figure is figures[-1] or figure.peer == figures[-1].peer,
+        )
+    console.print(table)

@@ -1,0 +1,161 @@
+"""What is compared: bridle's engine, and the two ways transformers has of generating for many prompts.
+
+Each peer holds the same weights and takes the same prompts; all decode greedily and never stop early. Loading
+and starting threads is not measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
+
+from bridle.bench.checkpoints import Checkpoint
+from bridle.config import EngineConfig, ModelConfig
+from bridle.engine.request import Request
+from bridle.outputs import Finished, TokenEvent
+from bridle.sampling import SamplingParams
+
+Prompts = Sequence[Sequence[int]]
+
+
+class Peer(Protocol):
+    """Something that generates. `generate` gives the outputs, in order, and the seconds they took."""
+
+    name: str
+
+    def generate(self, prompts: Prompts, num_new: int) -> tuple[list[list[int]], float]:
+        """`num_new` tokens for each of `prompts`, all at once."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+class BridlePeer:
+    """Bridle's engine, driven directly: no service, no text."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        quantization: Literal["none", "int8"] = "none",
+        num_threads: int | None = None,
+        capacity: int = 1 << 14,
+    ) -> None:
+        from bridle.engine import Engine
+        from bridle.model import load_executor
+
+        self.name = "bridle" if quantization == "none" else f"bridle {quantization}"
+        config = ModelConfig(
+            model=str(checkpoint.path),
+            quantization=quantization,
+            num_threads=num_threads,
+            kv_memory=capacity * checkpoint.token_bytes,
+        )
+        # Prompts come back in later rounds: a prefix cache would win unfairly.
+        self.engine = Engine(load_executor(config), EngineConfig(enable_prefix_caching=False))
+        self._num_requests = 0
+
+    def generate(self, prompts: Prompts, num_new: int) -> tuple[list[list[int]], float]:
+        sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
+        begin = time.perf_counter()
+        outputs: dict[str, list[int]] = {}
+        for prompt in prompts:
+            self._num_requests += 1
+            request = Request(str(self._num_requests), tuple(prompt), sampling, detokenize=False)
+            outputs[request.id] = []
+            self.engine.add(request)
+        while self.engine.has_work:
+            for event in self.engine.step():
+                if isinstance(event, TokenEvent):
+                    outputs[event.request_id].append(event.token)
+                elif isinstance(event, Finished) and event.error is not None:
+                    raise event.error
+        return list(outputs.values()), time.perf_counter() - begin
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class GeneratePeer:
+    """`model.generate` on the whole batch at once, prompts padded on the left, as its documentation
+    advises."""
+
+    name = "transformers generate"
+
+    def __init__(self, model: Any) -> None:
+        self.model: Any = model
+
+    def generate(self, prompts: Prompts, num_new: int) -> tuple[list[list[int]], float]:
+        import torch
+
+        begin = time.perf_counter()
+        width = max(map(len, prompts))
+        padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        attended = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        with torch.inference_mode():
+            output = self.model.generate(
+                input_ids=torch.tensor(padded),
+                attention_mask=torch.tensor(attended),
+                generation_config=_greedy(num_new),
+            )
+        return output[:, width:].tolist(), time.perf_counter() - begin
+
+    def close(self) -> None:
+        self.model = None
+
+
+class ContinuousPeer:
+    """transformers' continuous batching, with its manager started before the clock."""
+
+    name = "transformers continuous"
+
+    def __init__(self, model: Any, *, capacity: int = 1 << 14, max_batch_tokens: int = 512) -> None:
+        from transformers import ContinuousBatchingConfig
+
+        self.model: Any = model
+        self._config = ContinuousBatchingConfig(
+            page_size=32,
+            num_blocks=capacity // 32,
+            max_batch_tokens=max_batch_tokens,
+            allow_block_sharing=False,
+        )
+
+    def generate(self, prompts: Prompts, num_new: int) -> tuple[list[list[int]], float]:
+        manager: Any
+        session: AbstractContextManager[Any] = self.model.continuous_batching_context_manager(
+            generation_config=_greedy(num_new), continuous_batching_config=self._config, timeout=60
+        )
+        with session as manager:
+            begin = time.perf_counter()
+            names = manager.add_requests([list(prompt) for prompt in prompts], max_new_tokens=num_new)
+            done: dict[str, list[int]] = {}
+            while len(done) < len(prompts):
+                result = manager.get_result(timeout=1)
+                if result is not None and result.is_finished():
+                    if result.error is not None:
+                        raise RuntimeError(f"{self.name} failed: {result.error}")
+                    done[result.request_id] = list(result.generated_tokens)
+                elif result is None and not manager.is_running():
+                    raise RuntimeError(f"{self.name} stopped before it was done")
+            seconds = time.perf_counter() - begin
+        return [done[name] for name in names], seconds
+
+    def close(self) -> None:
+        self.model = None
+
+
+def load_transformers(checkpoint: Checkpoint) -> Any:
+    """The model as transformers loads it: float32, its fastest attention on a CPU."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+def _greedy(num_new: int) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig(do_sample=False, max_new_tokens=num_new, eos_token_id=-1, pad_token_id=0)

@@ -1,0 +1,42 @@
+"""The memory bandwidth of this machine, measured: what bounds decoding at small batches.
+
+A decoding step reads every weight once, so weight bytes over bandwidth is the least time that a step can take
+as long as the weights do not fit into the caches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_BYTES = 1 << 29  # well beyond the caches
+
+
+def read_bandwidth(*, num_rounds: int = 5, num_bytes: int = _BYTES) -> float:
+    """Bytes per second of reading a large array with all of torch's threads: the best of `num_rounds`."""
+    import torch
+
+    rows = 1 << 14
+    matrix = torch.ones(rows, num_bytes // 4 // rows)
+    vector = torch.ones(matrix.shape[1])
+    seconds = min(_best(lambda: torch.mv(matrix, vector), num_rounds), _best(matrix.sum, num_rounds))
+    return matrix.numel() * matrix.element_size() / seconds
+
+
+def triad_bandwidth(*, num_rounds: int = 5, num_bytes: int = _BYTES) -> float:
+    """Bytes per second of STREAM's triad, a = b + s * c, counting two reads and one write."""
+    import torch
+
+    b, c = torch.ones(num_bytes // 4), torch.ones(num_bytes // 4)
+    a = torch.empty_like(b)
+    seconds = _best(lambda: torch.add(b, c, alpha=3.0, out=a), num_rounds)
+    return 3 * a.numel() * a.element_size() / seconds
+
+
+def _best(work: Callable[[], object], num_rounds: int) -> float:
+    times = []
+    for _ in range(num_rounds):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return min(times)
