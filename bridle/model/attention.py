@@ -1,0 +1,69 @@
+"""The one attention function that the library's models call, and its handler for real steps.
+
+The function is registered under the name `bridle` in the attention registry only. Having no entry in the mask
+registry is what makes the library build no mask and guess no packing from positions: who sees whom is decided here
+alone, by the block tables of the step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from bridle.model.forward_context import AttentionOptions, current_handler
+from bridle.model.kernels.interface import AttentionKernel
+from bridle.model.kv_cache import KVCache
+
+ATTENTION_NAME = "bridle"
+
+
+def bridle_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, Hq, T, D], rotary applied
+    key: Tensor,  # [1, Hkv, T, D]
+    value: Tensor,  # [1, Hkv, T, Dv]
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **extra: Any,
+) -> tuple[Tensor, None]:
+    """Attention over the paged cache: new keys and values go in, [1, T, Hq, Dv] comes out."""
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    if attention_mask is not None:
+        extra["attention_mask"] = attention_mask
+    options = AttentionOptions(scaling, sliding_window, softcap, s_aux)
+    return current_handler()(module, query, key, value, options, extra), None
+
+
+def register() -> None:
+    """Make the function known to the library. Idempotent; must precede loading."""
+    AttentionInterface.register(ATTENTION_NAME, bridle_attention)
+
+
+class PagedAttention:
+    """The handler of real steps: write K and V of the new tokens, then attend over the cache."""
+
+    def __init__(self, cache: KVCache, kernel: AttentionKernel) -> None:
+        self.cache = cache
+        self.kernel = kernel
+        self.slots: Tensor | None = None  # [T], set for each step
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions,
+        extra: dict[str, Any],
+    ) -> Tensor:
+        layer = self.cache.layers[module.layer_idx]  # type: ignore[index]
+        assert self.slots is not None
+        layer.write(self.slots, key[0], value[0])
+        return self.kernel.attend(query[0], layer, options).unsqueeze(0)

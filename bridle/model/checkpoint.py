@@ -1,0 +1,161 @@
+"""What lies in a model folder, looked at before anything is loaded: files, sizes, headers. No torch.
+
+A checkpoint is config.json plus safetensors. Damage is found here, from headers alone, so that it becomes one clear
+sentence instead of a crash minutes later. Pickles and code in a checkpoint are never run.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from bridle.errors import UnsupportedModel
+
+#: Bytes per number of the types that safetensors knows.
+ITEM_SIZES = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+}
+MAX_HEADER = 100_000_000
+MAX_JSON = 64_000_000
+INDEX_NAME = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder that passed inspection. `num_values` counts numbers, `num_bytes` their size on disk."""
+
+    folder: Path
+    config: dict[str, Any]
+    eos_token_ids: tuple[int, ...]
+    num_values: int
+    num_bytes: int
+
+
+def inspect_checkpoint(folder: Path) -> Checkpoint:
+    """Check the files of a model folder. Raises `UnsupportedModel` with what is missing or damaged."""
+    config = read_json(folder / "config.json", required=True)
+    if "auto_map" in config and not config.get("model_type"):
+        raise UnsupportedModel(f"{folder}: the model brings Python code of its own, which bridle never runs")
+    tensors: dict[str, Path] = {}
+    num_values = num_bytes = 0
+    for path in _weight_files(folder):
+        for name, (values, size) in _read_header(path).items():
+            tensors[name] = path
+            num_values, num_bytes = num_values + values, num_bytes + size
+    _check_index(folder, tensors)
+    if not tensors:
+        raise UnsupportedModel(f"{folder}: the weight files hold no tensors")
+    return Checkpoint(folder, config, _eos_token_ids(folder, config), num_values, num_bytes)
+
+
+def read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    """A JSON object from a file of a model folder; {} if the file is absent and not required."""
+    if not path.is_file():
+        if required:
+            raise UnsupportedModel(f"{path.parent} has no {path.name}; it is not a Hugging Face model folder")
+        return {}
+    if path.stat().st_size > MAX_JSON:
+        raise UnsupportedModel(f"{path} has {path.stat().st_size} bytes; at most {MAX_JSON} are read")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedModel(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UnsupportedModel(f"{path} holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = read_json(folder / INDEX_NAME)
+    if index:
+        names = sorted({str(name) for name in _weight_map(folder, index).values()})
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise UnsupportedModel(f"{folder / INDEX_NAME} names a file outside of the folder: {outside[0]!r}")
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise UnsupportedModel(
+                f"{folder} lacks {len(missing)} of {len(names)} weight files, among them {missing[0]}"
+            )
+        return [folder / name for name in names]
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    raise UnsupportedModel(_why_no_weights(folder))
+
+
+def _why_no_weights(folder: Path) -> str:
+    for pattern, what in (("*.bin", "pickled"), ("*.pt", "pickled"), ("*.pth", "pickled"), ("*.gguf", "GGUF")):
+        found = sorted(path.name for path in folder.glob(pattern))
+        if found:
+            advice = "convert them to safetensors" if what == "pickled" else "use the original safetensors"
+            return f"{folder} holds only {what} weights ({found[0]}), which bridle does not load; {advice}"
+    if (folder / "adapter_config.json").is_file():
+        return f"{folder} holds an adapter, not a model; load the model it was made for"
+    return f"{folder} has no weights: neither model.safetensors nor {INDEX_NAME}"
+
+
+def _weight_map(folder: Path, index: dict[str, Any]) -> dict[str, str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UnsupportedModel(f"{folder / INDEX_NAME} has no weight_map")
+    return weight_map
+
+
+def _check_index(folder: Path, tensors: dict[str, Path]) -> None:
+    index = read_json(folder / INDEX_NAME)
+    if not index:
+        return
+    for name, file in _weight_map(folder, index).items():
+        if name not in tensors:
+            raise UnsupportedModel(f"{folder / file} lacks tensor {name!r}, which {INDEX_NAME} says it holds")
+
+
+def _read_header(path: Path) -> dict[str, tuple[int, int]]:
+    """Tensor name -> (numbers, bytes), after checking that the file holds what its header claims."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
+            raise UnsupportedModel(f"{path} is not a safetensors file, or is cut off ({size} bytes)")
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, RecursionError) as error:
+            raise UnsupportedModel(f"{path} has a damaged header: {error}") from error
+    if not isinstance(header, dict):
+        raise UnsupportedModel(f"{path} has a damaged header: not a JSON object")
+    header.pop("__metadata__", None)
+    return {name: _measure(path, name, entry, size - 8 - length) for name, entry in header.items()}
+
+
+def _measure(path: Path, name: str, entry: Any, payload: int) -> tuple[int, int]:
+    try:
+        begin, end = entry["data_offsets"]
+        values = prod(int(side) for side in entry["shape"])
+        item = ITEM_SIZES.get(entry["dtype"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise UnsupportedModel(f"{path} has a damaged header: tensor {name!r} is described wrongly") from error
+    if not 0 <= begin <= end <= payload:
+        raise UnsupportedModel(
+            f"{path} is cut off: tensor {name!r} ends at byte {end} of the data, which has {payload}"
+        )
+    if item is not None and values * item != end - begin:
+        raise UnsupportedModel(f"{path} is damaged: tensor {name!r} has {end - begin} bytes, not {values * item}")
+    return values, end - begin
+
+
+def _eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    """End-of-sequence ids of the configuration and of generation_config.json, in order, without repeats."""
+    ids: dict[int, None] = {}
+    for source in (config, read_json(folder / "generation_config.json")):
+        value = source.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+                ids[token] = None
+    return tuple(ids)

@@ -1,0 +1,128 @@
+"""The in-process backend: plans in, tokens out.
+
+Keeps mirrors, packs each plan, runs the model once, lets the sampler read the logits. One thread calls it. An error
+of the device in one step forgets all sequences (the engine computes them again) and leaves the process alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bridle.engine.interfaces import ExecutorInfo, Sampler
+from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.errors import InternalError, ShardUnavailable, UnsupportedFeature
+from bridle.model.mirrors import Mirrors
+from bridle.model.packing import pack_step
+from bridle.model.runner import ModelRunner
+
+
+class LocalExecutor:
+    """Implements `bridle.engine.interfaces.Executor` over a torch model in this process."""
+
+    def __init__(
+        self, info: ExecutorInfo, runner: ModelRunner, sampler: Sampler, num_ids: int, device: torch.device
+    ) -> None:
+        self._info = info
+        self._runner: ModelRunner | None = runner
+        self._sampler = sampler
+        self._device = device
+        self._mirrors = Mirrors(info.num_blocks, info.block_size, info.max_model_len, num_ids)
+        self._step: int | None = None
+        self._logits: Tensor | None = None  # [R, V] of the last forward pass
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    def forward(self, plan: StepPlan) -> None:
+        """Apply the plan and compute its rows. On CUDA this returns before the device is done.
+
+        Raises `InternalError` for a stale or inconsistent plan (nothing has changed then), `UnsupportedFeature`
+        for an adapter, `ShardUnavailable` if the device failed (all mirrors and KV are forgotten then).
+        """
+        runner = self._require_runner()
+        self._check_plan(plan)
+        mirrors = self._mirrors.apply(plan)
+        self._step, self._logits = plan.step, None
+        try:
+            if plan.copies:
+                runner.attention.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
+            if plan.rows:
+                step = pack_step(plan.rows, mirrors, self._info.block_size, self._device)
+                self._logits = runner.run(step)
+        except Exception as error:
+            raise self._lose(error, f"step {plan.step} ({plan.num_tokens} tokens)") from error
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Tokens and log-probabilities off the logits of the last forward pass; waits for the device.
+
+        May be called several times per step. Raises `InternalError` if `batch` belongs to another step.
+        """
+        self._require_runner()
+        if batch.step != self._step:
+            raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
+        if not batch.rows and not batch.scores:
+            return StepResult(batch.step)
+        logits = self._logits
+        self._check_batch(batch, 0 if logits is None else logits.shape[0])
+        try:
+            with torch.inference_mode():
+                return self._sampler(logits, batch, self._history)
+        except InternalError:
+            raise
+        except (RuntimeError, MemoryError) as error:
+            raise self._lose(error, f"sampling of step {batch.step}") from error
+
+    def reset(self) -> None:
+        """Forget every mirror; step numbers may start anew."""
+        self._mirrors.clear()
+        self._step = self._logits = None
+
+    def close(self) -> None:
+        """Release the model and the KV pool. Idempotent."""
+        self.reset()
+        self._runner = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # -- helpers -------------------------------------------------------------------------------------------
+
+    def _history(self, seq_id: int) -> tuple[Sequence[int], int]:
+        mirror = self._mirrors[seq_id]
+        return mirror.tokens, mirror.num_prompt
+
+    def _require_runner(self) -> ModelRunner:
+        if self._runner is None:
+            raise ShardUnavailable(f"the executor of {self._info.model!r} is closed")
+        return self._runner
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        if self._step is not None and plan.step <= self._step:
+            raise InternalError(f"the plan of step {plan.step} is stale: step {self._step} has been run")
+        for row in plan.rows:
+            if row.adapter is not None:
+                raise UnsupportedFeature(
+                    f"sequence {row.seq_id} wants adapter {row.adapter!r}; this backend has none", "adapter"
+                )
+
+    def _check_batch(self, batch: SampleBatch, num_rows: int) -> None:
+        for row in batch.rows:
+            if not 0 <= row.logits_index < num_rows:
+                raise InternalError(
+                    f"sequence {row.seq_id} reads logits row {row.logits_index} of {num_rows} in step {batch.step}"
+                )
+        for run in batch.scores:
+            if run.logits_start < 0 or run.logits_start + len(run.tokens) > num_rows:
+                raise InternalError(
+                    f"sequence {run.seq_id} scores {len(run.tokens)} tokens from logits row {run.logits_start} "
+                    f"of {num_rows} in step {batch.step}"
+                )
+
+    def _lose(self, error: Exception, what: str) -> ShardUnavailable:
+        """The device failed in the middle: no mirror can be trusted."""
+        self._mirrors.clear()
+        self._logits = None
+        return ShardUnavailable(f"{what} failed on {self._device}: {type(error).__name__}: {error}")

@@ -1,0 +1,152 @@
+"""What a model's attention looks like, learned by watching: one dry forward pass, every call recorded.
+
+Shapes are not read from the configuration, since field names differ between families, one model may mix head sizes,
+and values may be narrower than keys. The same pass is the second guard: each layer must have called, and none may
+hand over something that the kernels would have to ignore.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridle.errors import UnsupportedModel
+from bridle.model.forward_context import AttentionOptions, attention_handler
+
+#: Keywords that reach attention functions and change nothing for a packed causal pass.
+HARMLESS = frozenset(
+    {
+        "cache_position",
+        "dropout",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "shared_kv_states",
+        "use_cache",
+        "num_items_in_batch",
+        "layer_type",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGeometry:
+    """One layer's KV: `num_kv_heads` heads of `key_dim` and `value_dim` numbers, and how it is attended."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    has_softcap: bool = False
+    has_sinks: bool = False
+
+    @property
+    def numbers_per_token(self) -> int:
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+class GeometryRecorder:
+    """A handler that attends to nothing and remembers who called, with what shapes and what else."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerGeometry] = {}
+        self.calls: Counter[int] = Counter()
+        self.problems: list[str] = []
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions,
+        extra: dict[str, Any],
+    ) -> Tensor:
+        layer = getattr(module, "layer_idx", None)
+        if not isinstance(layer, int):
+            self.problems.append(f"{type(module).__name__} does not say which layer it is")
+            layer = -1
+        self._judge(module, query, key, extra)
+        self.calls[layer] += 1
+        self.layers[layer] = LayerGeometry(
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            key_dim=key.shape[3],
+            value_dim=value.shape[3],
+            window=options.window,
+            has_softcap=options.softcap is not None,
+            has_sinks=options.sinks is not None,
+        )
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def _judge(self, module: nn.Module, query: Tensor, key: Tensor, extra: dict[str, Any]) -> None:
+        if getattr(module, "is_causal", True) is False or extra.get("is_causal") is False:
+            self.problems.append(f"{type(module).__name__} attends in both directions")
+        for name, value in extra.items():
+            if value is not None and name != "is_causal" and name not in HARMLESS:
+                self.problems.append(f"{type(module).__name__} hands over {name!r}, which no kernel here honors")
+        if query.shape[2] != key.shape[2]:
+            self.problems.append(
+                f"{type(module).__name__} attends from {query.shape[2]} to {key.shape[2]} positions in one pass"
+            )
+        if query.shape[1] % key.shape[1]:
+            self.problems.append(f"{query.shape[1]} query heads do not share {key.shape[1]} key heads evenly")
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """All layers' KV shapes, in the order of layer numbers, and the width of a logits row."""
+
+    layers: dict[int, LayerGeometry]
+    vocab_size: int
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers that one token takes in the whole cache."""
+        return sum(layer.numbers_per_token for layer in self.layers.values())
+
+    @property
+    def largest_window(self) -> int:
+        """The widest sliding window, 0 if there is none."""
+        return max((layer.window or 0 for layer in self.layers.values()), default=0)
+
+
+def discover_geometry(model: nn.Module, num_layers: int, device: torch.device) -> Geometry:
+    """Run the dry forward pass. Raises `UnsupportedModel` with the reason if the model cannot be served."""
+    recorder = GeometryRecorder()
+    ids = torch.arange(4, device=device).unsqueeze(0)  # [1, 4]
+    name = type(model).__name__
+    try:
+        with torch.inference_mode(), attention_handler(recorder):
+            output = model(input_ids=ids, position_ids=ids, use_cache=False)
+    except Exception as error:
+        raise UnsupportedModel(f"{name} cannot run a packed forward pass: {type(error).__name__}: {error}") from error
+    _check_calls(name, recorder, num_layers)
+    return Geometry(dict(sorted(recorder.layers.items())), int(output.logits.shape[-1]))
+
+
+def _check_calls(name: str, recorder: GeometryRecorder, num_layers: int) -> None:
+    if not recorder.calls:
+        raise UnsupportedModel(
+            f"{name} brings an attention of its own that cannot be given a paged cache (0 of {num_layers} layers)"
+        )
+    if recorder.problems:
+        raise UnsupportedModel(f"{name} would give wrong results: {recorder.problems[0]}")
+    if len(recorder.calls) != num_layers:
+        raise UnsupportedModel(
+            f"{name} has layers that are not attention (recurrent or convolutional): only {len(recorder.calls)} of "
+            f"{num_layers} use the paged cache, the rest would mix up the sequences of a batch"
+        )
+    twice = [layer for layer, count in recorder.calls.items() if count > 1]
+    if twice:
+        raise UnsupportedModel(f"{name} attends more than once per token in layer {twice[0]}")

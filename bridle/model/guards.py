@@ -1,0 +1,144 @@
+"""The first guard: what a configuration alone says against a model. See `geometry` for the second, `parity` for the
+third.
+
+A family that would load and then answer wrongly is worse than one that is refused, so whatever carries state or
+order outside of attention over past tokens is refused by name, with the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.model.checkpoint import Checkpoint
+
+#: Families whose packed, paged results are compared with their own eager attention in the test-suite, or were by
+#: hand. Others get a parity check while loading.
+KNOWN_FAMILIES = frozenset(
+    {
+        "cohere",
+        "cohere2",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm4",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "gpt_oss",
+        "granite",
+        "helium",
+        "llama",
+        "ministral",
+        "mistral",
+        "mixtral",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    }
+)
+
+_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_LAYER_REASONS = {
+    "chunked_attention": "its attention is cut into chunks by a mask that the paged cache does not know",
+    "linear_attention": "it has recurrent layers, whose state is not kept in the paged cache",
+    "conv": "it has convolution layers, whose state is not kept in the paged cache",
+    "hybrid": "it mixes attention with recurrent layers, whose state is not kept in the paged cache",
+    "indexed_attention": "it selects keys by an index of its own, which the paged cache does not hold",
+}
+_NO_ATTENTION = frozenset({"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm"})
+
+
+def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+    """The library's configuration of a checkpoint that can be served. Raises `UnsupportedModel` with the reason."""
+    name = checkpoint.config.get("model_type")
+    if "auto_map" in checkpoint.config and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsupportedModel(f"model type {name!r} needs Python code from the checkpoint, which bridle never runs")
+    try:
+        config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise UnsupportedModel(f"{checkpoint.folder / 'config.json'} cannot be used: {error}") from error
+    check_structure(config)
+    return config
+
+
+def check_structure(config: PreTrainedConfig) -> None:
+    """Refuse what is not a plain decoder of text."""
+    name = config.model_type
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"model type {name!r} is an encoder-decoder; bridle serves decoder-only models")
+    for part in ("vision_config", "audio_config", "vq_config"):
+        if getattr(config, part, None) is not None:
+            kind = part.removesuffix("_config")
+            raise UnsupportedModel(f"model type {name!r} also takes {kind} input; bridle serves text-only models")
+    if name in _NO_ATTENTION:
+        raise UnsupportedModel(f"model type {name!r} is recurrent: its state is not kept in the paged cache")
+    if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsupportedModel(f"model type {name!r} is no causal language model that this library version knows")
+    if getattr(config, "alibi", False):
+        raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModel(
+            f"the checkpoint is quantized ({_quantization_name(config.quantization_config)}); load the original "
+            "weights, with quantization='int8' if memory is short"
+        )
+    _check_layer_types(name, config)
+
+
+def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
+    for kind in getattr(config, "layer_types", None) or ():
+        if kind not in _PLAIN_LAYERS:
+            reason = _LAYER_REASONS.get(kind, "only full and sliding-window attention can be served")
+            raise UnsupportedModel(f"model type {name!r} has layers of type {kind!r}: {reason}")
+
+
+def _quantization_name(value: Any) -> str:
+    name = value.get("quant_method") if isinstance(value, dict) else getattr(value, "quant_method", None)
+    return str(getattr(name, "value", name))
+
+
+def max_positions(config: PreTrainedConfig) -> int:
+    """The longest sequence that the configuration allows; 2,048 where it does not say."""
+    for field in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
+        value = getattr(config, field, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 2048
+
+
+def choose_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
+    """The context length to serve: `wanted` if the model can do it, else its own limit.
+
+    Raises `InvalidRequest` if `wanted` is more than the positions that the model has.
+    """
+    limit = max_positions(config)
+    if wanted is None or wanted <= limit:
+        return wanted or limit
+    if "dynamic" in rope_types(config):
+        return wanted
+    raise InvalidRequest(f"max_model_len is {wanted}; the model has {limit} positions", "max_model_len")
+
+
+def rope_types(config: PreTrainedConfig) -> set[str]:
+    """Names of the rotary scalings in use, over all layer types."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, dict):
+        return set()
+    parts = [part for part in parameters.values() if isinstance(part, dict)] or [parameters]
+    return {str(part.get("rope_type", "default")) for part in parts}

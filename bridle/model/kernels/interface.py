@@ -1,0 +1,27 @@
+"""What an attention kernel is: begin a step, then attend once per layer.
+
+Kernels read the cache and never write it; the new tokens' keys and values are in it before `attend` is called.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from bridle.model.forward_context import AttentionOptions
+from bridle.model.kv_cache import LayerCache
+from bridle.model.packing import PackedStep
+
+
+class AttentionKernel(Protocol):
+    """A way to compute attention over the paged cache."""
+
+    name: str
+
+    def begin(self, step: PackedStep) -> None:
+        """Prepare what all layers of this step share."""
+
+    def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
+        """`query` [Hq, T, D] over each row's visible positions; the result is [T, Hq, Dv]."""
+        raise NotImplementedError

@@ -1,0 +1,22 @@
+"""Additive masks for chunks of a prompt: who of a chunk sees which of the positions that were read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def chunk_mask(first: int, start: int, context: int, window: int | None, like: Tensor) -> Tensor | None:
+    """[n, L] with 0 where token `start + i` sees position `first + j`, -inf elsewhere, in `like`'s type.
+
+    None if the chunk starts at the first visible position and no window cuts it: plain causal order then.
+    """
+    if first == start and (window is None or window >= context - start):
+        return None
+    own = torch.arange(start, context, device=like.device)[:, None]
+    other = torch.arange(first, context, device=like.device)[None, :]
+    hidden = other > own
+    if window is not None:
+        hidden |= own - other >= window
+    mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,93 @@
+"""Attention on CUDA in half precision: one call of torch's variable-length flash attention per layer.
+
+The kernel reads the pool through the block table. One split over keys keeps each row's result independent of its
+batch mates. Layers with soft-capping, sinks or values narrower than keys, and block sizes that the kernel cannot
+page, go through the plain-torch kernel instead.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bridle.model.forward_context import AttentionOptions
+from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kv_cache import LayerCache
+from bridle.model.packing import PackedStep
+
+#: Flash attention pages the KV cache in multiples of this many tokens.
+PAGE_MULTIPLE = 256
+MAX_HEAD_DIM = 256
+
+
+class VarlenKernel:
+    """Flash attention over the block table, with a fallback where it cannot do what a layer asks for."""
+
+    name = "varlen"
+
+    def __init__(self) -> None:
+        self._fallback = CpuKernel()
+        self._step: PackedStep | None = None
+        self._table: Tensor | None = None  # [N, longest table] int32
+
+    def begin(self, step: PackedStep) -> None:
+        self._fallback.begin(step)
+        self._step = step
+        device = step.slots.device
+        ends = [0]
+        for row in step.rows:
+            ends.append(row.offset + row.length)
+        self._ends = torch.tensor(ends, dtype=torch.int32, device=device)  # [N + 1]
+        self._contexts = torch.tensor([row.context for row in step.rows], dtype=torch.int32, device=device)  # [N]
+        self._longest_row = max(row.length for row in step.rows)
+        self._longest_context = max(row.context for row in step.rows)
+        self._table = _block_table(step).to(device)
+
+    def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
+        if not _is_flash_case(query, cache, options):
+            return self._fallback.attend(query, cache, options)
+        from torch.nn.attention.varlen import varlen_attn
+
+        assert self._table is not None
+        size = cache.block_size
+        # The kernel's left window does not count the own token, ours does.
+        left = -1 if options.window is None else options.window - 1
+        out = varlen_attn(
+            query.transpose(0, 1).contiguous(),  # [T, Hq, D]
+            cache.keys.view(-1, size, *cache.keys.shape[1:]),  # [blocks, B, Hkv, D]
+            cache.values.view(-1, size, *cache.values.shape[1:]),
+            self._ends,
+            None,
+            self._longest_row,
+            self._longest_context,
+            scale=options.scaling,
+            window_size=(left, 0),
+            enable_gqa=True,
+            seqused_k=self._contexts,
+            block_table=self._table,
+            num_splits=1,
+        )
+        assert isinstance(out, Tensor)
+        return out  # [T, Hq, Dv]
+
+
+def _is_flash_case(query: Tensor, cache: LayerCache, options: AttentionOptions) -> bool:
+    dim = query.shape[-1]
+    return (
+        options.softcap is None
+        and options.sinks is None
+        and dim == cache.values.shape[-1]
+        and dim % 8 == 0
+        and dim <= MAX_HEAD_DIM
+        and cache.block_size % PAGE_MULTIPLE == 0
+    )
+
+
+def _block_table(step: PackedStep) -> Tensor:
+    """[N, longest table] int32, padded with block 0, which no row reads past its context."""
+    longest = max(len(row.mirror.blocks) for row in step.rows)
+    table = torch.zeros(len(step.rows), longest, dtype=torch.int32)
+    for number, row in enumerate(step.rows):
+        blocks = row.mirror.blocks
+        table[number, : len(blocks)] = torch.frombuffer(blocks, dtype=torch.int32)
+    return table

@@ -1,0 +1,210 @@
+"""From a `ModelConfig` to a running executor: find, inspect, read, check, prepare, allocate.
+
+Each stage may refuse, with a sentence that says why; nothing of a checkpoint is ever executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.utils import logging as library_logging
+
+from bridle.config import ModelConfig
+from bridle.engine.interfaces import ExecutorInfo, Sampler
+from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
+from bridle.model import attention, guards, memory
+from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
+from bridle.model.executor import LocalExecutor
+from bridle.model.geometry import Geometry, discover_geometry
+from bridle.model.kernels import create_kernel
+from bridle.model.kv_cache import KVCache
+from bridle.model.linear import pack_linears
+from bridle.model.resolve import resolve_model
+from bridle.model.rope import fix_rotary_scaling
+from bridle.model.runner import ModelRunner
+
+Progress = Callable[[str, float], None]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+#: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
+STEP_TOKENS = {"cpu": 256, "cuda": 4096}
+
+
+def load_executor(
+    config: ModelConfig, progress: Progress | None = None, sampler: Sampler | None = None
+) -> LocalExecutor:
+    """Load a model and make it ready to compute.
+
+    `progress(what, share)` is told what is being done and how far it is, from 0 to 1. Raises `UnsupportedModel`,
+    `InvalidRequest` or `OutOfBlocks`, each with what would have to change.
+    """
+    report = progress or (lambda what, share: None)
+    device = choose_device(config.device)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    report("finding the model", 0.0)
+    checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
+    settings = guards.read_config(checkpoint)
+    dtype = choose_dtype(config, settings, device)
+    max_model_len = guards.choose_max_model_len(settings, config.max_model_len)
+    memory.check_weights_fit(checkpoint.num_values, dtype.itemsize, device)
+    report("reading weights", 0.05)
+    model = read_model(checkpoint, settings, dtype, device)
+    fix_rotary_scaling(model, max_model_len)
+    report("checking the attention layers", 0.7)
+    geometry = discover_geometry(model, settings.num_hidden_layers, device)
+    _check_unknown_family(model, settings, geometry, device)
+    prepare_linears(model, config, lambda share: report("arranging weights", 0.75 + 0.2 * share))
+    report("allocating the KV cache", 0.97)
+    executor = build_executor(config, checkpoint, model, geometry, dtype, device, max_model_len, sampler)
+    report("ready", 1.0)
+    return executor
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises `InvalidRequest` if the device is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidRequest(f"device is {name!r}; must be auto, cpu, cuda or cuda:N", "device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidRequest(f"device is {name!r}; only cpu and cuda are supported", "device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(f"device is {name!r}; this machine has {torch.cuda.device_count()} of them", "device")
+    return device
+
+
+def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on a CPU and the checkpoint's own type elsewhere."""
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    own = settings.dtype
+    if device.type == "cpu" or not isinstance(own, torch.dtype):
+        return torch.float32
+    return own
+
+
+def read_model(
+    checkpoint: Checkpoint, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    """Read the weights into the library's own class, with bridle's attention. Every weight must be there."""
+    attention.register()
+    try:
+        with _quiet_library():
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                checkpoint.folder,
+                config=settings,
+                dtype=dtype,
+                attn_implementation=attention.ATTENTION_NAME,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except BridleError:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(_why_not(settings, error)) from error
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise UnsupportedModel(
+            f"{checkpoint.folder} lacks {len(missing)} weights of {type(model).__name__}, among them {missing[0]!r}"
+        )
+    if loading["mismatched_keys"]:
+        name, found, wanted = sorted(loading["mismatched_keys"])[0]
+        raise UnsupportedModel(f"weight {name!r} has shape {tuple(found)}, but config.json implies {tuple(wanted)}")
+    model.requires_grad_(False)
+    return model.eval().to(device)  # type: ignore[no-any-return]
+
+
+def _why_not(settings: PreTrainedConfig, error: Exception) -> str:
+    name = settings.model_type
+    if isinstance(error, KeyError) and attention.ATTENTION_NAME in str(error):
+        return f"model type {name!r} brings an attention of its own that cannot be given a paged cache"
+    return f"model type {name!r} cannot be loaded: {type(error).__name__}: {error}"
+
+
+def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[float], None] | None = None) -> None:
+    """Bring the linear layers into their fastest form for this machine, or into 8 bits if asked for."""
+    if config.quantization == "int8":
+        from bridle.model.quantize import quantize_linears
+
+        quantize_linears(model, progress)
+    else:
+        pack_linears(model, progress)
+
+
+def build_executor(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    geometry: Geometry,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    sampler: Sampler | None,
+) -> LocalExecutor:
+    """Allocate the KV pool and put the parts together."""
+    num_blocks = memory.choose_num_blocks(config, geometry, dtype, device, max_model_len)
+    block_size = memory.default_block_size(config, device)
+    if config.max_model_len is None:
+        max_model_len = min(max_model_len, num_blocks * block_size)
+    cache = KVCache(geometry, num_blocks, block_size, dtype, device)
+    kernel = create_kernel(config.kernel, device, dtype)
+    info = ExecutorInfo(
+        model=config.model,
+        vocab_size=geometry.vocab_size,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        eos_token_ids=checkpoint.eos_token_ids,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        max_num_batched_tokens=STEP_TOKENS[device.type],
+    )
+    runner = ModelRunner(model, attention.PagedAttention(cache, kernel))
+    num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    return LocalExecutor(info, runner, sampler or _standard_sampler(), num_ids, device)
+
+
+def _standard_sampler() -> Sampler:
+    from bridle.model.sampler import StandardSampler
+
+    return StandardSampler()
+
+
+def _check_unknown_family(
+    model: nn.Module, settings: PreTrainedConfig, geometry: Geometry, device: torch.device
+) -> None:
+    """A family that was never compared with its own eager attention is compared now."""
+    if settings.model_type in guards.KNOWN_FAMILIES:
+        return
+    from bridle.model.parity import compare_with_eager
+
+    report = compare_with_eager(model, geometry, device, max_tokens=64)
+    if not report.is_equal:
+        raise UnsupportedModel(
+            f"model type {settings.model_type!r} would give wrong results: its packed pass differs from its own "
+            f"attention by {report.max_error:.3g} (limit {report.tolerance:.3g})"
+        )
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """No progress bars and load reports of the library's own: what is wrong becomes an error here."""
+    verbosity = library_logging.get_verbosity()
+    bars = library_logging.is_progress_bar_enabled()
+    library_logging.set_verbosity_error()
+    library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_logging.set_verbosity(verbosity)
+        if bars:
+            library_logging.enable_progress_bar()

@@ -1,0 +1,70 @@
+"""The executor's copy of one sequence: its tokens, its block table, and where that table is contiguous.
+
+Updated only by plans. Contiguous runs of blocks are tracked as the table grows and shrinks, because a kernel can
+read the KV of a run as one view. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+Span = tuple[int, int]  # first slot, number of slots
+
+
+class Mirror:
+    """Tokens and block table of one sequence. `num_prompt` counts the leading tokens that are prompt."""
+
+    __slots__ = ("_runs", "blocks", "num_prompt", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.num_prompt = 0
+        self.blocks = array("i")
+        # (index in the table, block id) of the first block of each contiguous run
+        self._runs: list[tuple[int, int]] = []
+
+    def copy(self, num_tokens: int, num_blocks: int) -> Mirror:
+        """A copy cut to `num_tokens` tokens and `num_blocks` blocks: what a fork starts from."""
+        twin = Mirror()
+        twin.tokens = self.tokens[:num_tokens]
+        twin.num_prompt = min(self.num_prompt, num_tokens)
+        twin.blocks = self.blocks[:]
+        twin._runs = self._runs[:]
+        twin.keep_blocks(num_blocks)
+        return twin
+
+    def keep_tokens(self, num_tokens: int) -> None:
+        del self.tokens[num_tokens:]
+
+    def keep_blocks(self, num_blocks: int) -> None:
+        """Forget the blocks from index `num_blocks` on."""
+        if num_blocks >= len(self.blocks):
+            return
+        del self.blocks[num_blocks:]
+        while self._runs and self._runs[-1][0] >= num_blocks:
+            self._runs.pop()
+
+    def add_blocks(self, blocks: Iterable[int]) -> None:
+        """Append to the block table."""
+        for block in blocks:
+            if not self.blocks or block != self.blocks[-1] + 1:
+                self._runs.append((len(self.blocks), block))
+            self.blocks.append(block)
+
+    @property
+    def num_runs(self) -> int:
+        return len(self._runs)
+
+    def spans(self, start: int, end: int, block_size: int) -> list[Span]:
+        """The slots of positions `start` to `end` (exclusive), in order, as contiguous spans."""
+        runs = self._runs
+        if len(runs) == 1:
+            return [(runs[0][1] * block_size + start, end - start)]
+        spans = []
+        for number, (index, block) in enumerate(runs):
+            last = runs[number + 1][0] if number + 1 < len(runs) else len(self.blocks)
+            low, high = max(start, index * block_size), min(end, last * block_size)
+            if low < high:
+                spans.append(((block - index) * block_size + low, high - low))
+        return spans

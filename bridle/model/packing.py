@@ -1,0 +1,96 @@
+"""One step's rows, packed into one row of tokens: what the model and the attention kernels read.
+
+All sequences are concatenated without padding. Built from mirrors anew in each step; holds no KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bridle.engine.plan import PlanRow
+from bridle.model.mirror import Mirror, Span
+
+
+@dataclass(slots=True)
+class PackedRow:
+    """The tokens of one sequence within a step: `length` packed tokens from `offset` on, at positions
+    `context - length` to `context - 1`. `spans` says where positions 0 to `context - 1` lie in the cache."""
+
+    offset: int
+    length: int
+    context: int
+    spans: list[Span]
+    mirror: Mirror
+
+    @property
+    def start(self) -> int:
+        return self.context - self.length
+
+    def visible(self, window: int | None) -> tuple[int, list[Span]]:
+        """First position that any of these tokens can see, and the spans from there on."""
+        first = max(0, self.start - window + 1) if window is not None else 0
+        if first == 0:
+            return 0, self.spans
+        spans, skip = [], first
+        for slot, length in self.spans:
+            if skip < length:
+                spans.append((slot + skip, length - skip))
+            skip = max(0, skip - length)
+        return first, spans
+
+
+@dataclass(slots=True)
+class PackedStep:
+    """Inputs of one forward pass over T tokens, R of which give logits."""
+
+    input_ids: Tensor  # [1, T]
+    position_ids: Tensor  # [1, T]
+    slots: Tensor  # [T] where the K and V of each token go
+    logits_rows: Tensor  # [R] indices into T
+    rows: list[PackedRow]
+    block_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[1]
+
+
+def pack_step(
+    plan_rows: Sequence[PlanRow], mirrors: Sequence[Mirror], block_size: int, device: torch.device
+) -> PackedStep:
+    """Pack `plan_rows`, whose mirrors (already updated) are `mirrors`, in order."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    logits: list[int] = []
+    rows: list[PackedRow] = []
+    for plan, mirror in zip(plan_rows, mirrors, strict=True):
+        start, length = plan.start, plan.num_scheduled
+        end, offset = start + length, len(ids)
+        spans = mirror.spans(0, end, block_size)
+        rows.append(PackedRow(offset, length, end, spans, mirror))
+        if length == 1:
+            ids.append(mirror.tokens[start])
+            positions.append(start)
+            slots.append(spans[-1][0] + spans[-1][1] - 1)
+        else:
+            ids.extend(mirror.tokens[start:end])
+            positions.extend(range(start, end))
+            for slot, count in mirror.spans(start, end, block_size):
+                slots.extend(range(slot, slot + count))
+        logits.extend(range(offset + length - plan.num_logits, offset + length))
+    # One transfer for all four: [T ids, T positions, T slots, R rows]
+    packed = torch.tensor(ids + positions + slots + logits, dtype=torch.int64).to(device, non_blocking=True)
+    total = len(ids)
+    return PackedStep(
+        input_ids=packed[:total].unsqueeze(0),
+        position_ids=packed[total : 2 * total].unsqueeze(0),
+        slots=packed[2 * total : 3 * total],
+        logits_rows=packed[3 * total :],
+        rows=rows,
+        block_size=block_size,
+    )

@@ -1,0 +1,224 @@
+"""The third guard: does a packed, paged run give what the model's own eager attention gives?
+
+Three sequences go through chunked prefill, decodes and mixed steps over scattered blocks; every position's logits are
+compared with those of one plain eager pass per sequence. Sliding windows are narrowed for the trial, on both sides,
+so that a short run is longer than any window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridle.config import DType, ModelConfig
+from bridle.engine.plan import PlanRow
+from bridle.model.attention import ATTENTION_NAME, PagedAttention
+from bridle.model.geometry import Geometry, discover_geometry
+from bridle.model.kernels import create_kernel
+from bridle.model.kv_cache import KVCache
+from bridle.model.mirror import Mirror
+from bridle.model.packing import pack_step
+from bridle.model.runner import ModelRunner
+
+TRIAL_WINDOW = 12
+TRIAL_BLOCK = 4
+#: Largest error that rounding explains, relative to the largest logit.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@dataclass(frozen=True, slots=True)
+class ParityReport:
+    """Outcome of a comparison. Errors are of logits; `largest_logit` gives their scale."""
+
+    model: str
+    family: str
+    kernel: str
+    dtype: str
+    num_layers: int
+    num_positions: int
+    num_steps: int
+    max_error: float
+    largest_logit: float
+    tolerance: float
+    num_same_greedy: int
+    windows: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every logit is within the tolerance (NaN is not)."""
+        return self.max_error <= self.tolerance
+
+    def __str__(self) -> str:
+        verdict = "equal" if self.is_equal else "DIFFERENT"
+        lines = [
+            f"{self.model} ({self.family}, {self.num_layers} layers, {self.dtype}, kernel {self.kernel}): {verdict}",
+            f"  largest logit error   {self.max_error:.3g} (limit {self.tolerance:.3g}, logits up to "
+            f"{self.largest_logit:.3g})",
+            f"  same greedy token     {self.num_same_greedy} of {self.num_positions} positions",
+            f"  packed run            {self.num_steps} steps: chunked prefill, decodes, mixed",
+        ]
+        if self.windows:
+            shown = ", ".join(str(window) for window in self.windows)
+            lines.append(f"  sliding windows       {shown} (compared at {TRIAL_WINDOW})")
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+def check_model(
+    path: str | Path,
+    *,
+    dtype: DType = "float32",
+    device: str = "auto",
+    kernel: str = "auto",
+    quantization: str = "none",
+    max_tokens: int = 96,
+) -> ParityReport:
+    """Load the checkpoint in folder `path` as the engine would and compare it with its own eager attention.
+
+    `max_tokens` is the length of the longest trial sequence. Raises `UnsupportedModel` if it cannot be loaded.
+    """
+    from bridle.model import guards, loader
+    from bridle.model.checkpoint import inspect_checkpoint
+    from bridle.model.rope import fix_rotary_scaling
+
+    config = ModelConfig(model=str(path), dtype=dtype, device=device, kernel=kernel, quantization=quantization)  # type: ignore[arg-type]
+    checkpoint = inspect_checkpoint(Path(path))
+    settings = guards.read_config(checkpoint)
+    target = loader.choose_device(device)
+    model = loader.read_model(checkpoint, settings, loader.choose_dtype(config, settings, target), target)
+    max_model_len = guards.choose_max_model_len(settings, None)
+    notes = fix_rotary_scaling(model, max_model_len)
+    geometry = discover_geometry(model, settings.num_hidden_layers, target)
+    loader.prepare_linears(model, config)
+    return compare_with_eager(
+        model, geometry, target, kernel=kernel, max_tokens=min(max_tokens, max_model_len), notes=tuple(notes)
+    )
+
+
+def compare_with_eager(
+    model: nn.Module,
+    geometry: Geometry,
+    device: torch.device,
+    *,
+    kernel: str = "auto",
+    max_tokens: int = 96,
+    notes: tuple[str, ...] = (),
+) -> ParityReport:
+    """Compare a loaded model's packed, paged pass with its own eager attention. The model is left as it was."""
+    config: Any = model.config
+    dtype = next(model.parameters()).dtype
+    sequences = _trial_sequences(geometry.vocab_size, max_tokens)
+    windows = sorted({layer.window for layer in geometry.layers.values() if layer.window is not None})
+    with narrowed_windows(model, TRIAL_WINDOW):
+        expected = [_eager_logits(model, tokens, device) for tokens in sequences]
+        runner = _trial_runner(model, geometry, kernel, dtype, device, sum(map(len, sequences)))
+        found, num_steps = run_packed(runner, sequences, device)
+    want, have = torch.cat(expected).float(), torch.cat(found).float()  # [positions, V]
+    scale = float(want.abs().max())
+    return ParityReport(
+        model=str(getattr(config, "_name_or_path", "") or type(model).__name__),
+        family=config.model_type,
+        kernel=runner.attention.kernel.name,
+        dtype=str(dtype).removeprefix("torch."),
+        num_layers=len(geometry.layers),
+        num_positions=want.shape[0],
+        num_steps=num_steps,
+        max_error=_largest_error(want, have),
+        largest_logit=scale,
+        tolerance=TOLERANCES.get(dtype, 1e-1) * max(1.0, scale),
+        num_same_greedy=int((want.argmax(-1) == have.argmax(-1)).sum()),
+        windows=tuple(windows),
+        notes=notes,
+    )
+
+
+def _largest_error(want: Tensor, have: Tensor) -> float:
+    """Largest difference; infinities must be in the same places (some models forbid ids), NaN counts as infinite."""
+    same = want == have
+    error = torch.where(same, torch.zeros_like(want), (want - have).abs())
+    return float(torch.nan_to_num(error, nan=float("inf")).max())
+
+
+def _trial_sequences(vocab_size: int, max_tokens: int) -> list[list[int]]:
+    """A long, a middling and a short sequence of arbitrary tokens, the same each time."""
+    generator = torch.Generator().manual_seed(20)
+    lengths = (max_tokens, max(3, max_tokens // 2), max(2, max_tokens // 5))
+    return [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def _eager_logits(model: Any, tokens: list[int], device: torch.device) -> Tensor:
+    """[L, V] of one plain pass with the model's own attention."""
+    model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            ids = torch.tensor([tokens], device=device)
+            return model(input_ids=ids, use_cache=False).logits[0]  # type: ignore[no-any-return]
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+
+
+def _trial_runner(
+    model: nn.Module, geometry: Geometry, kernel: str, dtype: torch.dtype, device: torch.device, num_tokens: int
+) -> ModelRunner:
+    chosen = create_kernel(kernel, device, dtype)
+    block_size = 256 if chosen.name == "varlen" else TRIAL_BLOCK
+    cache = KVCache(geometry, num_tokens // block_size + 8, block_size, dtype, device)
+    return ModelRunner(model, PagedAttention(cache, chosen))
+
+
+def run_packed(runner: ModelRunner, sequences: list[list[int]], device: torch.device) -> tuple[list[Tensor], int]:
+    """Logits [L, V] of every position of each sequence, computed in mixed steps over scattered blocks."""
+    cache = runner.attention.cache
+    free = list(range(cache.num_blocks))
+    free = free[1::2] + free[0::2]  # neighbors are two blocks apart: no sequence is one run
+    mirrors = [Mirror() for _ in sequences]
+    for mirror, tokens in zip(mirrors, sequences, strict=True):
+        mirror.tokens = list(tokens)
+    parts: list[list[Tensor]] = [[] for _ in sequences]
+    done = [0] * len(sequences)
+    num_steps = 0
+    while any(done[i] < len(tokens) for i, tokens in enumerate(sequences)):
+        rows = []
+        for i, tokens in enumerate(sequences):
+            chunk = min(_chunk(i, num_steps), len(tokens) - done[i])
+            if chunk:
+                rows.append((i, PlanRow(i, done[i], chunk, num_logits=chunk)))
+                needed = -(-(done[i] + chunk) // cache.block_size) - len(mirrors[i].blocks)
+                mirrors[i].add_blocks(free.pop(0) for _ in range(needed))
+        step = pack_step([row for _, row in rows], [mirrors[i] for i, _ in rows], cache.block_size, device)
+        logits = runner.run(step)
+        for (i, row), part in zip(rows, torch.split(logits, [row.num_logits for _, row in rows]), strict=True):
+            parts[i].append(part)
+            done[i] += row.num_scheduled
+        num_steps += 1
+    return [torch.cat(part) for part in parts], num_steps
+
+
+def _chunk(sequence: int, step: int) -> int:
+    """Tokens of a sequence in a step: each goes through long chunks, short ones and single tokens, out of step."""
+    return (17, 1, 9, 1, 2, 30, 1)[(step + 2 * sequence) % 7]
+
+
+@contextmanager
+def narrowed_windows(model: nn.Module, window: int) -> Iterator[None]:
+    """Narrow every sliding window to `window` tokens inside the block, for the paged and the eager pass alike."""
+    config: Any = model.config
+    holders = [config.get_text_config(), config, *model.modules()]
+    holders += [holder.config for holder in model.modules() if hasattr(holder, "config")]
+    before: list[tuple[Any, int]] = []
+    for holder in holders:
+        value = vars(holder).get("sliding_window")
+        if isinstance(value, int) and not isinstance(value, bool) and value > window:
+            before.append((holder, value))
+            holder.sliding_window = window
+    try:
+        yield
+    finally:
+        for holder, value in reversed(before):
+            holder.sliding_window = value

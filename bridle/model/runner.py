@@ -1,0 +1,44 @@
+"""Runs a loaded model over one packed step. Knows tensors and the model, nothing of plans, mirrors or sampling."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor, nn
+
+from bridle.model.attention import PagedAttention
+from bridle.model.forward_context import attention_handler
+from bridle.model.packing import PackedStep
+
+
+class ModelRunner:
+    """A model of the library with its paged attention; one call per step."""
+
+    def __init__(self, model: nn.Module, attention: PagedAttention) -> None:
+        self.model = model
+        self.attention = attention
+        # A few classes compute all logits: then the wanted rows are picked afterwards.
+        self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def run(self, step: PackedStep) -> Tensor:
+        """Write the step's keys and values, and give logits [R, V] of its logits rows."""
+        attention = self.attention
+        attention.slots = step.slots
+        attention.kernel.begin(step)
+        with torch.inference_mode(), attention_handler(attention):
+            return self._call(step)
+
+    def _call(self, step: PackedStep) -> Tensor:
+        if not self._can_keep:
+            logits: Tensor = self.model(
+                input_ids=step.input_ids, position_ids=step.position_ids, use_cache=False
+            ).logits
+            return logits[0].index_select(0, step.logits_rows)
+        logits = self.model(
+            input_ids=step.input_ids,
+            position_ids=step.position_ids,
+            use_cache=False,
+            logits_to_keep=step.logits_rows,
+        ).logits
+        return logits[0]

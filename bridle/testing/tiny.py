@@ -1,0 +1,172 @@
+"""Real checkpoints, tiny and random: a Hugging Face folder per model family, written in a fraction of a second.
+
+Weights are drawn so that the next token depends on the whole context and wins by a wide margin: a wrong position, a
+lost key or a neighbor's KV changes the output, rounding does not. The tokenizer has a token per byte.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>")
+_NAMED_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+VOCAB_SIZE = 300
+BOS, EOS, PAD = 1, 2, 0
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+    "pad_token_id": PAD,
+    "tie_word_embeddings": False,
+}
+_DENSE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+}
+_MOE: dict[str, Any] = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
+_SLIDING: dict[str, Any] = {
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_CAPPED: dict[str, Any] = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0}
+
+#: What each family's configuration needs beside the common fields; None drops a field.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "cohere": {**_DENSE, "logit_scale": 1.0},
+    "cohere2": {**_DENSE, **_SLIDING, "logit_scale": 1.0},
+    "gemma": _DENSE,
+    "gemma2": {**_DENSE, **_SLIDING, **_CAPPED, "query_pre_attn_scalar": 8},
+    "gemma3_text": {**_DENSE, **_SLIDING, "query_pre_attn_scalar": 8},
+    "glm4": {**_DENSE, "pad_token_id": PAD},
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512},
+    "gpt_bigcode": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512, "multi_query": True},
+    "gpt_neox": {**_DENSE, "num_key_value_heads": None, "head_dim": None},
+    "gpt_oss": {**_DENSE, **_SLIDING, **_MOE},
+    "granite": {**_DENSE, "logits_scaling": 1.0},
+    "helium": _DENSE,
+    "llama": _DENSE,
+    "mistral": {**_DENSE, "sliding_window": 16},
+    "mixtral": {**_DENSE, **_MOE},
+    "nemotron": _DENSE,
+    "olmo": _DENSE,
+    "olmo2": _DENSE,
+    "olmo3": {**_DENSE, **_SLIDING},
+    "olmoe": {**_DENSE, **_MOE},
+    "opt": {**_DENSE, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_key_value_heads": None, "head_dim": None},
+    "phi": _DENSE,
+    "phi3": {**_DENSE, "original_max_position_embeddings": 512},
+    "qwen2": _DENSE,
+    "qwen2_moe": {**_DENSE, **_MOE, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    "qwen3": _DENSE,
+    "qwen3_moe": {**_DENSE, **_MOE, "moe_intermediate_size": 32},
+    "seed_oss": _DENSE,
+    "smollm3": _DENSE,
+    "stablelm": _DENSE,
+    "starcoder2": _DENSE,
+}
+
+
+def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a checkpoint of `family` (a transformers model type) into `folder` and give `folder`.
+
+    `overrides` replace fields of the configuration; a field set to None is left out. The same arguments give the
+    same weights. Families without an entry in `FAMILIES` start from Llama-like fields.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    fields = {**_COMMON, **FAMILIES.get(family, _DENSE), **overrides}
+    config = AutoConfig.for_model(family, **{name: v for name, v in fields.items() if v is not None})
+    model = AutoModelForCausalLM.from_config(config)
+    randomize(model, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def cached_checkpoint(family: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """As `make_checkpoint`, in a temporary folder that lives as long as the process; equal arguments share it."""
+    key = repr((family, seed, sorted(overrides.items())))
+    if key not in _cache:
+        root = _root()
+        _cache[key] = make_checkpoint(family, root / f"{family}-{len(_cache)}", seed=seed, **overrides)
+    return _cache[key]
+
+
+_cache: dict[str, Path] = {}
+_temporary: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _root() -> Path:
+    if not _temporary:
+        _temporary.append(tempfile.TemporaryDirectory(prefix="bridle-tiny-"))
+    return Path(_temporary[0].name)
+
+
+def randomize(model: nn.Module, seed: int) -> None:
+    """Draw all weights anew: activations near one in every layer, logits far apart."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(parameter: nn.Parameter, scale: float) -> None:
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter is head.weight and parameter is not embedding.weight:
+                draw(parameter, 5.0 / math.sqrt(parameter.shape[-1]))
+            elif "embed" in name or "wte" in name or "wpe" in name:
+                draw(parameter, 0.7)
+            elif parameter.dim() > 1:
+                draw(parameter, 1.3 / math.sqrt(_fan_in(name, parameter)))
+            elif "sink" in name:
+                draw(parameter, 1.0)
+            else:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+def _fan_in(name: str, parameter: nn.Parameter) -> int:
+    """Inputs per output: the last side of a linear weight, the middle one of transposed or fused weights."""
+    is_transposed = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")) or parameter.dim() == 3
+    return parameter.shape[-2] if is_transposed else parameter.shape[-1]
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer with the special tokens, one token per byte and a few words, and a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
+    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("a", "n"), ("e", "r"), ("Ġ", "the"), ("o", "n")]
+    for left, right in merges:
+        vocabulary[left + right] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        **_NAMED_TOKENS,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(folder)

@@ -1,0 +1,81 @@
+"""A few lines in the engine's place: step plans built by hand, for tests of the executor without a scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bridle.config import ModelConfig
+from bridle.engine.interfaces import HistoryLookup
+from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
+from bridle.model.executor import LocalExecutor
+from bridle.model.loader import load_executor
+from bridle.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def argmax_sampler(logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult:
+    """Greedy without masks, penalties or log-probabilities."""
+    tokens = [int(logits[row.logits_index].argmax()) for row in batch.rows]
+    return StepResult(batch.step, tokens, [None] * len(tokens))
+
+
+def load(path: Any, **settings: Any) -> LocalExecutor:
+    """An executor over `path` with a small pool and a greedy sampler."""
+    config = ModelConfig(model=str(path), **{"num_blocks": 128, "block_size": 4, **settings})
+    return load_executor(config, sampler=argmax_sampler)
+
+
+class NaiveDriver:
+    """Greedy generation for several prompts at once: whole prompts first, then one token each per step."""
+
+    def __init__(self, executor: LocalExecutor, prompts: Sequence[Sequence[int]]) -> None:
+        self.executor = executor
+        self.size = executor.info.block_size
+        self.tokens = {number: list(prompt) for number, prompt in enumerate(prompts)}
+        self.num_prompt = {number: len(prompt) for number, prompt in enumerate(prompts)}
+        self.known = dict.fromkeys(self.tokens, 0)  # tokens in the mirror
+        self.computed = dict.fromkeys(self.tokens, 0)
+        self.blocks: dict[int, list[int]] = {number: [] for number in self.tokens}
+        self.free = list(range(executor.info.num_blocks))
+        self.step = 0
+
+    def row(self, number: int, count: int | None = None) -> PlanRow:
+        """The next `count` (None: all pending) tokens of a sequence, giving logits for the last."""
+        tokens, start = self.tokens[number], self.computed[number]
+        end = len(tokens) if count is None else min(len(tokens), start + count)
+        needed = -(-end // self.size) - len(self.blocks[number])
+        fresh = tuple(self.free.pop(0) for _ in range(needed))
+        row = PlanRow(
+            number,
+            start,
+            end - start,
+            num_logits=1,
+            num_kept=self.known[number],
+            new_tokens=tuple(tokens[self.known[number] :]),
+            num_kept_blocks=len(self.blocks[number]),
+            new_blocks=fresh,
+            num_prompt=self.num_prompt[number],
+        )
+        self.blocks[number] += fresh
+        self.known[number], self.computed[number] = len(tokens), end
+        return row
+
+    def run_step(self, counts: dict[int, int | None]) -> dict[int, int]:
+        """One step over the given sequences; appends the drawn token where everything is computed."""
+        rows = [self.row(number, count) for number, count in counts.items()]
+        self.step += 1
+        self.executor.forward(StepPlan(self.step, rows))
+        batch = SampleBatch(self.step, [SampleRow(row.seq_id, i, GREEDY) for i, row in enumerate(rows)])
+        drawn = dict(zip(counts, self.executor.sample(batch).tokens, strict=True))
+        for number, token in drawn.items():
+            if self.computed[number] == len(self.tokens[number]):
+                self.tokens[number].append(token)
+        return drawn
+
+    def generate(self, num_tokens: int) -> list[list[int]]:
+        """Greedy continuations of all prompts."""
+        for _ in range(num_tokens):
+            self.run_step(dict.fromkeys(self.tokens))
+        return [tokens[self.num_prompt[number] :] for number, tokens in self.tokens.items()]
