@@ -81,6 +81,16 @@ class BlockManager:
         last = min(self.blocks_for(end), len(table))
         return fresh + sum(self._num_refs[table[i]] > 1 for i in range(first, last))
 
+    def can_write(self, seq: Sequence, end: int) -> bool:
+        """Whether `seq` can write positions `num_computed .. end-1` as things are; mostly true for a decode."""
+        size, table = self.block_size, seq.block_table
+        if end > len(table) * size:
+            return False
+        for block in table[seq.num_computed // size : -(-end // size)]:
+            if self._num_refs[block] != 1 or block in self._hash_of:
+                return False
+        return True
+
     def num_exclusive(self, seq: Sequence) -> int:
         """Blocks that would become free if `seq` gave all of its up."""
         return sum(self._num_refs[block] == 1 for block in seq.block_table)

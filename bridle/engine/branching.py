@@ -19,9 +19,10 @@ from bridle.engine.sequence import Sequence, SequenceStatus
 from bridle.engine.steering import Steering
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob
+from bridle.sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draw:
     """One branch to apply after sampling; `row` of the batch answers it, None if it does not sample."""
 
@@ -85,8 +86,9 @@ class Branching:
         if not branches or not self._may_have(seq, len(branches)):
             return
         seq.was_forked = True
-        owners = [seq, *(self._fork(seq, number, out) for number in range(1, len(branches)))]
+        owners = [seq]
         if len(branches) > 1:
+            owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
             seq.num_forks += 1
         logits_index = item.first_logit + item.row.num_logits - 1
         for branch, owner in zip(branches, owners, strict=True):
@@ -96,9 +98,11 @@ class Branching:
             out.draws.append(Draw(owner, branch, row))
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
+        if num_branches == 1:
+            return True
         total = self._outputs_of(seq.request.id).num_created + num_branches - 1
         limit = max(self._max_outputs, seq.sampling.n)
-        if num_branches > 1 and total > limit:
+        if total > limit:
             self._progress.fail(seq, ControllerError(f"the fork makes {total} outputs; at most {limit}"))
             return False
         return True
@@ -145,10 +149,11 @@ class Branching:
                 self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row])
 
     def _settle(self, item: Scheduled, scores: list[Logprob]) -> None:
-        if item.end >= item.seq.num_prompt:
+        if not item.seq.prompt_sent and item.end >= item.seq.num_prompt:
             self._progress.note_prompt(item.seq)
-        self._progress.add_scores(item.seq, scores)
-        self._progress.settle(item.seq)
+        if scores:
+            self._progress.add_scores(item.seq, scores)
+            self._progress.settle(item.seq)
 
     def _accept(self, draw: Draw, token: int, logprob: Logprob | None) -> None:
         """A token was drawn for a branch: it enters the sequence, or a splice takes its place."""
@@ -157,14 +162,16 @@ class Branching:
             self._progress.fail(seq, _nothing_left(seq))
             return
         seq.num_draws += 1
-        splice = _matching(draw.branch.splices, token)
+        splice = _matching(draw.branch.splices, token) if draw.branch.splices else None
         if splice is not None and splice.backtrack:
             self._progress.count_replaced(seq)
             self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token)
             return
         seq.num_turns += 1
-        num_kept = len(seq.tokens)
         ended = self._progress.append(seq, token, logprob, forced=False)
+        if seq.pool is None:
+            return
+        num_kept = len(seq.tokens) - 1
         if splice is not None and not ended:
             self._progress.force(seq, splice.ff_tokens)
         self._steering.report(seq, tuple(seq.tokens[num_kept:]), 0, token)
@@ -179,6 +186,8 @@ def draws_next(item: Scheduled) -> bool:
 def score_run(item: Scheduled) -> ScoreRun | None:
     """The known tokens whose log-probabilities can be read off this row's logits."""
     seq = item.seq
+    if not seq.wants_scores:
+        return None
     first = max(seq.num_scored, item.row.start + 1)
     last = min(item.end + 1, seq.num_to_score)
     if first >= last:
@@ -189,13 +198,18 @@ def score_run(item: Scheduled) -> ScoreRun | None:
 
 
 def _sample_row(owner: Sequence, source: Sequence, branch: Branch, logits_index: int) -> SampleRow:
-    own, sampling = owner.sampling, branch.sampling or owner.sampling
-    if (sampling.logprobs, sampling.logprobs_mode) != (own.logprobs, own.logprobs_mode):
-        sampling = sampling.with_(logprobs=own.logprobs, logprobs_mode=own.logprobs_mode)
-    bias = branch.bias
-    if owner.num_generated < own.min_tokens:
+    own, bias = owner.sampling, branch.bias
+    sampling = own if branch.sampling is None else _with_logprobs_of(own, branch.sampling)
+    if own.min_tokens and owner.num_generated < own.min_tokens:
         bias = (*bias, *((token, -float("inf")) for token in sorted(owner.stop_ids)))
     return SampleRow(source.id, logits_index, sampling, owner.key, owner.num_draws, branch.mask, bias)
+
+
+def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:
+    """A controller's override changes how a token is drawn, not what the client asked to be told."""
+    if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):
+        return override
+    return override.with_(logprobs=own.logprobs, logprobs_mode=own.logprobs_mode)
 
 
 def _matching(splices: tuple[Splice, ...], token: int) -> Splice | None:

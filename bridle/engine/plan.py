@@ -5,7 +5,8 @@ printed, built by hand in a test and sent over a wire; they hold no tensors and 
 Every message carries its step number, so that stale ones can be told apart and dropped.
 
 The executor keeps a *mirror* of each sequence: its token list (penalties need it) and its block table. A plan row
-sends only what the mirror does not know yet. A plan is applied in this order: forks, freed, copies, rows.
+sends only what the mirror does not know yet. Rows are made by the hundred in every step and are for that reason not
+frozen; nobody changes one. A plan is applied in this order: forks, freed, copies, rows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class BlockCopy:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlanRow:
     """Compute `num_scheduled` tokens of one sequence, from position `start` on.
 
@@ -80,7 +81,7 @@ class StepPlan:
         return not (self.rows or self.forks or self.freed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampleRow:
     """Draw one token from logits row `logits_index`; several rows may name the same one (a fork).
 

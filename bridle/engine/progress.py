@@ -176,7 +176,7 @@ class Progress:
         """End the output: now, or once the scores that are still owed are known."""
         if seq.is_finished:
             return
-        if reason not in _ABRUPT and seq.num_scored < seq.num_to_score:
+        if reason not in _ABRUPT and seq.wants_scores:
             seq.ending = reason, stop
             seq.is_late = seq.is_suspended = False
             seq.clamp_computed()
@@ -194,7 +194,7 @@ class Progress:
 
     def settle(self, seq: Sequence) -> None:
         """End an output that only waited for its scores."""
-        if seq.ending is not None and seq.num_scored >= seq.num_to_score:
+        if seq.ending is not None and not seq.wants_scores:
             reason, stop = seq.ending
             self.finish(seq, reason, stop)
 
@@ -204,6 +204,7 @@ class Progress:
 
     def announce_fork(self, parent: Sequence, child: Sequence) -> None:
         """Tell of a new output, before anything happens to it."""
+        self._statistics.num_forks += 1
         text = parent.text.released_text() if parent.text else ""
         self.events.append(Forked(child.request.id, child.index, parent.index, parent.num_generated, text))
 

@@ -18,19 +18,17 @@ from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
 from bridle.engine.sequence import Sequence, SequenceStatus
 
+_NO_COPIES: list[BlockCopy] = []
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Scheduled:
     """One planned row, with the sequence it belongs to. `first_logit` numbers its first logits row."""
 
     seq: Sequence
     row: PlanRow
     first_logit: int
-
-    @property
-    def end(self) -> int:
-        """Position after the last one computed."""
-        return self.row.start + self.row.num_scheduled
+    end: int  # position after the last one computed
 
 
 class Scheduler:
@@ -105,8 +103,9 @@ class Scheduler:
         for seq, num_tokens, copies in picked:
             row = self._row(seq, num_tokens)
             plan.rows.append(row)
-            plan.copies.extend(copies)
-            scheduled.append(Scheduled(seq, row, num_logits))
+            if copies:
+                plan.copies.extend(copies)
+            scheduled.append(Scheduled(seq, row, num_logits, row.start + num_tokens))
             num_logits += row.num_logits
         return plan, scheduled
 
@@ -131,10 +130,11 @@ class Scheduler:
             if self._by_sequence:
                 self.blocks.truncate(seq)
             num_tokens = min(seq.target - seq.num_computed, max(budget - unserved, 1))
-            num_tokens = self._make_room(seq, num_tokens, picked)
-            if num_tokens:
+            if self.blocks.can_write(seq, seq.num_computed + num_tokens):
+                picked[seq.id] = seq, num_tokens, _NO_COPIES
+            elif num_tokens := self._make_room(seq, num_tokens, picked):
                 picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens)
-                budget -= num_tokens
+            budget -= num_tokens
         return budget
 
     def _turn(self, ready: list[Sequence]) -> list[Sequence]:
@@ -297,7 +297,7 @@ def _num_logits(seq: Sequence, num_tokens: int) -> int:
     the last one if the next token is drawn from it."""
     start, end = seq.num_computed, seq.num_computed + num_tokens
     draws = end == len(seq.tokens)
-    if seq.num_scored >= seq.num_to_score:
+    if not seq.wants_scores:
         return int(draws)
     first = max(seq.num_scored, start + 1) - 1  # predicts the first token to score
     if first < min(end, seq.num_to_score - 1):

@@ -143,11 +143,16 @@ class Sequence:
         return self.num_prompt if self.sampling.prompt_logprobs is not None else 0
 
     @property
+    def wants_scores(self) -> bool:
+        """Whether a log-probability that was asked for is still unknown."""
+        return self.num_scored < self.num_to_score
+
+    @property
     def max_reusable(self) -> int:
         """How many leading tokens may come from the prefix cache: cached positions give no logits, so at least
         the last token, and everything that predicts a token to be scored, is computed."""
         limit = len(self.tokens) - 1
-        if self.num_scored < self.num_to_score:
+        if self.wants_scores:
             limit = min(limit, self.num_scored - 1)
         return max(limit, 0)
 

@@ -76,7 +76,8 @@ class Steering:
         """Tokens of `seq` became known: its controller will be asked what next."""
         if seq.is_controlled:
             seq.answer = None
-            seq.news = Ask(seq.id, tokens, backtrack, sampled)
+            news = seq.news or Ask(seq.id)  # a fork's first ask also names its parent
+            seq.news = replace(news, tokens=tokens, backtrack=backtrack, sampled=sampled)
 
     def ask(self) -> None:
         """Send all news of this step, a parent and its forks in the same call."""
