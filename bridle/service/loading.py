@@ -38,6 +38,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
     adapters: frozenset[str] = frozenset()
+    shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
     @property
@@ -60,7 +61,7 @@ class LoadedModel:
 
     def close(self, drain: float = 0.0) -> None:
         """End the engine; running requests get `drain` seconds to finish. Idempotent."""
-        self.client.close(drain)
+        self.shutdown(drain)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
@@ -87,19 +88,17 @@ def load_model(
     from bridle.text import Detokenizer, Tokenizer
 
     path = resolve_model(config.model, config.revision)
-    tokenizer = Tokenizer.load(
-        config.tokenizer or str(path), None if config.tokenizer is None else config.revision
-    )
+    tokenizer = Tokenizer.load(config.tokenizer or str(path), None if config.tokenizer is None else config.revision)
     executor = load_executor(config, progress=progress, sampler=sampler)
     engine = Engine(
         executor,
         engine_config or EngineConfig(),
-        pools=(PythonControllerPool(), *pools),
+        pools=(PythonControllerPool(executor.info.vocab_size), *pools),
         decoder=Detokenizer(tokenizer),
     )
     client = AsyncEngine(engine)
     client.start()
-    return LoadedModel(name or model_name(config.model), client, tokenizer)
+    return LoadedModel(name or model_name(config.model), client, tokenizer, shutdown=client.close)
 
 
 def model_name(model: str) -> str:

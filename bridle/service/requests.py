@@ -77,18 +77,14 @@ def build_request(
     )
 
 
-async def tokenize(
-    model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True
-) -> tuple[int, ...]:
+async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
     """`encode_prompt` for an event loop: a long text is tokenized in a thread."""
     if isinstance(prompt, str) and len(prompt) > MAX_INLINE_CHARS:
         return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens)
     return encode_prompt(model, prompt, add_special_tokens)
 
 
-def encode_prompt(
-    model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True
-) -> tuple[int, ...]:
+def encode_prompt(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
     """The tokens of a prompt, checked. An empty text stands for the token that begins a document, if there is
     one."""
     if isinstance(prompt, str):

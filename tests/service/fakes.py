@@ -169,4 +169,4 @@ def fake_model(script: Script | None = None, name: str = "fake", **options: Any)
     """A loaded model over a `FakeClient`, which is its `client`."""
     client: Any = FakeClient(script or say("hello"), **options)
     tokenizer: Any = ByteTokenizer()
-    return LoadedModel(name, client, tokenizer, created=1_700_000_000)
+    return LoadedModel(name, client, tokenizer, created=1_700_000_000, shutdown=client.close)

@@ -55,9 +55,7 @@ def test_tokens_text_and_the_rest_add_up() -> None:
     collector = OutputCollector(request(logprobs=0, prompt_logprobs=0), "prompt")
     prompt = PromptEvent("r", 0, (1, 2, 3), 2, (None, Logprob(2, -1.0), Logprob(3, -2.0)))
     collector.add([prompt, token(5, "a"), token(6, ""), Log("r", 0, "log "), Log("r", 0, "ged")])
-    collector.add(
-        [token(7, "bc"), Stored("r", 0, "x", b"1"), Finished("r", 0, FinishReason.STOP, Usage(3), "!", "\n")]
-    )
+    collector.add([token(7, "bc"), Stored("r", 0, "x", b"1"), Finished("r", 0, FinishReason.STOP, Usage(3), "!", "\n")])
     output = collector.output
     assert output.prompt == "prompt"
     assert output.prompt_token_ids == [1, 2, 3]

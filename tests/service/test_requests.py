@@ -99,8 +99,7 @@ def test_context_overflow_names_prompt_max_tokens_and_limit() -> None:
     with pytest.raises(ContextOverflow) as refusal:
         build_request(model, "a" * 10, SamplingParams(max_tokens=7))
     assert str(refusal.value) == (
-        "the prompt has 10 tokens; with max_tokens of 7 that is 17, "
-        "more than the 16 tokens that 'fake' can hold"
+        "the prompt has 10 tokens; with max_tokens of 7 that is 17, more than the 16 tokens that 'fake' can hold"
     )
     assert refusal.value.param == "max_tokens"
 

@@ -1,0 +1,50 @@
+"""The application: routes, errors and limits put together around a registry of models."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+import bridle
+from bridle.http import chat, completions, info_routes
+from bridle.http.call import Call, CallMiddleware
+from bridle.http.errors import install_error_handlers
+from bridle.http.metrics import Metrics
+from bridle.http.settings import HttpSettings
+from bridle.http.state import HttpState
+from bridle.service import Admission, ModelRegistry
+
+
+def create_app(registry: ModelRegistry, settings: HttpSettings | None = None) -> FastAPI:
+    """An ASGI application that serves the models in `registry`. It neither loads nor closes them.
+
+    app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
+    """
+    settings = settings or HttpSettings()
+    state = HttpState(registry, settings, _admission(registry, settings), Metrics(registry))
+    app = FastAPI(title="bridle", version=bridle.__version__, description="Steerable language models.")
+    app.state.http = state
+    install_error_handlers(app)
+    for router in (completions.router, chat.router, info_routes.router):
+        app.include_router(router)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+
+    def on_end(call: Call, seconds: float) -> None:
+        state.metrics.observe(call, seconds)
+        state.note_end()
+
+    app.add_middleware(CallMiddleware, on_end=on_end)
+    return app
+
+
+def _admission(registry: ModelRegistry, settings: HttpSettings) -> Admission:
+    """Room for what the settings say, and always for one prompt of the largest model."""
+    largest = max((model.max_sequence_tokens for model in registry), default=1)
+    return Admission(settings.max_requests, max(settings.max_prompt_tokens, largest))

@@ -1,0 +1,154 @@
+"""Errors on the wire: one table from bridle's errors to status codes, one body in OpenAI's shape.
+
+Everything that can go wrong on any route ends here, including what the web framework refuses itself, so that
+a client that reads `error.message` always finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from bridle.errors import (
+    BridleError,
+    ControllerError,
+    DeadlineExceeded,
+    EngineClosed,
+    InvalidRequest,
+    OutOfBlocks,
+    Overloaded,
+    ProtocolError,
+    RequestCancelled,
+    ShardUnavailable,
+    UnknownModel,
+)
+
+# The first class that matches decides: (status, OpenAI's error type). Subclasses come before their bases.
+_STATUS: tuple[tuple[type[BridleError], int, str], ...] = (
+    (UnknownModel, 404, "invalid_request_error"),
+    (InvalidRequest, 400, "invalid_request_error"),
+    (ProtocolError, 400, "invalid_request_error"),
+    (ControllerError, 422, "controller_error"),
+    (Overloaded, 429, "rate_limit_error"),
+    (RequestCancelled, 499, "cancelled"),
+    (OutOfBlocks, 503, "server_error"),
+    (ShardUnavailable, 503, "server_error"),
+    (EngineClosed, 503, "server_error"),
+    (DeadlineExceeded, 504, "timeout_error"),
+)
+_MAX_MESSAGE_CHARS = 1_000
+_MAX_SHOWN_CHARS = 80
+
+
+class RefusedBody(HTTPException):
+    """A request body that was not even read to its end, or is no JSON. `error` says why."""
+
+    def __init__(self, status_code: int, error: BridleError) -> None:
+        super().__init__(status_code, str(error))
+        self.error = error
+
+
+def status_of(error: BridleError) -> tuple[int, str]:
+    """Status code and OpenAI error type of an error."""
+    for kind, status, name in _STATUS:
+        if isinstance(error, kind):
+            return status, name
+    return 500, "server_error"
+
+
+def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
+    """The JSON body of an error, in OpenAI's shape."""
+    return _body(str(error), kind or status_of(error)[1], getattr(error, "param", None), error.code)
+
+
+def error_response(error: BridleError, status: int | None = None) -> Response:
+    """A whole response; `status` overrides the table."""
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(max(round(error.retry_after), 1))
+    return json_response(error_body(error), status or status_of(error)[0], headers)
+
+
+def internal_error_body(request_id: str) -> dict[str, Any]:
+    """What a client is told of a bug: nothing of its cause, but how to find it in the log."""
+    message = f"internal error; the server's log has more under request id {request_id}"
+    return _body(message, "server_error", None, "internal_error")
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """`content` as JSON. Numbers that JSON does not have become null."""
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every error that reaches the application in the one shape."""
+    app.add_exception_handler(BridleError, _on_bridle_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+
+
+def describe_validation(errors: Any) -> InvalidRequest:
+    """The first of pydantic's errors as one sentence about one field."""
+    first = errors[0] if errors else {}
+    path = [str(part) for part in first.get("loc", ()) if part != "body"]
+    param = ".".join(path) or None
+    if first.get("type") == "missing":
+        return InvalidRequest(f"{param or 'the request body'} is required", param)
+    if isinstance(first.get("input"), bytes):
+        return InvalidRequest("the request body must be JSON, sent with 'Content-Type: application/json'")
+    message = str(first.get("msg", "invalid request")).removeprefix("Value error, ")
+    if first.get("type") == "value_error":
+        return InvalidRequest(message, param)
+    shown = repr(first.get("input"))
+    shown = shown if len(shown) <= _MAX_SHOWN_CHARS else shown[:_MAX_SHOWN_CHARS] + "..."
+    return InvalidRequest(f"{param or 'the request body'} is {shown}; {_lower_first(message)}", param)
+
+
+async def _on_bridle_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BridleError)
+    _note(request, error)
+    return error_response(error)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    described = describe_validation(error.errors())
+    _note(request, described)
+    return error_response(described)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if isinstance(error, RefusedBody):
+        _note(request, error.error)
+        return error_response(error.error, error.status_code)
+    message = {
+        404: f"there is no {request.method} {request.url.path[:200]} here; see /docs",
+        405: f"{request.url.path[:200]} does not take {request.method}",
+    }.get(error.status_code, str(error.detail))
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    body = _body(message, "invalid_request_error", None, code)
+    return json_response(body, error.status_code, error.headers)
+
+
+def _note(request: Request, error: BridleError) -> None:
+    """Let the log line of this call say what was refused."""
+    call = request.scope.get("state", {}).get("call")
+    if call is not None:
+        call.error = error
+
+
+def _body(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
+    shown = message if len(message) <= _MAX_MESSAGE_CHARS else message[:_MAX_MESSAGE_CHARS] + "..."
+    printable = shown.encode("utf-8", "replace").decode()
+    return {"error": {"message": printable, "type": kind, "param": param, "code": code}}
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,154 @@
+"""From prompts to outputs: the engine requests behind one HTTP call.
+
+One call may hold several prompts; each becomes an engine request of its own. All of them are checked before
+the first is submitted, and all of them end when the call does. Knows no wire format: the routes give a sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bridle.engine.request import Request
+from bridle.errors import BridleError, DeadlineExceeded, EngineClosed, InternalError, InvalidRequest
+from bridle.http.call import Call
+from bridle.http.state import HttpState
+from bridle.outputs import CompletionOutput, Event, FinishReason, TokenEvent, Usage
+from bridle.sampling import SamplingParams
+from bridle.service import DeltaReader, LoadedModel, OutputCollector, build_request, tokenize
+
+if TYPE_CHECKING:
+    from bridle.engine.client import EventStream
+
+Prompt = str | list[int]
+
+
+@dataclass(slots=True)
+class Part:
+    """One prompt of a call, and what becomes of it."""
+
+    number: int
+    prompt: Prompt
+    request: Request
+    collector: OutputCollector = field(init=False)
+    reader: DeltaReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.collector = OutputCollector(self.request, self.prompt if isinstance(self.prompt, str) else None)
+        self.reader = DeltaReader(self.collector)
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        return self.collector.output.outputs
+
+
+Sink = Callable[[Part], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Generation:
+    """The parts of a call, ready to run."""
+
+    model: LoadedModel
+    call: Call
+    parts: list[Part]
+
+    async def run(self, sink: Sink | None = None) -> None:
+        """Submit every part and read them all to their end; `sink` sees a part after each batch of its
+        events.
+
+        Raises the first error of any output. Whatever happens, nothing keeps running.
+        """
+        streams = []
+        for part in self.parts:
+            stream = self.model.client.submit(part.request)
+            self.call.resources.callback(stream.cancel)
+            streams.append(stream)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part, stream in zip(self.parts, streams, strict=True):
+                    group.create_task(self._read(part, stream, sink))
+        except* BridleError as errors:
+            raise _first(errors) from None
+        finally:
+            self._tell()
+
+    async def _read(self, part: Part, stream: EventStream, sink: Sink | None) -> None:
+        async with stream:
+            async for events in stream:
+                part.collector.add(events)
+                if any(isinstance(event, TokenEvent) for event in events):
+                    self.call.note_tokens()
+                _raise_failure(part, events)
+                if sink is not None:
+                    await sink(part)
+
+    @property
+    def usage(self) -> Usage:
+        """Counts over all parts."""
+        total = Usage()
+        for part in self.parts:
+            total.add(part.collector.output.usage)
+        return total
+
+    def _tell(self) -> None:
+        self.call.usage = self.usage
+        outputs = [output for part in self.parts for output in part.outputs]
+        self.call.finish = [output.finish_reason.value for output in outputs if output.finish_reason is not None]
+
+
+async def prepare(
+    http: HttpState, call: Call, model: LoadedModel, prompts: Sequence[Prompt], sampling: SamplingParams
+) -> Generation:
+    """Check and tokenize everything and reserve room for it; nothing is submitted yet."""
+    http.check_open()
+    call.model = model.name
+    _check_counts(http, len(prompts), sampling.n)
+    ticket = call.resources.enter_context(http.admission.admit(len(prompts)))
+    parts = []
+    for number, prompt in enumerate(prompts):
+        # A rendered chat comes as tokens; raw text gets what its tokenizer puts around a document.
+        tokens = await tokenize(model, prompt)
+        name = f"{call.id}-{number}"
+        timeout = http.settings.request_timeout
+        request = build_request(model, tokens, sampling, request_id=name, timeout=timeout)
+        ticket.charge(len(tokens))
+        parts.append(Part(number, prompt, request))
+    return Generation(model, call, parts)
+
+
+def _check_counts(http: HttpState, num_prompts: int, n: int) -> None:
+    settings = http.settings
+    if num_prompts > settings.max_prompts:
+        raise InvalidRequest(f"prompt has {num_prompts} prompts; at most {settings.max_prompts}", "prompt")
+    if num_prompts * n > settings.max_choices:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with n = {n} make {num_prompts * n} choices; at most {settings.max_choices}",
+            "n",
+        )
+
+
+def _raise_failure(part: Part, events: list[Event]) -> None:
+    """Raise if an output just ended in a way that no finish reason of the wire stands for."""
+    for event in events:
+        error = getattr(event, "error", None)
+        reason = getattr(event, "reason", None)
+        if isinstance(error, BridleError):
+            raise error
+        if reason is FinishReason.ERROR:
+            raise InternalError("the output ended in an error that was not named")
+        if reason is FinishReason.DEADLINE:
+            raise DeadlineExceeded("the request did not finish within the server's time limit")
+        if reason is FinishReason.CANCELLED:
+            raise EngineClosed("the request was cancelled by the server")
+
+
+def _first(errors: BaseExceptionGroup[BridleError]) -> BridleError:
+    for error in errors.exceptions:
+        if isinstance(error, BridleError):
+            return error
+        if isinstance(error, BaseExceptionGroup):
+            return _first(error)
+    raise InternalError("an error group without an error")

@@ -1,0 +1,75 @@
+"""Request bodies, read within bounds: size, time, and JSON that is really JSON.
+
+The standard library's parser recurses as deep as the body says and takes half characters; here depth is
+bounded by the parser, and text that is not valid Unicode is refused before anything sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.responses import Response
+
+from bridle.errors import InvalidRequest
+from bridle.http.errors import RefusedBody
+from bridle.http.settings import HttpSettings
+from bridle.http.state import http_state
+
+
+class BoundedRequest(Request):
+    """A request whose body cannot exceed the application's `HttpSettings`."""
+
+    async def body(self) -> bytes:
+        """The whole body. A 413 or 408 error if it is too large or too slow."""
+        if not hasattr(self, "_body"):
+            self._body = await self._read(http_state(self).settings)
+        return self._body
+
+    async def json(self) -> Any:
+        """The body as JSON. A 400 error that says where it is malformed."""
+        try:
+            return from_json(await self.body())
+        except ValueError as error:
+            raise RefusedBody(400, InvalidRequest(f"the request body is not valid JSON: {error}")) from None
+
+    async def _read(self, settings: HttpSettings) -> bytes:
+        announced = self.headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > settings.max_body_bytes:
+            raise _too_large(announced + " bytes", settings)
+        try:
+            async with asyncio.timeout(settings.receive_timeout):
+                return await self._read_chunks(settings)
+        except TimeoutError:
+            message = f"the request body did not arrive within {settings.receive_timeout:g} seconds"
+            raise RefusedBody(408, InvalidRequest(message)) from None
+
+    async def _read_chunks(self, settings: HttpSettings) -> bytes:
+        chunks, size = [], 0
+        async for chunk in self.stream():
+            size += len(chunk)
+            if size > settings.max_body_bytes:
+                raise _too_large("more", settings)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+class BoundedRoute(APIRoute):
+    """A route whose handler gets a `BoundedRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def bounded(request: Request) -> Response:
+            return await handler(BoundedRequest(request.scope, request.receive))
+
+        return bounded
+
+
+def _too_large(shown: str, settings: HttpSettings) -> RefusedBody:
+    message = f"the request body has {shown}; at most {settings.max_body_bytes} bytes are taken"
+    return RefusedBody(413, InvalidRequest(message))

@@ -1,0 +1,91 @@
+"""Log-probabilities in the two shapes of the OpenAI API: lists side by side for completions, rows for
+chats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bridle.outputs import Logprob
+
+if TYPE_CHECKING:
+    from bridle.text import Tokenizer
+
+_LOWEST = -9999.0  # JSON has no minus infinity
+
+
+class CompletionLogprobs:
+    """The lists of one choice of `/v1/completions`, growing along its text.
+
+    `text_offset` counts characters of the choice's text. A token that holds only a part of a character has
+    the offset of that character; a special token has a width only where the text shows it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._text = ""
+        self._num_chars = 0
+
+    def shape(
+        self, text: str, tokens: Sequence[int], entries: Sequence[Logprob | None], has_top: bool
+    ) -> dict[str, Any]:
+        """The lists for the next tokens, which brought `text`."""
+        self._text += text
+        return {
+            "tokens": [_name(self._tokenizer, token) for token in tokens],
+            "token_logprobs": [None if entry is None else _number(entry.logprob) for entry in entries],
+            "top_logprobs": [self._top(entry) for entry in entries] if has_top else None,
+            "text_offset": [self._offset(token) for token in tokens],
+        }
+
+    def _top(self, entry: Logprob | None) -> dict[str, float] | None:
+        if entry is None:
+            return None
+        best: dict[str, float] = {}
+        for token, logprob in (*entry.top, (entry.token, entry.logprob)):
+            best.setdefault(_name(self._tokenizer, token), _number(logprob))
+        return best
+
+    def _offset(self, token: int) -> int:
+        data = self._tokenizer.token_bytes(token)
+        if token in self._tokenizer.special_token_ids and not self._is_shown(data):
+            data = b""
+        is_inside = bool(data) and data[0] & 0xC0 == 0x80 and self._num_chars > 0
+        offset = self._num_chars - 1 if is_inside else self._num_chars
+        self._num_chars += sum(byte & 0xC0 != 0x80 for byte in data)
+        return offset
+
+    def _is_shown(self, data: bytes) -> bool:
+        return self._text.startswith(data.decode("utf-8", "replace"), self._num_chars)
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, tokens: Iterable[int], entries: Iterable[Logprob | None], num_top: int
+) -> dict[str, Any]:
+    """The rows of one choice of `/v1/chat/completions`."""
+    rows = []
+    for token, entry in zip(tokens, entries, strict=True):
+        logprob = _LOWEST if entry is None else entry.logprob
+        top = () if entry is None else entry.top[:num_top]
+        row = _row(tokenizer, token, logprob)
+        row["top_logprobs"] = [_row(tokenizer, other, value) for other, value in top]
+        rows.append(row)
+    return {"content": rows, "refusal": None}
+
+
+def _row(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+    data = tokenizer.token_bytes(token)
+    return {"token": _name(tokenizer, token), "logprob": _number(logprob), "bytes": list(data)}
+
+
+def _name(tokenizer: Tokenizer, token: int) -> str:
+    """A token as text; a piece of a character is spelled in bytes, so that different tokens stay
+    different."""
+    text = tokenizer.token_text(token)
+    if "\ufffd" not in text:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in tokenizer.token_bytes(token))
+
+
+def _number(logprob: float) -> float:
+    return max(logprob, _LOWEST)

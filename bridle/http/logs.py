@@ -1,0 +1,48 @@
+"""Logs as structlog writes them: readable lines on a terminal, JSON elsewhere. One line per request, from
+`call`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+from structlog.typing import Processor
+
+LogFormat = Literal["auto", "console", "json"]
+
+
+def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
+    """Set up logging for a whole process: bridle's own lines, and those of the libraries it stands on."""
+    is_console = sys.stderr.isatty() if log_format == "auto" else log_format == "console"
+    shared: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_console else "iso", utc=not is_console),
+    ]
+    render: list[Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        if is_console
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop, *render]))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Its access lines say less than ours, and its notices repeat what the launcher prints.
+    logging.getLogger("uvicorn").setLevel("WARNING")
+    logging.getLogger("uvicorn.access").disabled = True
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+_drop = structlog.stdlib.ProcessorFormatter.remove_processors_meta

@@ -1,0 +1,211 @@
+"""Request bodies of the OpenAI routes.
+
+Types are strict: a number is not taken for a string, nor the other way round. Fields that are not listed are
+ignored, as clients send ones that only some servers know. Lists a client can make long are checked by hand,
+so that a long bad one gives one error instead of a million.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from bridle.errors import InvalidRequest
+from bridle.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, SamplingParams
+
+MAX_MESSAGES = 4_096
+MAX_TOOLS = 128
+
+
+def _refuse(message: str) -> ValueError:
+    return ValueError(message)
+
+
+def _prompts(value: Any) -> Any:
+    """One prompt or a list of them, as a list: texts stay, lists of ids stay."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise _refuse("prompt must be a string, a list of strings, a list of token ids or a list of such lists")
+    kinds = {type(item) for item in value}
+    if kinds == {int}:
+        return [value]
+    if kinds == {str}:
+        return value
+    if kinds == {list} and all(type(token) is int for item in value for token in item):
+        return value
+    raise _refuse("prompt must be a string, a list of strings, a list of token ids or a list of such lists")
+
+
+def _stop(value: Any) -> Any:
+    if value is None:
+        return ()
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list):
+        raise _refuse("stop must be a string or a list of strings")
+    if len(values) > MAX_STOP_STRINGS:
+        raise _refuse(f"stop has {len(values)} strings; at most {MAX_STOP_STRINGS}")
+    if not all(isinstance(item, str) for item in values):
+        raise _refuse("stop must be a string or a list of strings")
+    return tuple(values)
+
+
+def _token_ids(value: Any) -> Any:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise _refuse("stop_token_ids must be a list of integers")
+    return tuple(value)
+
+
+def _logit_bias(value: Any) -> Any:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _refuse("logit_bias must be an object of token ids and numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise _refuse(f"logit_bias has {len(value)} entries; at most {MAX_LOGIT_BIAS}")
+    return {_bias_token(token): _bias_value(token, bias) for token, bias in value.items()}
+
+
+def _bias_token(token: str) -> int:
+    if not (token.isascii() and token.isdigit() and len(token) < 12):
+        raise _refuse(f"logit_bias has the key {token[:40]!r}; keys are token ids in digits")
+    return int(token)
+
+
+def _bias_value(token: str, bias: Any) -> float:
+    if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+        raise _refuse(f"logit_bias[{token}] must be a number")
+    if not -1e6 <= bias <= 1e6:  # also NaN and infinities
+        raise _refuse(f"logit_bias[{token}] is {bias}; must be between -1000000 and 1000000")
+    return float(bias)
+
+
+def _objects(name: str, limit: int) -> BeforeValidator:
+    """A list of at most `limit` JSON objects."""
+
+    def check(value: Any) -> Any:
+        if value is None:
+            return value
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise _refuse(f"{name} must be a list of objects")
+        if len(value) > limit:
+            raise _refuse(f"{name} has {len(value)} entries; at most {limit}")
+        return value
+
+    return BeforeValidator(check)
+
+
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_IDS = {"type": "array", "items": {"type": "integer"}}
+Prompts = Annotated[
+    Any,
+    BeforeValidator(_prompts),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
+]
+Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, {"type": "null"}]})]
+TokenIds = Annotated[Any, BeforeValidator(_token_ids), WithJsonSchema({"anyOf": [_IDS, {"type": "null"}]})]
+LogitBias = Annotated[
+    Any,
+    BeforeValidator(_logit_bias),
+    WithJsonSchema({"type": ["object", "null"], "additionalProperties": {"type": "number"}}),
+]
+JsonObjects = list[dict[str, Any]]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside its chunks."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(BaseModel):
+    """What both OpenAI routes understand of sampling, with the further fields of open servers."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias = Field(default_factory=dict)
+    seed: int | None = None
+    stop: Stop = ()
+    stop_token_ids: TokenIds = ()
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    @property
+    def wants_stream_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self, **changes: Any) -> SamplingParams:
+        """Sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        given = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**(given | changes))
+
+
+_SAMPLING_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+class CompletionBody(SamplingFields):
+    """`POST /v1/completions`."""
+
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class ChatBody(SamplingFields):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[JsonObjects, _objects("messages", MAX_MESSAGES)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Annotated[JsonObjects | None, _objects("tools", MAX_TOOLS)] = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def num_logprobs(self) -> int | None:
+        """How many alternatives are wanted; None for no log-probabilities at all."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,150 @@
+"""From settings to a process that serves: load the model, listen, drain on the first signal, end on the
+second.
+
+On SIGTERM or SIGINT readiness goes off first and new generations are turned away while the socket stays open,
+so that a balancer sees it; running requests finish within the grace period. Then, or at a second signal, all
+ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import structlog
+import uvicorn
+
+from bridle.errors import InvalidRequest
+from bridle.http.app import create_app
+from bridle.http.logs import configure_logs
+from bridle.http.page import curl_line
+from bridle.http.settings import ServeSettings
+from bridle.http.state import HttpState
+from bridle.http.wire import bounded_protocol
+from bridle.service import LoadedModel, ModelRegistry, load_model
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
+_LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what to call it from here, not what to bind
+_CLOSE_SECONDS = 2  # for connections whose requests were ended
+
+Loader = Callable[[ServeSettings], LoadedModel]
+
+
+def serve(settings: ServeSettings | None = None, load: Loader | None = None) -> None:
+    """Load the model and serve it until a signal comes. Blocks; call it from the main thread.
+
+    The port is taken before the model is loaded, so that a wrong one is told at once. `load` replaces how the
+    model is made. Raises `InvalidRequest` if the address cannot be used, and whatever loading raises.
+    """
+    settings = settings or ServeSettings()
+    configure_logs(settings.log_format, settings.log_level)
+    with contextlib.closing(bind(settings.host, settings.port)) as listener:
+        registry = ModelRegistry()
+        registry.add((load or _load)(settings), settings.aliases)
+        try:
+            run(registry, settings, listener)
+        finally:
+            registry.close()
+
+
+def run(registry: ModelRegistry, settings: ServeSettings, listener: socket.socket) -> None:
+    """Serve `registry` on a bound socket until a signal comes. The models stay open."""
+    app = create_app(registry, settings.http)
+    config = uvicorn.Config(
+        app,
+        http=bounded_protocol(settings.max_header_bytes, settings.http.send_timeout),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        limit_concurrency=settings.max_connections,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+        timeout_keep_alive=30,
+    )
+    server = DrainingServer(config, app.state.http, settings.grace_period)
+    _announce(registry, listener)
+    server.run(sockets=[listener])
+    _log.info("stopped")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket on that address, not listening yet. Raises `InvalidRequest` with what to do about it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise InvalidRequest(f"cannot listen on host {host!r}: {error}", "host") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise InvalidRequest(f"cannot listen on {host}:{port}: {reason}; choose another port", "port") from None
+    return listener
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that finishes what runs before it closes its socket."""
+
+    def __init__(self, config: uvicorn.Config, http: HttpState, grace_period: float) -> None:
+        super().__init__(config)
+        self._http = http
+        self._grace_period = grace_period
+        self._drain_task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: end at once."""
+        if self._http.is_draining:
+            self.force_exit = self.should_exit = True
+            return
+        self._http.is_draining = True
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        self._http.begin_drain()
+        self._drain_task = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Wait for running requests, at most the grace period; then end the rest and close."""
+        admission = self._http.admission
+        _log.info("draining", in_flight=admission.num_requests, grace_seconds=self._grace_period)
+        try:
+            async with asyncio.timeout(self._grace_period):
+                await self._http.idle.wait()
+        except TimeoutError:
+            _log.warning("ending requests", in_flight=admission.num_requests)
+            await asyncio.to_thread(self._http.registry.close)
+        self.should_exit = True
+
+
+def _load(settings: ServeSettings) -> LoadedModel:
+    shown = ""
+
+    def progress(what: str, share: float) -> None:
+        nonlocal shown
+        if what != shown:
+            shown = what
+            _log.info("loading", what=what)
+
+    return load_model(settings.model, settings.engine, name=settings.name, progress=progress)
+
+
+def _announce(registry: ModelRegistry, listener: socket.socket) -> None:
+    """Say where the server listens, and how to try it, on standard output."""
+    host, port = listener.getsockname()[:2]
+    shown = _LOCAL.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{shown}:{port}/"
+    sys.stdout.write(f"Serving {', '.join(registry.names)} at {url} (stop with Ctrl+C)\n\n")
+    sys.stdout.write(f"  {curl_line(registry, url)}\n\n")
+    sys.stdout.flush()

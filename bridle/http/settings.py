@@ -1,0 +1,73 @@
+"""Settings of the HTTP front-end, as plain checked values. The command line and tests fill them in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bridle.config import EngineConfig, ModelConfig
+from bridle.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Limits of one HTTP application. Sizes are in bytes, times in seconds.
+
+    `max_requests` and `max_prompt_tokens` bound what is in flight, waiting or running; more gets a 429. (One
+    prompt that fits the model is taken whatever the second says.) `max_prompts` and `max_choices` bound what
+    one call may ask for. `request_timeout` is the time a generation may take (None: no limit), `send_timeout`
+    how long a client may leave its connection full before it is cut, `receive_timeout` how long it may take
+    to send its body. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web
+    origins that may call from a browser; `*` is any.
+    """
+
+    max_body_bytes: int = 4 << 20
+    max_requests: int = 512
+    max_prompt_tokens: int = 1 << 20
+    max_prompts: int = 128
+    max_choices: int = 256
+    request_timeout: float | None = None
+    send_timeout: float = 30.0
+    receive_timeout: float = 30.0
+    ping_interval: float = 15.0
+    cors_origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)
+        for name in ("request_timeout", "send_timeout", "receive_timeout", "ping_interval"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidRequest(f"{name} is {value}; must be more than 0", name)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Everything that `serve` needs: a model, an engine around it, and where to listen.
+
+    Port 0 takes any free port. After the first SIGTERM or SIGINT running requests get `grace_period` seconds.
+    `name` is the model's name on the wire (None: that of the folder or hub id), `aliases` are further ones.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    host: str = "127.0.0.1"
+    port: int = 8080
+    name: str | None = None
+    aliases: tuple[str, ...] = ()
+    grace_period: float = 30.0
+    log_format: Literal["auto", "console", "json"] = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    max_connections: int = 4096
+    max_header_bytes: int = 64 << 10
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InvalidRequest(f"port is {self.port}; must be between 0 and 65535", "port")
+        if not self.grace_period >= 0:
+            raise InvalidRequest(f"grace_period is {self.grace_period}; must be at least 0", "grace_period")
+        for name in ("max_connections", "max_header_bytes"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)

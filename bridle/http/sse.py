@@ -1,0 +1,118 @@
+"""Server-sent events: a stream that is cut when its reader leaves or stops reading.
+
+The producer pushes; there is no generator whose cleanup depends on the garbage collector. While a client's
+connection is full, the producer waits and events pile up where they are merged and bounded, in the engine's
+stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from bridle.errors import BridleError, RequestCancelled
+from bridle.http.call import call_of
+from bridle.http.errors import error_body
+from bridle.http.settings import HttpSettings
+
+Produce = Callable[["SseWriter"], Awaitable[None]]
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class SseWriter:
+    """Sends events to one client, one writer at a time."""
+
+    def __init__(self, send: Send, timeout: float) -> None:
+        self._send = send
+        self._timeout = timeout
+        self._lock = asyncio.Lock()
+        self.num_writes = 0
+
+    async def send(self, *payloads: Any) -> None:
+        """Send JSON events in one write."""
+        await self.write(b"".join(b"data: " + msgspec.json.encode(payload) + b"\n\n" for payload in payloads))
+
+    async def done(self) -> None:
+        """Send the line that ends OpenAI's streams."""
+        await self.write(b"data: [DONE]\n\n")
+
+    async def write(self, data: bytes) -> None:
+        """Raises `RequestCancelled` if the client does not take anything for too long."""
+        if not data:
+            return
+        async with self._lock:
+            self.num_writes += 1
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            except TimeoutError:
+                message = f"the client did not read for {self._timeout:g} seconds"
+                raise RequestCancelled(message) from None
+
+
+class SseResponse(Response):
+    """Runs `produce` with a writer. An error it raises becomes a last event, as the status is long gone."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, produce: Produce, settings: HttpSettings) -> None:
+        super().__init__(None, 200, _HEADERS, self.media_type)
+        del self.headers["content-length"]
+        self._produce = produce
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = call_of(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        writer = SseWriter(send, self._settings.send_timeout)
+        try:
+            await run_while_connected(receive, self._run(writer))
+        except RequestCancelled as error:
+            call.error = error
+            return  # nobody listens
+        except BridleError as error:
+            call.error = error
+            await writer.send(error_body(error))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _run(self, writer: SseWriter) -> None:
+        ping = asyncio.create_task(_ping(writer, self._settings.ping_interval))
+        try:
+            await self._produce(writer)
+        finally:
+            ping.cancel()
+
+
+async def run_while_connected(receive: Receive, work: Awaitable[None]) -> None:
+    """Run `work` until it is done, or cancel it as soon as the client is gone; then raise
+    `RequestCancelled`."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_until_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestCancelled("the client went away")
+        await task
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ping(writer: SseWriter, interval: float) -> None:
+    """Comment lines while nothing else is sent, so that proxies keep the connection."""
+    while True:
+        before = writer.num_writes
+        await asyncio.sleep(interval)
+        if writer.num_writes == before:
+            await writer.write(b": ping\n\n")

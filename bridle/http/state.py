@@ -1,0 +1,54 @@
+"""What the routes of one application share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from bridle.errors import EngineClosed
+from bridle.http.metrics import Metrics
+from bridle.http.settings import HttpSettings
+from bridle.service import Admission, ModelRegistry
+
+
+@dataclass(slots=True)
+class HttpState:
+    """Models, limits and counters of an application.
+
+    While it `is_draining`, new generations are turned away; `idle` is set once the running ones are over.
+    """
+
+    registry: ModelRegistry
+    settings: HttpSettings
+    admission: Admission
+    metrics: Metrics
+    is_draining: bool = False
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.registry.is_healthy and not self.is_draining
+
+    def begin_drain(self) -> None:
+        """Take no new generations from now on."""
+        self.is_draining = True
+        self.note_end()
+
+    def note_end(self) -> None:
+        """A call is over, and what it had reserved is free again."""
+        if self.is_draining and self.admission.num_requests == 0:
+            self.idle.set()
+
+    def check_open(self) -> None:
+        """Raises `EngineClosed` while the server is shutting down."""
+        if self.is_draining:
+            raise EngineClosed("the server is shutting down and takes no new requests")
+
+
+def http_state(request: Request) -> HttpState:
+    """The state of the application that a request came to."""
+    state = request.app.state.http
+    assert isinstance(state, HttpState)
+    return state

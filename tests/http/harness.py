@@ -1,0 +1,107 @@
+"""A really running server in a thread, over a scripted model with a real tokenizer and a real engine."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.testclient import TestClient
+
+from bridle.config import EngineConfig
+from bridle.controllers import PythonControllerPool
+from bridle.engine import AsyncEngine, Engine
+from bridle.http import HttpSettings, create_app
+from bridle.http.server import bind
+from bridle.http.wire import bounded_protocol
+from bridle.service import LoadedModel, ModelRegistry
+from bridle.testing.scripted import ScriptedExecutor
+from bridle.testing.tiny import save_tokenizer
+from bridle.text import Detokenizer, Tokenizer
+
+NAME = "scripted"
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE with a few merges and a chat template."""
+    folder = Path(mkdtemp(prefix="bridle-http-tests-"))
+    save_tokenizer(folder)
+    return Tokenizer.load(folder)
+
+
+def scripted_model(
+    *, next_token: Callable[[Any], Any] | None = None, max_model_len: int = 512, name: str = NAME, **options: Any
+) -> LoadedModel:
+    """A running engine over a scripted executor. `next_token(prefix)` decides; otherwise a seeded hash does."""
+    text = tokenizer()
+    executor = ScriptedExecutor(
+        vocab_size=text.vocab_size,
+        num_blocks=256,
+        block_size=16,
+        max_model_len=max_model_len,
+        eos_token_ids=text.eos_token_ids,
+        next_token=next_token,
+        **options,
+    )
+    engine = Engine(executor, EngineConfig(), pools=[PythonControllerPool(text.vocab_size)], decoder=Detokenizer(text))
+    client = AsyncEngine(engine)
+    client.start()
+    return LoadedModel(name, client, text, shutdown=client.close)
+
+
+def saying(reply: str) -> Callable[[Any], int]:
+    """A script that says `reply` after any prompt, then ends. The prompt must not end in a part of the reply."""
+    text = tokenizer()
+    tokens = text.encode(reply, add_special_tokens=False)
+
+    def next_token(prefix: Any) -> int:
+        prefix = list(prefix)
+        for done in range(len(tokens), 0, -1):
+            if prefix[-done:] == tokens[:done]:
+                return tokens[done] if done < len(tokens) else text.eos_token_ids[0]
+        return tokens[0]
+
+    return next_token
+
+
+@contextlib.contextmanager
+def local_client(model: LoadedModel, settings: HttpSettings | None = None, **options: Any) -> Iterator[TestClient]:
+    """An application in this process, without a socket. Bugs come back as status 500, as they would in service."""
+    registry = ModelRegistry()
+    registry.add(model, options.pop("aliases", ()))
+    with TestClient(create_app(registry, settings), raise_server_exceptions=False) as client:
+        client.headers["content-type"] = "application/json"
+        yield client
+    registry.close()
+
+
+@contextlib.contextmanager
+def served(model: LoadedModel, settings: HttpSettings | None = None) -> Iterator[str]:
+    """The base URL of a server on a free port of the loopback interface."""
+    registry = ModelRegistry([model])
+    app = create_app(registry, settings)
+    listener = bind("127.0.0.1", 0)
+    listener.listen(128)
+    config = uvicorn.Config(
+        app, http=bounded_protocol(16_384, 30.0), log_config=None, lifespan="off", timeout_graceful_shutdown=2
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        # The socket listens already, so this waits for the server without a loop.
+        httpx.get(url + "/health/live", timeout=30).raise_for_status()
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        registry.close()
+        assert not thread.is_alive()
