@@ -26,16 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _BATCHES = (1, 16, 64)
-_HEADINGS = (
-    "at once",
-    "",
-    "tokens/s",
-    "x generate",
-    "decode tokens/s",
-    "x generate",
-    "of roof",
-    "same",
-)
+_HEADINGS = ("at once", "", "tokens/s", "x", "decode/s", "x", "of roof", "same")
 _PROMPT_TOKENS = (32, 128)  # shortest and longest prompt; both kinds of batching have to cope with a mix
 
 
@@ -198,7 +189,7 @@ def _print_table(console: Console, checkpoint: Checkpoint, figures: Sequence[Fig
     from rich.table import Table
 
     title = f"{checkpoint.name}: {checkpoint.num_parameters / 1e6:.0f} million parameters, float32"
-    table = Table(title=title)
+    table = Table(title=title, caption="x: times transformers' generate; decode: without the prefill")
     for heading in _HEADINGS:
         table.add_column(heading, justify="left" if not heading else "right")
     for figure in figures:

@@ -83,7 +83,7 @@ class GeneratePeer:
     """`model.generate` on the whole batch at once, prompts padded on the left, as its documentation
     advises."""
 
-    name = "transformers generate"
+    name = "generate"
 
     def __init__(self, model: Any) -> None:
         self.model: Any = model
@@ -110,7 +110,7 @@ class GeneratePeer:
 class ContinuousPeer:
     """transformers' continuous batching, with its manager started before the clock."""
 
-    name = "transformers continuous"
+    name = "continuous"
 
     def __init__(self, model: Any, *, capacity: int = 1 << 14, max_batch_tokens: int = 512) -> None:
         from transformers import ContinuousBatchingConfig
