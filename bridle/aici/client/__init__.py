@@ -1,0 +1,8 @@
+"""The engine's side of the control runtime: start it, talk to it, steer sequences with what it says."""
+
+from bridle.aici.client.pool import RuntimePool
+from bridle.aici.client.process import OWN_RUNTIME, RuntimeConfig, RuntimeProcess
+from bridle.aici.client.reference import WasmController
+from bridle.aici.client.side import SideChannel
+
+__all__ = ["OWN_RUNTIME", "RuntimeConfig", "RuntimePool", "RuntimeProcess", "SideChannel", "WasmController"]

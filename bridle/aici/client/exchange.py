@@ -1,0 +1,169 @@
+"""One step's conversation with a runtime, in dialect 2: asks to operations, replies to answers.
+
+An exchange is open from `begin` until `receive` has given its answers. Masks are copied out of shared memory at
+once, because their rows are free again with the next request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bridle.aici import protocol
+from bridle.aici.client.process import RuntimeProcess
+from bridle.aici.masks import MaskReader
+from bridle.engine.decision import Branch, Decision, Splice
+from bridle.engine.interfaces import Answer, Ask
+from bridle.errors import ControllerError, InvalidRequest, ProtocolError
+from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
+
+
+class Exchange(Protocol):
+    """What the pool needs of a dialect."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
+        """Send; raises `ProtocolError` if the runtime is gone."""
+
+    def receive(self, timeout: float) -> dict[int, Answer] | None:
+        """The answers, None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the exchange remembers of a live sequence: what its client asked for."""
+
+    sampling: SamplingParams
+
+
+class Dialect2:
+    """`mid_process` with branches and splices."""
+
+    def __init__(self, process: RuntimeProcess, vocab_size: int) -> None:
+        self._process = process
+        self._vocab_size = vocab_size
+        self._masks = MaskReader(process.link.masks)
+        self._asked: list[Ask] | None = None
+        self._known: dict[int, _Known] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._asked is not None
+
+    def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
+        """Send one `mid_process`; `patience` tells the runtime how long the engine is busy anyway."""
+        for ask in asks:
+            self._remember(ask)
+        message = protocol.MidProcess(ops=[_operation(ask) for ask in asks], freed=list(freed))
+        if "deadline_ms" in self._process.extensions and patience:
+            message.deadline_ms = round(1000 * patience, 3)
+        self._process.link.main.send(protocol.encode(message), 10.0, self._process.is_alive)
+        self._asked = list(asks)
+        for seq_id in freed:
+            self._known.pop(seq_id, None)
+
+    def _remember(self, ask: Ask) -> None:
+        if ask.request is not None:
+            self._known[ask.seq_id] = _Known(ask.request.sampling)
+        elif ask.parent is not None and ask.parent in self._known:
+            self._known[ask.seq_id] = self._known[ask.parent]
+
+    def receive(self, timeout: float) -> dict[int, Answer] | None:
+        """Decode the reply, if it is there."""
+        reply = self._process.link.main.receive(timeout, self._process.is_alive)
+        if reply is None or self._asked is None:
+            return None
+        asked, self._asked = self._asked, None
+        message = protocol.decode_reply(reply, protocol.MidData2)
+        if not isinstance(message, protocol.Ok):
+            error = ControllerError(f"the control runtime refused the step: {message.error}")
+            return {ask.seq_id: Answer(error=error) for ask in asked}
+        return {ask.seq_id: self._answer(ask, message.data) for ask in asked}
+
+    def _answer(self, ask: Ask, data: protocol.MidData2) -> Answer:
+        result = data.seqs.get(ask.seq_id)
+        if result is None:
+            return Answer(error=ControllerError("the control runtime gave no answer for this sequence"))
+        answer = Answer(log=result.logs, stored=stored_values(result.storage))
+        if ask.final:
+            return answer
+        if result.error or result.result is None:
+            answer.error = ControllerError(result.error or "the controller failed without a word")
+            return answer
+        try:
+            answer.decision = self._decision(ask.seq_id, result.result.branches, data)
+        except (ProtocolError, InvalidRequest) as error:
+            answer.error = ControllerError(str(error))
+        return answer
+
+    def _decision(self, seq_id: int, branches: list[protocol.Branch], data: protocol.MidData2) -> Decision:
+        if len(branches) == 1 and branches[0].wait is True:
+            return Decision.wait()
+        return Decision(tuple(self._branch(seq_id, branch, data) for branch in branches))
+
+    def _branch(self, seq_id: int, branch: protocol.Branch, data: protocol.MidData2) -> Branch:
+        splices = tuple(
+            Splice(splice.backtrack, tuple(splice.ff_tokens), frozenset(splice.when_sampled))
+            for splice in branch.splices
+        )
+        if branch.sample_mask is None:
+            return Branch(sample=False, splices=splices)
+        first, stride = data.first_mask_byte_offset, data.mask_num_bytes
+        mask = self._masks.bits(first, stride, branch.sample_mask, data.dtype, self._vocab_size)
+        bias = tuple(branch.bias) if isinstance(branch.bias, list) else ()
+        return Branch(True, mask, bias, self._sampling(seq_id, branch), splices)
+
+    def _sampling(self, seq_id: int, branch: protocol.Branch) -> SamplingParams | None:
+        changes: dict[str, Any] = dict(branch.sampling) if isinstance(branch.sampling, dict) else {}
+        if branch.temperature is not None:
+            changes["temperature"] = branch.temperature
+        if not changes:
+            return None
+        unknown = sorted(changes.keys() - OVERRIDABLE)
+        if unknown:
+            raise InvalidRequest(f"sampling names {', '.join(unknown)}; a controller may set {sorted(OVERRIDABLE)}")
+        known = self._known.get(seq_id)
+        return (known.sampling if known else DEFAULT_SAMPLING).with_(**changes)
+
+
+#: What a controller may change for one draw.
+OVERRIDABLE = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "typical_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    }
+)
+
+
+def make_exchange(process: RuntimeProcess, vocab_size: int) -> Exchange:
+    """The exchange of the dialect that the runtime speaks."""
+    if process.config.dialect == 1:
+        from bridle.aici.client.dialect1 import Dialect1
+
+        return Dialect1(process, vocab_size)
+    return Dialect2(process, vocab_size)
+
+
+def stored_values(commands: list[protocol.StorageCommand]) -> tuple[tuple[str, bytes], ...]:
+    """The variables that were written, in order; reads are not told."""
+    written = [command.write for command in commands if isinstance(command.write, protocol.WriteVar)]
+    return tuple((write.name, bytes.fromhex(write.value)) for write in written)
+
+
+def _operation(ask: Ask) -> protocol.MidOp:
+    op = protocol.MidOp(id=ask.seq_id, backtrack=ask.backtrack, tokens=list(ask.tokens), sampled=ask.sampled)
+    if ask.request is not None:
+        op.req_id = ask.request.id
+    elif ask.parent is not None:
+        op.clone_id, op.clone_idx = ask.parent, ask.branch
+    return op

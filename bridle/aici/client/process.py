@@ -1,0 +1,121 @@
+"""A control runtime as a child process: start it, shake hands, notice its end, leave nothing behind.
+
+The engine's side creates all shared objects under a fresh prefix, starts the runtime, and removes the names as soon
+as the runtime has answered: from then on the objects live exactly as long as the two processes. Works with
+bridle's own runtime and with any other that takes the original's command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bridle.aici import protocol
+from bridle.aici.channels import MIB, Link, create_link, remove_names
+from bridle.errors import ControllerError, ProtocolError
+
+T = TypeVar("T")
+
+#: bridle's own runtime.
+OWN_RUNTIME = (sys.executable, "-m", "bridle.aici.runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """How to start a runtime. Sizes in MiB, times in seconds.
+
+    `tokenizer` is a folder or a `tokenizer.json`; `num_logits` pads its vocabulary to the model's. `dialect` is 2
+    except for a runtime of the first generation, which knows neither capabilities nor mask types.
+    """
+
+    tokenizer: str
+    num_logits: int | None = None
+    command: tuple[str, ...] = OWN_RUNTIME
+    extra_args: tuple[str, ...] = ()
+    dialect: int = 2
+    futex: bool = False
+    json_size: int = 128
+    mask_size: int = 64
+    start_timeout: float = 60.0
+
+    def arguments(self, prefix: str) -> list[str]:
+        """The command line."""
+        args = [*self.command, "--server", "--name", prefix, "--tokenizer", self.tokenizer]
+        args += ["--json-size", str(self.json_size), "--bin-size", str(self.mask_size)]
+        if self.futex:
+            args.append("--futex")
+        if self.dialect == 2:
+            args += ["--cap-fork", "--cap-backtrack", "--cap-ff-tokens", "--bias-dtype", "bool"]
+            if self.num_logits is not None:
+                args += ["--logits-size", str(self.num_logits)]
+        return [*args, *self.extra_args]
+
+
+class RuntimeProcess:
+    """One running runtime with its link. `extensions` are the names it announced, `vocab_size` its vocabulary."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.config = config
+        self.prefix = f"/bridle-{os.getpid()}-{secrets.token_hex(4)}-"
+        self.link: Link = create_link(
+            self.prefix, json_size=config.json_size * MIB, mask_size=config.mask_size * MIB, futex=config.futex
+        )
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 -- the operator's own command
+                config.arguments(self.prefix), stdin=subprocess.DEVNULL, start_new_session=True
+            )
+            self.vocab_size, self.extensions = self._shake_hands()
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            self.link.unlink()
+            remove_names(self.prefix)
+
+    def _shake_hands(self) -> tuple[int, frozenset[str]]:
+        self._call(protocol.Ping(), protocol.Pong)
+        tokens = self._call(protocol.Tokens(), protocol.TokensData)
+        extensions = tokens.extensions
+        return tokens.vocab_size, frozenset(extensions if isinstance(extensions, list) else ())
+
+    def _call(self, request: protocol.Message, data_type: type[T]) -> T:
+        """One exchange on the main channel, before the engine uses it."""
+        timeout = self.config.start_timeout
+        self.link.main.send(protocol.encode(request), timeout, self.is_alive)
+        try:
+            reply = self.link.main.receive(timeout, self.is_alive)
+        except ProtocolError as error:
+            raise ControllerError(f"the control runtime ended while it started ({self._status()}): {error}") from None
+        if reply is None:
+            raise ControllerError(f"the control runtime gave no answer within {timeout:g} s of its start")
+        message = protocol.decode_reply(reply, data_type)
+        if not isinstance(message, protocol.Ok):
+            raise ControllerError(f"the control runtime refused to start: {message.error}")
+        data: T = message.data
+        return data
+
+    def _status(self) -> str:
+        return f"exit status {self._process.poll()}, command {' '.join(self._process.args)}"  # type: ignore[arg-type]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Whether the process runs; asked in every wait."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End the runtime and everything it started, and let go of the link. Idempotent."""
+        process = getattr(self, "_process", None)
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self.link.close()

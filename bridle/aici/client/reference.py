@@ -1,0 +1,19 @@
+"""How a request names the Wasm controller that steers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridle.aici.protocol import LOCAL, Auth
+
+
+@dataclass(frozen=True, slots=True)
+class WasmController:
+    """A controller in the runtime's store: a module id (64 hex digits), a tag, or a `gh:` name.
+
+    `argument` is the program or configuration it is started with; `auth` says on whose behalf.
+    """
+
+    module: str
+    argument: str = ""
+    auth: Auth = LOCAL

@@ -1,0 +1,95 @@
+"""Requests beside the steps: upload, tags, instances. Any thread may call; replies come in any order."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from bridle.aici import protocol
+from bridle.aici.client.process import RuntimeProcess
+from bridle.errors import ControllerError, InvalidRequest, ProtocolError
+
+#: How often the reader looks whether it shall end, in seconds.
+_LOOK = 0.25
+
+
+class SideChannel:
+    """Multiplexes calls over the side channel of one runtime process; ends with it."""
+
+    def __init__(self, process: RuntimeProcess) -> None:
+        self._process = process
+        self._lock = threading.Lock()
+        self._pending: dict[str, tuple[Future[Any], Any]] = {}
+        self._closed = False
+        self._reader = threading.Thread(target=self._read, name="bridle-aici-side", daemon=True)
+        self._reader.start()
+
+    def call(self, request: protocol.Message, data_type: Any) -> Future[Any]:
+        """Send a request; the future gives its data, or raises `InvalidRequest` (the user's fault) or
+        `ControllerError`."""
+        future: Future[Any] = Future()
+        request.rid = secrets.token_hex(8)
+        message = protocol.encode(request)
+        if len(message) > self._process.link.side.max_message:
+            limit = self._process.link.side.max_message
+            future.set_exception(InvalidRequest(f"the message has {len(message)} bytes; at most {limit} fit"))
+            return future
+        with self._lock:
+            if self._closed:
+                future.set_exception(ControllerError("the control runtime is gone"))
+                return future
+            self._pending[request.rid] = future, data_type
+            try:
+                self._process.link.side.send(message, 10.0, self._process.is_alive)
+            except ProtocolError as error:
+                del self._pending[request.rid]
+                future.set_exception(ControllerError(f"the control runtime does not listen: {error}"))
+        return future
+
+    def close(self) -> None:
+        """Fail what is under way and wait for the reader. Call before the process's link is closed."""
+        self._closed = True
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def _read(self) -> None:
+        try:
+            while not self._closed:
+                reply = self._process.link.side.receive(_LOOK, self._process.is_alive)
+                if reply is not None:
+                    self._resolve(reply)
+        except ProtocolError:
+            pass  # the process ended
+        with self._lock:
+            self._closed = True
+            pending, self._pending = self._pending, {}
+        for future, _ in pending.values():
+            if future.set_running_or_notify_cancel():
+                future.set_exception(ControllerError("the control runtime ended during the call"))
+
+    def _resolve(self, reply: bytes) -> None:
+        rid = msgspec.json.decode(reply, type=_Rid).rid
+        with self._lock:
+            future, data_type = self._pending.pop(rid, (None, None))
+        if future is None or not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(_data(protocol.decode_reply(reply, data_type)))
+        except (ProtocolError, ControllerError, InvalidRequest) as error:
+            future.set_exception(error)
+
+
+class _Rid(msgspec.Struct):
+    rid: str = msgspec.field(name="$rid", default="")
+
+
+def _data(message: protocol.Ok[Any] | protocol.Failure | protocol.JsonFailure) -> Any:
+    if isinstance(message, protocol.Ok):
+        return message.data
+    if isinstance(message, protocol.Failure) and message.is_user_error:
+        raise InvalidRequest(message.error, "controller")
+    raise ControllerError(message.error)
