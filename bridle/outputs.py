@@ -116,10 +116,11 @@ class Log(Event):
 
 @dataclass(slots=True)
 class Stored(Event):
-    """A controller wrote a shared variable."""
+    """A controller wrote a shared variable, or appended `value` to it."""
 
     name: str = ""
     value: bytes = b""
+    is_append: bool = False
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bridle.engine.decision import Decision, mask_of
+from bridle.engine.interfaces import StoredValue
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class SequenceView:
     num_rewound: int = 0
     sampled: int | None = None
     _logs: list[str] = field(default_factory=list)
-    _stored: list[tuple[str, bytes]] = field(default_factory=list)
+    _stored: list[StoredValue] = field(default_factory=list)
 
     @property
     def generated(self) -> list[int]:
@@ -52,9 +53,9 @@ class SequenceView:
 
     def store(self, name: str, value: bytes) -> None:
         """Send a variable to the client."""
-        self._stored.append((name, value))
+        self._stored.append(StoredValue(name, value))
 
-    def take_logs(self) -> tuple[str, tuple[tuple[str, bytes], ...]]:
+    def take_logs(self) -> tuple[str, tuple[StoredValue, ...]]:
         """Logs and variables since the last call."""
         logs, stored = "".join(self._logs), tuple(self._stored)
         self._logs.clear()

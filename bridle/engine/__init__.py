@@ -18,6 +18,7 @@ from bridle.engine.interfaces import (
     HistoryLookup,
     Sampler,
     StoppingCriteria,
+    StoredValue,
     TextDecoder,
     TextState,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "StopOnRepetition",
     "StopOnTokens",
     "StoppingCriteria",
+    "StoredValue",
     "TextDecoder",
     "TextState",
     "fork_key",

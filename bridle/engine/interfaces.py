@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from bridle.engine.decision import Decision
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
@@ -96,6 +96,14 @@ class Ask:
     final: bool = False
 
 
+class StoredValue(NamedTuple):
+    """A shared variable that a controller wrote, or to which it appended `value`."""
+
+    name: str
+    value: bytes
+    is_append: bool = False
+
+
 @dataclass(slots=True)
 class Answer:
     """What a controller said. Exactly one of `decision` and `error` is set, except for a final ask."""
@@ -103,7 +111,7 @@ class Answer:
     decision: Decision | None = None
     error: ControllerError | None = None
     log: str = ""
-    stored: tuple[tuple[str, bytes], ...] = ()
+    stored: tuple[StoredValue, ...] = ()
 
 
 class ControllerPool(Protocol):

@@ -14,7 +14,7 @@ from bridle.aici import protocol
 from bridle.aici.client.process import RuntimeProcess
 from bridle.aici.masks import MaskReader
 from bridle.engine.decision import Branch, Decision, Splice
-from bridle.engine.interfaces import Answer, Ask
+from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.errors import ControllerError, InvalidRequest, ProtocolError
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 
@@ -154,10 +154,10 @@ def make_exchange(process: RuntimeProcess, vocab_size: int) -> Exchange:
     return Dialect2(process, vocab_size)
 
 
-def stored_values(commands: list[protocol.StorageCommand]) -> tuple[tuple[str, bytes], ...]:
+def stored_values(commands: list[protocol.StorageCommand]) -> tuple[StoredValue, ...]:
     """The variables that were written, in order; reads are not told."""
     written = [command.write for command in commands if isinstance(command.write, protocol.WriteVar)]
-    return tuple((write.name, bytes.fromhex(write.value)) for write in written)
+    return tuple(StoredValue(write.name, bytes.fromhex(write.value), write.op == "Append") for write in written)
 
 
 def _operation(ask: Ask) -> protocol.MidOp:
