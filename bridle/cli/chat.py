@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 _MODEL = ModelOptions()
 _SAMPLING = SamplingOptions()
-_HELP = (
-    "/reset forgets the conversation, /system TEXT sets the system prompt, "
-    "/undo takes a turn back, /quit ends."
-)
+_HELP = "/reset forgets the conversation, /system TEXT sets the system prompt, /undo takes a turn back, /quit ends."
 
 
 def chat(
@@ -123,9 +120,7 @@ class Conversation:
 
         system = [{"role": "system", "content": self.system}] if self.system else []
         tokens = self.loaded.tokenizer.encode_chat([*system, *turns])
-        return TextStream(
-            self.loaded, build_request(self.loaded, tokens, self.params, add_special_tokens=False)
-        )
+        return TextStream(self.loaded, build_request(self.loaded, tokens, self.params, add_special_tokens=False))
 
     def _print(self, stream: TextStream) -> str:
         """The reply; Ctrl-C keeps what came until then and cancels the rest."""

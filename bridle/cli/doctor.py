@@ -51,9 +51,7 @@ def doctor(*, port: Annotated[int, Parameter(negative="")] = 8080) -> int:
 
 def examine(port: int) -> Iterator[Finding]:
     """All findings, in the order in which problems should be solved."""
-    yield Finding(
-        "ok", "bridle", f"{__version__} on Python {platform.python_version()}, {platform.platform()}"
-    )
+    yield Finding("ok", "bridle", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     for probe in (_libraries, _device, _memory, _demo_model, _hub, lambda: _port(port)):
         yield from _guarded(probe)
 

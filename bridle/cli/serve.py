@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
 from bridle.cli.options import EngineOptions, ModelOptions
+from bridle.cli.sizes import count
 
-_MODEL = ModelOptions()
-_ENGINE = EngineOptions()
+if TYPE_CHECKING:
+    from bridle.http.settings import ServeSettings
+
 _SERVER = Group("Server", sort_key=5)
+
+
+@Parameter(name="*", group=_SERVER)
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where and how to listen."""
+
+    host: str = "127.0.0.1"
+    "Address to listen on. The default is reachable from this machine alone; 0.0.0.0 from everywhere."
+    port: int = 8080
+    "Port to listen on; 0 takes a free one."
+    served_name: str | None = None
+    "The model's name on the wire. Default: that of the folder or hub id."
+    alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "A further name for the model; may be given several times."
+    max_requests: Annotated[int, Parameter(converter=count)] = 512
+    "Most requests in flight; further ones get a 429."
+    request_timeout: float | None = None
+    "Seconds that a generation may take. Default: no limit."
+    grace_period: float = 30.0
+    "Seconds that running requests get after the first Ctrl-C or SIGTERM."
+    cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "A web origin whose pages may call the server, `*` for any; may be given several times."
+    log_format: Literal["auto", "console", "json"] = "auto"
+    "How log lines look; `auto` is for people in a terminal and JSON elsewhere."
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    "The least important lines to log."
+
+    def to_settings(self, name: str, model: ModelOptions, engine: EngineOptions) -> ServeSettings:
+        from bridle.http.settings import HttpSettings, ServeSettings
+
+        http = HttpSettings(
+            max_requests=self.max_requests,
+            request_timeout=self.request_timeout,
+            cors_origins=self.cors_origin,
+        )
+        return ServeSettings(
+            model=model.to_config(name),
+            engine=engine.to_config(),
+            http=http,
+            host=self.host,
+            port=self.port,
+            name=self.served_name,
+            aliases=self.alias,
+            grace_period=self.grace_period,
+            log_format=self.log_format,
+            log_level=self.log_level,
+        )
+
+
+_SERVER_DEFAULT = ServerOptions()
+_MODEL_DEFAULT = ModelOptions()
+_ENGINE_DEFAULT = EngineOptions()
 
 
 def serve(
     name: Annotated[str, Parameter(name="MODEL")] = "demo",
     /,
     *,
-    host: Annotated[str, Parameter(group=_SERVER)] = "127.0.0.1",
-    port: Annotated[int, Parameter(group=_SERVER)] = 8080,
-    model: ModelOptions = _MODEL,
-    engine: EngineOptions = _ENGINE,
+    server: ServerOptions = _SERVER_DEFAULT,
+    model: ModelOptions = _MODEL_DEFAULT,
+    engine: EngineOptions = _ENGINE_DEFAULT,
 ) -> int:
     """Serve a model over HTTP, with the OpenAI API.
 
@@ -31,16 +86,9 @@ def serve(
     ----------
     name
         Folder, hub id or `demo`.
-    host
-        Address to listen on. The default is reachable from this machine alone.
-    port
-        Port to listen on; 0 takes a free one.
     """
-    if not 0 <= port <= 65535:
-        from bridle.errors import InvalidRequest
-
-        raise InvalidRequest(f"--port is {port}; must be between 0 and 65535", "port")
+    settings = server.to_settings(name, model, engine)
     from bridle.http.server import serve as serve_http
 
-    serve_http(model.to_config(name), engine.to_config(), host=host, port=port)
+    serve_http(settings)
     return 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -14,6 +12,7 @@ import bridle
 from bridle.cli import main
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import EngineClosed, InternalError, UnsupportedModel
+from bridle.http.settings import HttpSettings, ServeSettings
 
 COMMANDS = ("serve", "generate", "chat", "check", "bench", "doctor")
 
@@ -22,11 +21,11 @@ COMMANDS = ("serve", "generate", "chat", "check", "bench", "doctor")
 class Served:
     """What `bridle serve` was asked to serve, and the error that it shall meet."""
 
-    calls: list[tuple[ModelConfig, EngineConfig, dict[str, Any]]] = field(default_factory=list)
+    calls: list[ServeSettings] = field(default_factory=list)
     error: BaseException | None = None
 
-    def serve(self, model: ModelConfig, engine: EngineConfig, **options: Any) -> None:
-        self.calls.append((model, engine, options))
+    def serve(self, settings: ServeSettings) -> None:
+        self.calls.append(settings)
         if self.error is not None:
             raise self.error
 
@@ -34,9 +33,7 @@ class Served:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     double = Served()
-    module = ModuleType("bridle.http.server")
-    module.serve = double.serve  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "bridle.http.server", module)
+    monkeypatch.setattr("bridle.http.server.serve", double.serve)
     return double
 
 
@@ -60,9 +57,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys; from bridle.cli import main; main(['serve', '--help']); sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys; from bridle.cli import main; main(['serve', '--help']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
@@ -71,7 +66,7 @@ def test_help_does_not_wait_for_torch() -> None:
     [
         (["serv"], 'Unknown command "serv". Did you mean "serve"?'),
         (["serve", "--port", "x"], 'unable to convert "x" into int'),
-        (["serve", "--port", "99999"], "--port is 99999; must be between 0 and 65535"),
+        (["serve", "--port", "99999"], "port is 99999; must be between 0 and 65535"),
         (["serve", "--bogus"], "Unknown option: --bogus"),
         (["serve", "--max-num-seqs", "lots"], "'lots' is not a number such as 4096 or 32k"),
         (["serve", "--max-num-seqs", "0"], "max_num_seqs is 0; must be at least 1"),
@@ -97,19 +92,26 @@ def test_mistakes_are_one_line(
 
 def test_defaults(served: Served) -> None:
     assert main(["serve"]) == 0
-    model, engine, options = served.calls[0]
-    assert model == ModelConfig()
-    assert engine == EngineConfig()
-    assert (options["host"], options["port"]) == ("127.0.0.1", 8080)
+    assert served.calls == [ServeSettings()]
 
 
 def test_flags_become_settings(served: Served) -> None:
-    words = "serve org/name --port 0 --max-num-seqs 1k --kv-memory 1GiB --no-prefix-caching --revision v2"
+    words = (
+        "serve org/name --port 0 --max-num-seqs 1k --kv-memory 1GiB --no-prefix-caching --revision v2"
+        " --served-name mine --alias a --alias b --max-requests 2k --cors-origin * --log-format json"
+    )
     assert main(words.split()) == 0
-    model, engine, options = served.calls[0]
-    assert model == ModelConfig(model="org/name", revision="v2", kv_memory=1 << 30)
-    assert engine == EngineConfig(max_num_seqs=1000, enable_prefix_caching=False)
-    assert options["port"] == 0
+    assert served.calls == [
+        ServeSettings(
+            model=ModelConfig(model="org/name", revision="v2", kv_memory=1 << 30),
+            engine=EngineConfig(max_num_seqs=1000, enable_prefix_caching=False),
+            http=HttpSettings(max_requests=2000, cors_origins=("*",)),
+            port=0,
+            name="mine",
+            aliases=("a", "b"),
+            log_format="json",
+        )
+    ]
 
 
 def test_environment_fills_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +120,9 @@ def test_environment_fills_in(served: Served, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("BRIDLE_MAX_NUM_SEQS", "7")
     monkeypatch.setenv("BRIDLE_DTYPE", "bfloat16")
     assert main(["serve", "--port", "9001"]) == 0
-    model, engine, options = served.calls[0]
-    assert (model.model, model.dtype, engine.max_num_seqs) == ("folder", "bfloat16", 7)
-    assert options["port"] == 9001
+    (settings,) = served.calls
+    assert settings.model == ModelConfig(model="folder", dtype="bfloat16")
+    assert (settings.engine.max_num_seqs, settings.port) == (7, 9001)
 
 
 def test_bad_environment_names_its_variable(
@@ -135,9 +137,7 @@ def test_bad_environment_names_its_variable(
     ("error", "code"),
     [(UnsupportedModel("no such model"), 2), (EngineClosed("gone"), 1), (KeyboardInterrupt(), 130)],
 )
-def test_exit_codes(
-    error: BaseException, code: int, served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_codes(error: BaseException, code: int, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     served.error = error
     assert main(["serve"]) == code
     shown = capsys.readouterr().err

@@ -31,9 +31,7 @@ def test_broken_probe_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings["port"].level == "ok"
 
 
-def test_problem_sets_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_problem_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "examine", lambda _: [doctor.Finding("problem", "disk", "full", "make room")])
     assert doctor.doctor() == 1
     shown = capsys.readouterr().out

@@ -1,0 +1,124 @@
+"""The arithmetic of the benchmarks, and that each of them runs. Times are never asserted."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bridle.bench import BENCHMARKS, Settings, run
+from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint
+from bridle.bench.engine import Figure, _agreement, _check_lengths, _compare, _roof, make_prompts
+from bridle.bench.overhead import InstantExecutor, measure
+from bridle.bench.roof import read_bandwidth, triad_bandwidth
+from bridle.engine.plan import SampleBatch, SampleRow
+from bridle.errors import InvalidRequest
+from bridle.sampling import SamplingParams
+
+CHECKPOINT = Checkpoint("small", Path(), vocab_size=100, num_parameters=10, step_bytes=1000, token_bytes=2)
+
+
+def figure(peer: str, seconds: float, first_seconds: float) -> Figure:
+    return Figure("small", 4, peer, 40, 64, seconds, first_seconds)
+
+
+def test_roof_counts_weights_once_and_kv_per_sequence() -> None:
+    # 4 tokens a step; a step reads 1000 bytes of weights and 2 bytes for each of 40 + 64 / 2 tokens of context
+    assert _roof(figure("x", 1, 0), CHECKPOINT, bandwidth=2288.0) == pytest.approx(4 * 2288 / (1000 + 2 * 72))
+
+
+def test_speeds_and_ratios() -> None:
+    figures = [figure("generate", 8.0, 2.0), figure("bridle", 4.0, 1.0)]
+    _compare(figures, CHECKPOINT, bandwidth=1144.0)
+    assert [f.tokens_per_second for f in figures] == [8.0, 16.0]
+    assert [f.decode_per_second for f in figures] == [10.0, 20.0]  # 60 tokens in 6 and in 3 seconds
+    assert [f.ratio for f in figures] == [1.0, 2.0]
+    assert [f.decode_ratio for f in figures] == [1.0, 2.0]
+    assert [f.roof_share for f in figures] == [2.5, 5.0]
+
+
+def test_prompts_are_repeatable_and_prefixes_of_larger_batches() -> None:
+    assert make_prompts(4, 100) == make_prompts(4, 100)
+    assert all(3 <= token < 100 for prompt in make_prompts(8, 100) for token in prompt)
+    assert len({len(prompt) for prompt in make_prompts(16, 100)}) > 1
+
+
+def test_agreement() -> None:
+    assert _agreement([[1, 2], [3, 4]], [[1, 2], [3, 5]]) == 0.5
+
+
+def test_early_end_is_refused() -> None:
+    class Early:
+        name = "early"
+
+    with pytest.raises(RuntimeError, match="early gave 1 tokens where 2 were asked for"):
+        _check_lengths(Early(), [[1, 2], [3]], 2)  # type: ignore[arg-type]
+
+
+def test_bandwidth_is_a_positive_number() -> None:
+    assert read_bandwidth(num_rounds=1, num_bytes=1 << 20) > 0
+    assert triad_bandwidth(num_rounds=1, num_bytes=1 << 20) > 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_step_bytes_leave_out_what_is_only_looked_up(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {
+        "model_type": "llama",
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": tied,
+    }
+    monkeypatch.setitem(SHAPES, "tiny", shape)
+    made = make_checkpoint("tiny", tmp_path)
+    table = 64 * 16
+    assert made.step_bytes == 4 * (made.num_parameters - (0 if tied else table))
+    assert made.token_bytes == 2 * 4 * 2 * (16 // 4 * 2)  # keys and values, float32, layers, width
+    assert (made.path / "model.safetensors").is_file()
+
+
+def test_unknown_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"no model size is called '7b'; there are 20m, 0\.5b"):
+        make_checkpoint("7b", tmp_path)
+
+
+def test_unknown_benchmark_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="there are engine, overhead"):
+        run("speed", Settings())
+
+
+def test_instant_executor_answers_every_row() -> None:
+    batch = SampleBatch(3, [SampleRow(i, i, SamplingParams()) for i in range(5)])
+    result = InstantExecutor(5, 64).sample(batch)
+    assert (result.step, result.tokens, result.logprobs) == (3, [100] * 5, [None] * 5)
+
+
+def test_json_is_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    report = run("sampler", Settings(quick=True, batches=(2,), as_json=True))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert json.loads(last) == report
+    assert report["benchmark"] == "sampler"
+    assert {row["rows"] for row in report["figures"]} == {2}
+
+
+def test_every_benchmark_has_a_name_on_the_command_line() -> None:
+    from typing import get_args
+
+    from bridle.cli.bench import Benchmark
+
+    assert set(get_args(Benchmark)) == set(BENCHMARKS)
+
+
+def test_overhead_measures_every_variant() -> None:
+    report = measure(Settings(quick=True, batches=(1, 3)), Console(file=io.StringIO()))
+    assert {(row["variant"], row["sequences"]) for row in report["figures"]} == {
+        (variant, batch) for variant in ("plain", "with text", "controlled") for batch in (1, 3)
+    }
