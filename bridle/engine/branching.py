@@ -46,6 +46,7 @@ class Branched:
     batch: SampleBatch
     draws: list[Draw] = field(default_factory=list)
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
+    spread: list[Sequence] = field(default_factory=list)  # those that got their request's n outputs
 
 
 class Branching:
@@ -81,11 +82,14 @@ class Branching:
     def _branch_one(self, item: Scheduled, out: Branched) -> None:
         seq = item.seq
         branches = self._steering.branches(seq)
-        if not seq.was_forked and branches:
+        spreads = not seq.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
+        if spreads:  # a single forced splice comes before: it could as well have been applied without a row
             branches *= seq.sampling.n
         if not branches or not self._may_have(seq, len(branches)):
             return
-        seq.was_forked = True
+        if spreads:
+            seq.was_forked = True
+            out.spread.append(seq)
         owners = [seq]
         if len(branches) > 1:
             owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
@@ -127,9 +131,10 @@ class Branching:
             self._steering.forget(child)
             self._scheduler.remove(child)
             child.status = SequenceStatus.FINISHED
-            parent.was_forked = parent.was_forked and parent.num_forks > 1
         for parent in {id(parent): parent for parent, _ in out.forks}.values():
             parent.num_forks -= 1
+        for seq in out.spread:
+            seq.was_forked = False
 
     # -- after sampling ----------------------------------------------------------------------------------
 

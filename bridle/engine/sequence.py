@@ -106,6 +106,7 @@ class Sequence:
     is_late: bool = False  # missed a step: not computed until it answers
     is_suspended: bool = False  # its controller said wait
     news: Ask | None = None  # what to tell its controller next
+    is_dismissed: bool = False  # its controller was told that this is the end
     was_forked: bool = False  # the request's own n outputs exist
 
     # ending

@@ -80,11 +80,14 @@ class Steering:
             seq.news = replace(news, tokens=tokens, backtrack=backtrack, sampled=sampled)
 
     def ask(self) -> None:
-        """Send all news of this step, a parent and its forks in the same call."""
+        """Send all news of this step, a parent and its forks in the same call. One that waits is asked again once
+        its answer was applied; one that is over but for its scores says its last words now."""
         asks: dict[ControllerPool, list[Ask]] = {}
         for seq in self.sequences.values():
-            if seq.news is None and seq.is_suspended and not seq.asked:
+            if seq.is_suspended and not (seq.news or seq.asked or seq.answer):
                 seq.news = Ask(seq.id)
+            if seq.news is not None and seq.ending is not None:
+                seq.news, seq.is_dismissed = replace(seq.news, final=True), True
             if seq.news is not None and seq.pool is not None:
                 asks.setdefault(seq.pool, []).append(seq.news)
                 seq.news, seq.asked = None, True
@@ -103,7 +106,11 @@ class Steering:
         if event.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE):
             seq.pool.close([seq.id])
             return False
-        self._goodbyes.append(seq)
+        if seq.is_dismissed and not seq.asked:
+            seq.pool.close([seq.id])
+            return False
+        if not seq.is_dismissed:
+            self._goodbyes.append(seq)
         self._held[seq.id] = seq, event, self._clock() + self._last_words
         return True
 
@@ -136,6 +143,8 @@ class Steering:
             self._let_go(held[0], held[1])
             return
         seq.asked = False
+        if seq.is_dismissed:
+            return
         if answer.error is not None:
             self._lose(seq, answer.error)
         elif answer.decision is not None:
@@ -152,8 +161,8 @@ class Steering:
     def _tell(self, seq: Sequence, answer: Answer) -> None:
         if answer.log:
             self._progress.events.append(Log(seq.request.id, seq.index, answer.log))
-        for name, value in answer.stored:
-            self._progress.events.append(Stored(seq.request.id, seq.index, name, value))
+        for stored in answer.stored:
+            self._progress.events.append(Stored(seq.request.id, seq.index, *stored))
 
     def _release_overdue(self) -> None:
         now = self._clock()
