@@ -40,9 +40,7 @@ def uniform(key: int, draw: int) -> float:
 class ScriptedModel:
     """Prefixes to logits over `vocab_size` tokens; `spread` is the number of distinct logit values."""
 
-    def __init__(
-        self, vocab_size: int, seed: int = 0, next_token: NextToken | None = None, spread: int = 16
-    ) -> None:
+    def __init__(self, vocab_size: int, seed: int = 0, next_token: NextToken | None = None, spread: int = 16) -> None:
         self.vocab_size = vocab_size
         self.seed = seed
         self.next_token = next_token

@@ -121,9 +121,7 @@ class Mirrors:
         require(row.num_scheduled >= 1, f"{name} schedules {row.num_scheduled} tokens")
         require(row.start >= 0, f"{name} starts at {row.start}")
         require(end <= len(mirror.tokens), f"{name} computes up to {end} of {len(mirror.tokens)} tokens")
-        require(
-            end <= self.info.max_model_len, f"{name} computes {end} tokens; limit {self.info.max_model_len}"
-        )
+        require(end <= self.info.max_model_len, f"{name} computes {end} tokens; limit {self.info.max_model_len}")
         require(
             0 <= row.num_logits <= row.num_scheduled,
             f"{name} wants {row.num_logits} logits rows of {row.num_scheduled} positions",
@@ -155,13 +153,14 @@ def check_plan(plan: StepPlan, last_step: int, info: ExecutorInfo) -> None:
 
 
 def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:
-    """Copies happen at once: no target may be read or written twice."""
-    targets = [copy.target for copy in copies]
-    require(len(set(targets)) == len(targets), f"a block is the target of two copies: {copies}")
-    require(not set(targets) & {copy.source for copy in copies}, f"a copy reads another's target: {copies}")
+    """Copies give the same whether made at once or one after the other: none reads what an earlier one wrote."""
+    targets: set[int] = set()
     for copy in copies:
         inside = 0 <= copy.source < num_blocks and 0 <= copy.target < num_blocks
         require(inside, f"{copy} leaves the pool of {num_blocks} blocks")
+        require(copy.source not in targets, f"a copy reads the target of an earlier one: {copies}")
+        require(copy.target not in targets, f"a block is the target of two copies: {copies}")
+        targets.add(copy.target)
 
 
 def check_writes(plan: StepPlan, mirrors: Mirrors, block_size: int) -> None:
@@ -170,6 +169,4 @@ def check_writes(plan: StepPlan, mirrors: Mirrors, block_size: int) -> None:
     for row in plan.rows:
         first, last = row.start // block_size, (row.start + row.num_scheduled - 1) // block_size
         for block in mirrors[row.seq_id].blocks[first : last + 1]:
-            require(
-                users[block] == 1, f"sequence {row.seq_id} writes block {block}, which another row maps too"
-            )
+            require(users[block] == 1, f"sequence {row.seq_id} writes block {block}, which another row maps too")

@@ -18,9 +18,7 @@ from bridle.sampling import SamplingParams
 from bridle.testing.logits import Logits, uniform
 
 
-def sample_row(
-    logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int
-) -> tuple[int, Logprob | None]:
+def sample_row(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int) -> tuple[int, Logprob | None]:
     """The token drawn from `logits` [V] under `row` (-1: none left), and its log-probability if asked for."""
     sampling = row.sampling
     steered = _steer(logits, row)

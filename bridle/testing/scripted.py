@@ -136,9 +136,7 @@ class ScriptedExecutor:
             self._is_sampled = True
             drawn = [self._draw(row) for row in batch.rows]
             scores = [self._score(run) for run in batch.scores]
-        return StepResult(
-            batch.step, [token for token, _ in drawn], [logprob for _, logprob in drawn], scores
-        )
+        return StepResult(batch.step, [token for token, _ in drawn], [logprob for _, logprob in drawn], scores)
 
     def reset(self) -> None:
         """Forget every mirror and all KV."""
@@ -184,9 +182,7 @@ class ScriptedExecutor:
     def _truncate(self, rows: Sequence[PlanRow]) -> None:
         for row in rows:
             valid = self._by_sequence.length(row.seq_id)
-            require(
-                row.start <= valid, f"sequence {row.seq_id} starts at {row.start}, but has {valid} KV cells"
-            )
+            require(row.start <= valid, f"sequence {row.seq_id} starts at {row.start}, but has {valid} KV cells")
             self._by_sequence.truncate(row.seq_id, row.start)
 
     def _write(self, row: PlanRow, mirror: Mirror) -> None:
@@ -236,14 +232,10 @@ class ScriptedExecutor:
             f"sequence {row.seq_id} samples after position {source.position} of {len(mirror.tokens)} tokens",
         )
         size = 4 * mask_words(self._info.vocab_size)
-        require(
-            row.mask is None or len(row.mask) == size, f"a mask has {len(row.mask or b'')} bytes, not {size}"
-        )
+        require(row.mask is None or len(row.mask) == size, f"a mask has {len(row.mask or b'')} bytes, not {size}")
         require(row.draw >= 0, f"draw number {row.draw}")
         for token, _ in row.bias:
-            require(
-                0 <= token < self._info.vocab_size, f"bias of token {token}, which is not in the vocabulary"
-            )
+            require(0 <= token < self._info.vocab_size, f"bias of token {token}, which is not in the vocabulary")
         return sample_row(source.logits, row, mirror.tokens, mirror.num_prompt)
 
     def _score(self, run: ScoreRun) -> list[Logprob]:

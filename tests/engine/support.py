@@ -1,20 +1,44 @@
-"""What the engine's tests share: making requests and sequences, and draining an engine."""
+"""What the engine's tests share: making requests, running an engine under watch, reading events back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence as Seq
+from dataclasses import dataclass, field
 from itertools import count
 
+from bridle.config import EngineConfig
+from bridle.engine.engine import Engine
+from bridle.engine.interfaces import ControllerPool, TextDecoder
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, root_key
+from bridle.outputs import (
+    Event,
+    Finished,
+    FinishReason,
+    Forked,
+    Log,
+    Logprob,
+    PromptEvent,
+    Rewind,
+    Stored,
+    TokenEvent,
+    Usage,
+)
 from bridle.sampling import SamplingParams
+from bridle.testing.clock import FakeClock
+from bridle.testing.controllers import FakeController, FakeControllerPool, Program
+from bridle.testing.reference import Path, ReferenceOutput, run_reference
+from bridle.testing.scripted import ScriptedExecutor
 
 _ids = count()
+_SAMPLING = frozenset(SamplingParams.__dataclass_fields__)
+_CONFIG = frozenset(EngineConfig.__dataclass_fields__)
 
 
 def make_request(prompt: Seq[int] = (1, 2, 3), **fields: object) -> Request:
     """A request with an id of its own; sampling parameters may be given by name."""
-    sampling = {name: fields.pop(name) for name in list(fields) if name in SamplingParams.__slots__}
+    sampling = {name: fields.pop(name) for name in list(fields) if name in _SAMPLING}
     if sampling:
         fields["sampling"] = SamplingParams(**sampling)  # type: ignore[arg-type]
     fields.setdefault("id", f"request-{next(_ids)}")
@@ -34,3 +58,242 @@ def make_sequence(seq_id: int, tokens: Seq[int], *, max_len: int = 64, **fields:
         max_len=max_len,
         key=root_key(seq_id),
     )
+
+
+# -- reading events --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Output:
+    """What a client has of one output after all events."""
+
+    path: Path
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob | None] = field(default_factory=list)
+    forced: list[bool] = field(default_factory=list)
+    text: str = ""
+    logs: str = ""
+    stored: list[tuple[str, bytes]] = field(default_factory=list)
+    finished: Finished | None = None
+    num_children: int = 0
+
+    @property
+    def reason(self) -> FinishReason:
+        assert self.finished is not None
+        return self.finished.reason
+
+    @property
+    def usage(self) -> Usage:
+        assert self.finished is not None
+        return self.finished.usage
+
+
+@dataclass
+class Replay:
+    """All outputs of one request, by index, as its events tell of them; checks the order of events on the way."""
+
+    request_id: str
+    outputs: dict[int, Output] = field(default_factory=lambda: {0: Output(())})
+    prompt: PromptEvent | None = None
+    is_over: bool = False
+
+    def add(self, event: Event) -> None:
+        assert event.request_id == self.request_id
+        assert not self.is_over, f"{event} after the last"
+        if isinstance(event, Forked):
+            self._fork(event)
+            return
+        output = self.outputs[event.index]  # a KeyError means: an event before its Forked
+        assert output.finished is None, f"{event} after {output.finished}"
+        if isinstance(event, PromptEvent):
+            assert self.prompt is None
+            assert not output.tokens
+            self.prompt = event
+        elif isinstance(event, TokenEvent):
+            assert self.prompt is not None or event.forced, "a token before the prompt"
+            output.tokens.append(event.token)
+            output.logprobs.append(event.logprob)
+            output.forced.append(event.forced)
+            output.text += event.text
+        elif isinstance(event, Rewind):
+            self._rewind(output, event)
+        else:
+            self._end(output, event)
+
+    def _fork(self, event: Forked) -> None:
+        parent = self.outputs[event.parent]
+        assert event.index not in self.outputs
+        child = Output((*parent.path, parent.num_children), parent.tokens[: event.num_tokens])
+        parent.num_children += 1
+        assert len(child.tokens) == event.num_tokens
+        assert parent.text.startswith(event.text)
+        child.logprobs = parent.logprobs[: event.num_tokens]
+        child.forced = parent.forced[: event.num_tokens]
+        child.text = event.text
+        self.outputs[event.index] = child
+
+    def _rewind(self, output: Output, event: Rewind) -> None:
+        assert 0 <= event.num_tokens <= len(output.tokens)
+        assert 0 <= event.num_chars <= len(output.text)
+        assert event.num_tokens or event.num_chars
+        keep = len(output.tokens) - event.num_tokens
+        del output.tokens[keep:], output.logprobs[keep:], output.forced[keep:]
+        output.text = output.text[: len(output.text) - event.num_chars]
+
+    def _end(self, output: Output, event: Event) -> None:
+        if isinstance(event, Log):
+            output.logs += event.text
+        elif isinstance(event, Stored):
+            output.stored.append((event.name, event.value))
+        else:
+            assert isinstance(event, Finished)
+            output.finished = event
+            output.text += event.text
+            alive = [one for one in self.outputs.values() if one.finished is None]
+            assert event.is_last == (not alive)
+            self.is_over = event.is_last
+
+    @property
+    def by_path(self) -> dict[Path, Output]:
+        return {output.path: output for output in self.outputs.values()}
+
+    @property
+    def first(self) -> Output:
+        return self.outputs[0]
+
+
+def replay(events: Iterable[Event]) -> dict[str, Replay]:
+    """Events of many requests, told apart and checked."""
+    replays: dict[str, Replay] = {}
+    for event in events:
+        replays.setdefault(event.request_id, Replay(event.request_id)).add(event)
+    return replays
+
+
+# -- running an engine -----------------------------------------------------------------------------------------
+
+
+class Lab:
+    """An engine over a scripted executor and a fake clock, with every check there is after every step."""
+
+    def __init__(
+        self,
+        *,
+        config: EngineConfig | None = None,
+        pools: Seq[ControllerPool] | None = None,
+        decoder: TextDecoder | None = None,
+        **options: object,
+    ) -> None:
+        limits = {name: options.pop(name) for name in list(options) if name in _CONFIG}
+        self.clock = FakeClock()
+        self.executor = ScriptedExecutor(clock=self.clock, **options)  # type: ignore[arg-type]
+        self.pool = FakeControllerPool(self.clock)
+        self.decoder = decoder
+        self.engine = Engine(
+            self.executor,
+            config or EngineConfig(**limits),  # type: ignore[arg-type]
+            pools=[self.pool] if pools is None else pools,
+            decoder=decoder,
+            clock=self.clock,
+        )
+        self.events: list[Event] = []
+        self.num_steps = 0
+
+    def step(self) -> list[Event]:
+        """One step, checked."""
+        events = self.engine.step()
+        self.events += events
+        self.num_steps += 1
+        self.engine.check_integrity()
+        assert not self.executor.violations, self.executor.violations[0]
+        assert not self.pool.violations, self.pool.violations[0]
+        return events
+
+    def drain(self, max_steps: int = 3_000) -> dict[str, Replay]:
+        """Step until nothing is left; then nothing may be left behind either."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.engine.has_work, f"not over after {max_steps} steps"
+        self.check_empty()
+        return replay(self.events)
+
+    def check_empty(self) -> None:
+        """All blocks, controllers and sequences were given back."""
+        statistics = self.engine.statistics()
+        assert statistics.num_free_blocks == statistics.num_blocks
+        assert (statistics.num_running, statistics.num_waiting, statistics.num_suspended) == (0, 0, 0)
+        assert not self.pool.live
+
+    def run(self, *requests: Request) -> list[Replay]:
+        """Add requests, drain, and give their replays in order."""
+        for request in requests:
+            self.engine.add(request)
+        replays = self.drain()
+        return [replays[request.id] for request in requests]
+
+    def run_one(self, prompt: Seq[int] = (1, 2, 3), **fields: object) -> Replay:
+        """Make a request, run it alone."""
+        return self.run(make_request(prompt, **fields))[0]
+
+    def reference(self, request: Request) -> dict[Path, ReferenceOutput]:
+        """What the naive oracle says of a request."""
+        info = self.executor.info
+        return run_reference(
+            self.executor.model,
+            request,
+            program_of(request),
+            max_model_len=min(info.max_model_len, info.num_blocks * info.block_size),
+            eos_token_ids=info.eos_token_ids,
+            decoder=self.decoder,
+        )
+
+
+def program_of(request: Request) -> Program | None:
+    controller = request.controller
+    if isinstance(controller, FakeController):
+        return controller.program
+    return controller if callable(controller) else None
+
+
+def check_against_reference(lab: Lab, request: Request, got: Replay) -> None:
+    """Every output of `got` is what the oracle says, token by token and count by count."""
+    expected = lab.reference(request)
+    assert set(got.by_path) == set(expected)
+    for path, output in got.by_path.items():
+        check_output(output, expected[path], request)
+
+
+def check_output(output: Output, expected: ReferenceOutput, request: Request) -> None:
+    finished = output.finished
+    assert finished is not None
+    assert output.tokens == expected.tokens
+    assert (finished.reason, finished.stop) == (expected.reason, expected.stop), finished.error
+    assert (finished.error is None) == (expected.error is None), finished.error
+    if expected.error is not None:
+        assert expected.error in str(finished.error)
+    elif request.sampling.logprobs is None:
+        assert output.logprobs == [None] * len(output.tokens)
+    else:
+        assert output.logprobs == expected.logprobs
+    assert output.text == expected.text
+    assert output.logs == expected.logs
+    check_usage(finished.usage, expected.usage)
+
+
+def check_usage(usage: Usage, expected: Usage) -> None:
+    counted = {name: getattr(usage, name) for name in Usage.__slots__ if name != "cached_tokens"}
+    assert counted == {name: getattr(expected, name) for name in counted}
+    assert usage.cached_tokens <= usage.prompt_tokens
+
+
+def count_calls(function: Callable[..., object]) -> tuple[Callable[..., object], dict[str, int]]:
+    """`function`, and how often it was called."""
+    calls: dict[str, int] = defaultdict(int)
+
+    def counted(*args: object) -> object:
+        calls["n"] += 1
+        return function(*args)
+
+    return counted, calls

@@ -93,7 +93,7 @@ WRONG_PLANS: dict[str, StepPlan] = {
     "changes its adapter": StepPlan(2, [PlanRow(1, 6, 1, 1, 6, (7,), 2, adapter="a")]),
     "leaves the pool": StepPlan(2, copies=[BlockCopy(1, 8)]),
     "target of two copies": StepPlan(2, copies=[BlockCopy(0, 4), BlockCopy(1, 4)]),
-    "reads another's target": StepPlan(2, copies=[BlockCopy(0, 4), BlockCopy(4, 5)]),
+    "reads the target of an earlier one": StepPlan(2, copies=[BlockCopy(0, 4), BlockCopy(4, 5)]),
     # KV that is not there, or belongs to something else
     "wrong KV at position 6": StepPlan(2, [PlanRow(1, 7, 1, 1, 6, (7, 7), 2)]),
     "wrong KV at position 4": StepPlan(2, [PlanRow(1, 6, 1, 1, 6, (7,), 1, (5,))]),
