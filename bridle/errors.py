@@ -6,6 +6,7 @@
     │   ├── UnsupportedFeature  known, but not by this model or this build
     │   └── UnknownModel      no model of that name is served here
     ├── UnsupportedModel      the checkpoint would be wrong or cannot be loaded
+    ├── Unauthorized          no key, an unknown key, or not allowed to its owner
     ├── OutOfBlocks           the KV cache cannot hold what is needed
     ├── Overloaded            the service is full, try again later
     ├── ControllerError       a controller broke a rule
@@ -64,6 +65,12 @@ class UnsupportedModel(BridleError):
     """The model cannot be loaded, or would give wrong results; the message says why."""
 
     code = "unsupported_model"
+
+
+class Unauthorized(BridleError):
+    """The request carries no valid key, or its owner may not do this."""
+
+    code = "unauthorized"
 
 
 class OutOfBlocks(BridleError):

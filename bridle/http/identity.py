@@ -1,0 +1,82 @@
+"""Who sent a request: by API key, by a trusted proxy's headers, or the single user of a local server.
+
+With keys, every route but health needs one. Without keys the server is single-user (and `serve` lets it listen on
+loopback only); then everybody is an admin, as with the original of the controller API. The headers `x-user-id` and
+`x-user-role` count only when they come from a configured proxy's address.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bridle.errors import Unauthorized
+from bridle.http.errors import error_response
+from bridle.service.keys import Identity, KeyStore
+
+LOCAL_USER = Identity("localhost", True)
+_OPEN_PATHS = ("/health", "/health/live", "/health/ready")
+_MAX_USER_CHARS = 40
+
+
+class IdentityMiddleware:
+    """Puts an `Identity` into the scope of every HTTP request and WebSocket, or answers 401."""
+
+    def __init__(self, app: ASGIApp, keys: KeyStore | None, trusted_proxies: tuple[str, ...] = ()) -> None:
+        self._app = app
+        self._keys = keys
+        self._proxies = tuple(ip_network(proxy) for proxy in trusted_proxies)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            scope.setdefault("state", {})["identity"] = self._identify(HTTPConnection(scope))
+        except Unauthorized as error:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
+            else:
+                await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _identify(self, connection: HTTPConnection) -> Identity | None:
+        if connection.url.path in _OPEN_PATHS:
+            return None
+        if self._is_proxy(connection) and (user := connection.headers.get("x-user-id")):
+            return Identity(user[:_MAX_USER_CHARS], connection.headers.get("x-user-role") == "admin")
+        if self._keys is None:
+            return LOCAL_USER
+        key = _key_of(connection)
+        if key is None:
+            raise Unauthorized("an API key is needed; send it as 'Authorization: Bearer KEY' or 'api-key: KEY'")
+        identity = self._keys.find(key)
+        if identity is None:
+            raise Unauthorized("the API key is not known here")
+        return identity
+
+    def _is_proxy(self, connection: HTTPConnection) -> bool:
+        if not self._proxies or connection.client is None:
+            return False
+        try:
+            address = ip_address(connection.client.host)
+        except ValueError:
+            return False
+        return any(address in network for network in self._proxies)
+
+
+def identity_of(connection: HTTPConnection) -> Identity:
+    """Who sent this request."""
+    identity = connection.scope.get("state", {}).get("identity")
+    return identity if isinstance(identity, Identity) else LOCAL_USER
+
+
+def _key_of(connection: HTTPConnection) -> str | None:
+    """The key in any of the headers that clients of the supported APIs use."""
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return connection.headers.get("api-key") or connection.headers.get("x-api-key")

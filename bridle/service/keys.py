@@ -1,0 +1,104 @@
+"""API keys: who may use the service, who is an admin. Kept in SQLite, hashed at rest.
+
+A key is 32 random bytes in text form, so one round of SHA-256 hides it as well as a slow hash would; the text itself
+is shown once, when it is made. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import sqlite3
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridle.errors import InvalidRequest
+
+_USER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys (
+    hash BLOB PRIMARY KEY,
+    prefix TEXT NOT NULL,
+    user TEXT NOT NULL,
+    is_admin INTEGER NOT NULL,
+    created REAL NOT NULL
+) STRICT
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who sent a request."""
+
+    user: str
+    is_admin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """What is known of a key: its first characters, its owner, and when it was made (Unix seconds)."""
+
+    prefix: str
+    user: str
+    is_admin: bool
+    created: float
+
+
+class KeyStore:
+    """Keys in one file. Safe from any thread; several processes may share the file."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, check_same_thread=False, timeout=5, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(_SCHEMA)
+
+    def add(self, user: str, *, is_admin: bool = False) -> str:
+        """Make a key for `user`; gives its text, which cannot be had again."""
+        if not _USER.fullmatch(user):
+            raise InvalidRequest(
+                f"user is {user!r}; must be 1 to 40 letters, digits, '_' or '-', the first a letter", "user"
+            )
+        key = "brd-" + secrets.token_urlsafe(32)
+        with self._lock:
+            self._db.execute(
+                "INSERT INTO keys VALUES (?, ?, ?, ?, ?)", (_hash(key), key[:10], user, is_admin, time.time())
+            )
+        return key
+
+    def find(self, key: str) -> Identity | None:
+        """Whose key this is, None if it is nobody's."""
+        with self._lock:
+            row = self._db.execute("SELECT user, is_admin FROM keys WHERE hash = ?", (_hash(key),)).fetchone()
+        return Identity(row[0], bool(row[1])) if row else None
+
+    def list(self) -> list[KeyInfo]:
+        """All keys, oldest first."""
+        with self._lock:
+            rows = self._db.execute("SELECT prefix, user, is_admin, created FROM keys ORDER BY created").fetchall()
+        return [KeyInfo(prefix, user, bool(is_admin), created) for prefix, user, is_admin, created in rows]
+
+    def remove(self, prefix_or_user: str) -> int:
+        """Remove the key with this prefix, or all keys of this user; gives how many."""
+        with self._lock:
+            cursor = self._db.execute("DELETE FROM keys WHERE prefix = ?1 OR user = ?1", (prefix_or_user,))
+        return cursor.rowcount
+
+    @property
+    def is_empty(self) -> bool:
+        with self._lock:
+            return self._db.execute("SELECT 1 FROM keys LIMIT 1").fetchone() is None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._db.close()
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
