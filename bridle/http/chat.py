@@ -13,7 +13,7 @@ from bridle.errors import InvalidRequest
 from bridle.http.call import call_of
 from bridle.http.chat_prompt import chat_prompt, check_response_format, wants_tools
 from bridle.http.errors import json_response
-from bridle.http.generation import Generation, Part, prepare
+from bridle.http.generation import Generation, Part, prepare, reserve
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import chat_logprobs
 from bridle.http.openai_shapes import finish_reason, usage_shape
@@ -34,9 +34,9 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     model = http.registry.resolve(body.model)
     sampling = _sampling(body)
     check_response_format(body)
-    http.check_open()
+    ticket = reserve(http, call, model, 1, sampling.n)
     prompt = await chat_prompt(body, model)
-    generation = await prepare(http, call, model, [prompt], sampling)
+    generation = await prepare(http, call, model, ticket, [prompt], sampling)
     answer = _Answer(generation, call.id, body.top_logprobs or 0, wants_tools(body), body.wants_stream_usage)
     if body.stream:
         return SseResponse(answer.stream, http.settings)

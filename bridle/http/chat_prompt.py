@@ -7,10 +7,11 @@ from typing import Any
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.schemas import ChatBody
-from bridle.service import LoadedModel, check_text
+from bridle.service import LoadedModel, check_length
 
-_RESERVED = frozenset({"messages", "tools", "template", "chat_template", "tokenize", "add_special_tokens"})
-_TEXT_PARTS = ("text", "input_text")
+# Names that mean something to whoever renders the template, beside the template's own variables.
+_RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})
+_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 async def chat_prompt(body: ChatBody, model: LoadedModel) -> list[int]:
@@ -19,10 +20,11 @@ async def chat_prompt(body: ChatBody, model: LoadedModel) -> list[int]:
         raise UnsupportedFeature(f"{model.name!r} has no chat template; use /v1/completions", "messages")
     if not body.messages:
         raise InvalidRequest("messages is empty; it must have at least one message", "messages")
-    messages = [_message(position, message, model) for position, message in enumerate(body.messages)]
-    _check_size(messages, model)
+    num_chars = sum(_check_message(position, each, model) for position, each in enumerate(body.messages))
+    check_length(model, num_chars, "messages")
     options = _template_options(body)
-    return await model.in_text_thread(_encode, model, messages, body.tools if wants_tools(body) else None, options)
+    tools = body.tools if wants_tools(body) else None
+    return await model.in_text_thread(_encode, model, body.messages, tools, options)
 
 
 def wants_tools(body: ChatBody) -> bool:
@@ -61,18 +63,17 @@ def _template_options(body: ChatBody) -> dict[str, Any]:
     return options
 
 
-def _message(position: int, message: dict[str, Any], model: LoadedModel) -> dict[str, Any]:
-    """A message as templates expect it: its content one string."""
-    param = f"messages.{position}"
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise InvalidRequest(f"messages[{position}].role must be a non-empty string", f"{param}.role")
+def _check_message(position: int, message: dict[str, Any], model: LoadedModel) -> int:
+    """The number of characters of a message's texts. What the templates' side checks anyway is not checked here."""
     calls = message.get("tool_calls")
     if calls is not None and not _are_calls(calls):
-        raise InvalidRequest(f"messages[{position}].tool_calls must be a list of function calls", f"{param}.tool_calls")
-    checked = {name: value for name, value in message.items() if value is not None}
-    checked["content"] = _content(message.get("content"), f"messages[{position}].content", model)
-    return checked
+        where = f"messages[{position}].tool_calls"
+        raise InvalidRequest(f"{where} must be a list of function calls", where)
+    content = message.get("content")
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list) else []
+    return sum(_check_part(part, f"messages[{position}].content[{i}]", model) for i, part in enumerate(parts))
 
 
 def _are_calls(calls: Any) -> bool:
@@ -82,29 +83,10 @@ def _are_calls(calls: Any) -> bool:
     return all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in functions)
 
 
-def _content(content: Any, where: str, model: LoadedModel) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{where} must be a string or a list of parts", "messages")
-    return "".join(_part(part, f"{where}[{position}]", model) for position, part in enumerate(content))
-
-
-def _part(part: Any, where: str, model: LoadedModel) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
-        return str(part["text"])
+def _check_part(part: Any, where: str, model: LoadedModel) -> int:
+    """The length of a text part. Raises `UnsupportedFeature` for images, sounds and files."""
+    kind = part.get("type", "text") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind not in _TEXT_PARTS:
-        raise UnsupportedFeature(f"{where} is of type {kind[:40]!r}; {model.name!r} reads only text", "messages")
-    raise InvalidRequest(f"{where} must be an object with type 'text' and a text", "messages")
-
-
-def _check_size(messages: list[dict[str, Any]], model: LoadedModel) -> None:
-    """Refuse what cannot fit before a template works on it."""
-    for message in messages:
-        check_text(model, message["content"], "messages")
-    check_text(model, "".join(message["content"] for message in messages), "messages")
+        raise UnsupportedFeature(f"{where} is of type {kind[:40]!r}; {model.name!r} reads only text", where)
+    text = part.get("text") if isinstance(part, dict) else part
+    return len(text) if isinstance(text, str) else 0

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.call import call_of
 from bridle.http.errors import json_response
-from bridle.http.generation import Generation, Part, prepare
+from bridle.http.generation import Generation, Part, prepare, reserve
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import CompletionLogprobs
 from bridle.http.openai_shapes import finish_reason, usage_shape
@@ -30,11 +30,12 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.post("/v1/completions", summary="Continue a text")
 async def completions(body: CompletionBody, request: Request) -> Response:
-    http = http_state(request)
+    http, call = http_state(request), call_of(request.scope)
     model = http.registry.resolve(body.model)
     plan = _plan(body, model)
-    generation = await prepare(http, call_of(request.scope), model, body.prompt, plan.sampling)
-    answer = _Answer(generation, plan, call_id=call_of(request.scope).id)
+    ticket = reserve(http, call, model, len(body.prompt), plan.sampling.n)
+    generation = await prepare(http, call, model, ticket, body.prompt, plan.sampling)
+    answer = _Answer(generation, plan, call.id)
     if body.stream:
         return SseResponse(answer.stream, http.settings)
     await run_while_connected(request.receive, generation.run())

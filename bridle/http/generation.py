@@ -17,7 +17,7 @@ from bridle.http.call import Call
 from bridle.http.state import HttpState
 from bridle.outputs import CompletionOutput, Event, FinishReason, TokenEvent, Usage
 from bridle.sampling import SamplingParams
-from bridle.service import DeltaReader, LoadedModel, OutputCollector, build_request, tokenize
+from bridle.service import DeltaReader, LoadedModel, OutputCollector, Ticket, build_request, tokenize
 
 if TYPE_CHECKING:
     from bridle.engine.client import EventStream
@@ -99,21 +99,23 @@ class Generation:
         self.call.finish = [output.finish_reason.value for output in outputs if output.finish_reason is not None]
 
 
-async def prepare(
-    http: HttpState, call: Call, model: LoadedModel, prompts: Sequence[Prompt], sampling: SamplingParams
-) -> Generation:
-    """Check and tokenize everything and reserve room for it; nothing is submitted yet."""
+def reserve(http: HttpState, call: Call, model: LoadedModel, num_prompts: int, n: int) -> Ticket:
+    """A place for a call, given back when it ends. To be taken before any work is spent on it."""
     http.check_open()
     call.model = model.name
-    _check_counts(http, len(prompts), sampling.n)
-    ticket = call.resources.enter_context(http.admission.admit(len(prompts)))
+    _check_counts(http, num_prompts, n)
+    return call.resources.enter_context(http.admission.admit(num_prompts))
+
+
+async def prepare(
+    http: HttpState, call: Call, model: LoadedModel, ticket: Ticket, prompts: Sequence[Prompt], sampling: SamplingParams
+) -> Generation:
+    """Check and tokenize everything; nothing is submitted yet. A rendered chat comes as tokens."""
     parts = []
     for number, prompt in enumerate(prompts):
-        # A rendered chat comes as tokens; raw text gets what its tokenizer puts around a document.
         tokens = await tokenize(model, prompt)
-        name = f"{call.id}-{number}"
         timeout = http.settings.request_timeout
-        request = build_request(model, tokens, sampling, request_id=name, timeout=timeout)
+        request = build_request(model, tokens, sampling, request_id=f"{call.id}-{number}", timeout=timeout)
         ticket.charge(len(tokens))
         parts.append(Part(number, prompt, request))
     return Generation(model, call, parts)

@@ -58,15 +58,13 @@ class Metrics:
         route = call.path if call.path in _ROUTES else "other"
         model = call.model or ""
         self._calls.labels(route, model, str(call.status or 499)).inc()
-        if call.model is None:
-            return
+        if call.model is None or call.usage is None:
+            return  # refused before it ran
         self._seconds.labels(model).observe(seconds)
         if call.first_token is not None and call.last_token is not None:
             self._first.labels(model).observe(call.first_token - call.began)
         for reason in call.finish:
             self._finished.labels(model, reason).inc()
-        if call.usage is None:
-            return
         for kind, name in _TOKEN_KINDS.items():
             self._tokens.labels(model, kind).inc(getattr(call.usage, name))
         if call.first_token is not None and call.last_token is not None and call.usage.completion_tokens > 1:

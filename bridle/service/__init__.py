@@ -6,7 +6,9 @@ from bridle.service.loading import LoadedModel, load_model, model_name
 from bridle.service.registry import ModelRegistry
 from bridle.service.requests import (
     build_request,
+    check_length,
     check_text,
+    check_unicode,
     encode_prompt,
     new_request_id,
     new_seed,
@@ -26,7 +28,9 @@ __all__ = [
     "Ticket",
     "best_outputs",
     "build_request",
+    "check_length",
     "check_text",
+    "check_unicode",
     "collect",
     "encode_prompt",
     "load_model",

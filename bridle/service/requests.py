@@ -104,14 +104,19 @@ def encode_prompt(model: LoadedModel, prompt: str | Sequence[int], add_special_t
 
 def check_text(model: LoadedModel, text: str, param: str) -> None:
     """Refuse text that is too long for the context whatever its tokens are, or that is not Unicode."""
+    check_length(model, len(text), param)
+    check_unicode(text, param)
+
+
+def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
+    """Refuse texts of so many characters that their tokens cannot fit into the context, whatever they are."""
     limit = model.max_sequence_tokens * MAX_CHARS_PER_TOKEN
-    if len(text) > limit:
+    if num_chars > limit:
         raise ContextOverflow(
-            f"{param} has {len(text)} characters; the context of {model.max_sequence_tokens} tokens "
+            f"{param} has {num_chars} characters; the context of {model.max_sequence_tokens} tokens "
             f"cannot hold more than {limit}",
             param,
         )
-    check_unicode(text, param)
 
 
 def check_unicode(text: str, param: str) -> None:

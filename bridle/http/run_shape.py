@@ -1,0 +1,131 @@
+"""The items of a `/v1/run` stream: what is new of each fork, and the running costs.
+
+Every `run` item lists all forks of the request, also the finished ones. Text taken back is not recalled; a mark
+stands before what follows (the original's way). Usage counts like the original: one sampled token for each output
+in each model step, plus the tokens that were fed to the model for it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridle.engine.request import Request
+from bridle.outputs import Event, Finished, FinishReason, Forked, Log, PromptEvent, Rewind, Stored, TokenEvent
+from bridle.service import DeltaReader, OutputCollector, RewindPolicy
+
+_REASONS = {
+    FinishReason.STOP: "eos",
+    FinishReason.LENGTH: "length",
+    FinishReason.CONTROLLER: "aici-stop",
+    FinishReason.CANCELLED: "abort",
+    FinishReason.DEADLINE: "abort",
+    FinishReason.ERROR: "fail",
+}
+
+
+@dataclass(slots=True)
+class RunUsage:
+    """`num_unfed` counts, for each output, the tokens that the next step feeds to the model."""
+
+    sampled_tokens: int = 0
+    ff_tokens: int = 0
+    num_unfed: dict[int, int] = field(default_factory=dict)
+
+    def note(self, event: Event) -> None:
+        """Count one event."""
+        unfed = self.num_unfed
+        match event:
+            case PromptEvent():
+                unfed[event.index] = unfed.get(event.index, 0) + len(event.tokens)
+            case TokenEvent(forced=True):
+                unfed[event.index] = unfed.get(event.index, 0) + 1
+            case TokenEvent():
+                self.sampled_tokens += 1
+                self.ff_tokens += max(unfed.get(event.index, 0), 1)
+                unfed[event.index] = 1
+            case Rewind():
+                unfed[event.index] = max(unfed.get(event.index, 0) - event.num_tokens, 0)
+
+    def shape(self) -> dict[str, int]:
+        """The wire's object."""
+        cost = 2 * self.sampled_tokens + self.ff_tokens
+        return {"sampled_tokens": self.sampled_tokens, "ff_tokens": self.ff_tokens, "cost": cost}
+
+
+@dataclass(slots=True)
+class _Fork:
+    """What is to be told of one output with the next item; `reason` stays."""
+
+    text: str = ""
+    logs: str = ""
+    error: str = ""
+    storage: list[dict[str, Any]] = field(default_factory=list)
+    reason: str | None = None
+
+
+class RunShaper:
+    """Turns a request's events into `run` items."""
+
+    def __init__(self, request: Request) -> None:
+        self.collector = OutputCollector(request, None)
+        self._reader = DeltaReader(self.collector, RewindPolicy.MARK)
+        self._usage = RunUsage()
+        self._forks: dict[int, _Fork] = {0: _Fork()}
+
+    def take(self, events: list[Event]) -> dict[str, Any]:
+        """One `run` item that tells of these events."""
+        self.collector.add(events)
+        for event in events:
+            self._usage.note(event)
+            self._note(event)
+        for delta in self._reader.take():
+            self._forks.setdefault(delta.index, _Fork()).text += delta.text
+        return {
+            "object": "run",
+            "forks": [self._shape(index) for index in sorted(self._forks)],
+            "usage": self._usage.shape(),
+        }
+
+    def _note(self, event: Event) -> None:
+        fork = self._forks.setdefault(event.index, _Fork())
+        match event:
+            case Log():
+                fork.logs += event.text
+            case Stored():
+                fork.storage.append(_write_var(event))
+            case Finished():
+                fork.reason = _REASONS[event.reason]
+                if event.error is not None:
+                    fork.error = str(event.error)
+                    fork.logs += f"\n{event.error}\n" if fork.logs else f"{event.error}\n"
+            case Forked():
+                pass  # its text so far comes with its first delta
+
+    def _shape(self, index: int) -> dict[str, Any]:
+        fork = self._forks[index]
+        self._forks[index] = _Fork(reason=fork.reason)
+        shape: dict[str, Any] = {
+            "index": index,
+            "text": fork.text,
+            "error": fork.error,
+            "logs": fork.logs,
+            "storage": fork.storage,
+        }
+        return shape if fork.reason is None else {**shape, "finish_reason": fork.reason}
+
+
+def initial_run(run_id: str, model: str) -> dict[str, Any]:
+    """The first item of a stream."""
+    return {"id": f"run-{run_id}", "object": "initial-run", "created": int(time.time()), "model": model}
+
+
+def _write_var(event: Stored) -> dict[str, Any]:
+    write = {
+        "name": event.name,
+        "value": event.value.hex(),
+        "op": "Append" if event.is_append else "Set",
+        "when_version_is": None,
+    }
+    return {"WriteVar": write}
