@@ -1,0 +1,80 @@
+"""Chat messages as templates expect them: plain dictionaries with a role, texts and parsed tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bridle.errors import InvalidRequest, UnsupportedFeature
+
+Message = Mapping[str, Any]
+
+MAX_MESSAGES = 4_096
+
+
+def prepare(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Copies in one common form: content is text (parts are joined with line breaks, none becomes empty), and
+    the arguments of tool calls are objects, not JSON in a string.
+
+    Raises `InvalidRequest` for what is no list of messages, `UnsupportedFeature` for images and the like.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidRequest("messages must be a list of objects with `role` and `content`", "messages")
+    if not messages:
+        raise InvalidRequest("messages is empty; at least one is needed", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"messages has {len(messages)} entries; at most {MAX_MESSAGES}", "messages")
+    return [_prepare(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _prepare(message: Message, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where} is {type(message).__name__}; must be an object", where)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{where}.role is {role!r}; must be a non-empty string", f"{where}.role")
+    prepared = dict(message)
+    prepared["content"] = _text(message.get("content"), f"{where}.content")
+    if message.get("tool_calls"):
+        prepared["tool_calls"] = [_tool_call(call, f"{where}.tool_calls") for call in message["tool_calls"]]
+    return prepared
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise InvalidRequest(f"{where} is {type(content).__name__}; must be text or a list of parts", where)
+    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind in ("text", "input_text", "output_text") and isinstance(text, str):
+        return text
+    if kind in ("text", "input_text", "output_text"):
+        raise InvalidRequest(f"{where} has no text", where)
+    raise UnsupportedFeature(f"{where} is of type {kind!r}; only text can be read", where)
+
+
+def _tool_call(call: Any, where: str) -> Any:
+    """With its arguments as an object; left alone if they are not JSON."""
+    if not isinstance(call, Mapping):
+        raise InvalidRequest(f"{where} holds {type(call).__name__}; must be objects", where)
+    function = call.get("function", call)
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(arguments, str):
+        return dict(call)
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return dict(call)
+    if function is call:
+        return {**call, "arguments": parsed}
+    return {**call, "function": {**function, "arguments": parsed}}

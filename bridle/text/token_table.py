@@ -1,0 +1,173 @@
+"""What each token of a vocabulary spells, for the vocabularies where that does not depend on its neighbours.
+
+Byte-level BPE and SentencePiece with byte fallback are of this kind: the text of a token list is the UTF-8
+reading of its tokens' bytes, strung together. Only the very beginning may differ, where some of them drop a
+space. Decoders that look at neighbours (WordPiece, and rare ones) have no table; see `window_text`.
+
+Bytes that are not UTF-8 become U+FFFD one by one, as everywhere in Python and Rust. Only the `tokenizers`
+library's own byte fallback is different: it gives up a whole run of byte tokens, valid characters included,
+if one is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Spec = dict[str, Any]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenTable:
+    """Spelling of every token id. `pieces[i]` is the vocabulary's own name of token i, None if there is
+    none."""
+
+    def __init__(self, pieces: Sequence[str | None], spelling: Spelling) -> None:
+        self._pieces = pieces
+        self._spelling = spelling
+        #: Text of each token that consists of whole characters; None for the others, which are in `raw`.
+        self.texts: list[str | None] = [""] * len(pieces)
+        #: Bytes of the tokens that hold parts of characters.
+        self.raw: dict[int, bytes] = {}
+        for token, piece in enumerate(pieces):
+            if piece is not None:
+                self._enter(token, spelling.spell(piece))
+
+    def _enter(self, token: int, data: bytes) -> None:
+        try:
+            self.texts[token] = data.decode("utf-8")
+        except UnicodeDecodeError:
+            self.texts[token] = None
+            self.raw[token] = data
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the token spells inside a text; nothing if there is no such token."""
+        if not 0 <= token < len(self.texts):
+            return b""
+        text = self.texts[token]
+        return self.raw[token] if text is None else text.encode("utf-8")
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of `tokens` as a whole text, beginning included."""
+        lead, parts = self.initial_lead, []
+        for token in tokens:
+            if self._spelling.drops_in_first and lead:
+                parts.append(self.first_bytes(token))
+                lead = 0
+            else:
+                parts.append(self.bytes_of(token))
+        text = b"".join(parts).decode("utf-8", "replace")
+        return self.strip(text, lead)[0] if lead else text
+
+    # -- the beginning of a text -----------------------------------------------------------------------------
+
+    @property
+    def initial_lead(self) -> int:
+        """How much the beginning of a text is still special: a count of spaces that may vanish, or 1 for a
+        first token that loses all of its own."""
+        return 1 if self._spelling.drops_in_first else self._spelling.strip
+
+    @property
+    def drops_in_first(self) -> bool:
+        return self._spelling.drops_in_first
+
+    def first_bytes(self, token: int) -> bytes:
+        """What the token spells as the first of a text."""
+        piece = self._pieces[token] if 0 <= token < len(self._pieces) else None
+        return b"" if piece is None else self._spelling.spell(piece, is_first=True)
+
+    def strip(self, text: str, lead: int) -> tuple[str, int]:
+        """Without its leading spaces, at most `lead`; and how many more may vanish from what follows."""
+        count = 0
+        while count < min(lead, len(text)) and text[count] == self._spelling.strip_char:
+            count += 1
+        rest = text[count:]
+        return rest, 0 if rest else lead - count
+
+
+class Spelling:
+    """A decoder of the `tokenizers` library, read as a rule from one token's name to its bytes.
+
+    Raises `ValueError` for a decoder that is not of that kind.
+    """
+
+    def __init__(self, spec: Spec | None) -> None:
+        self.strip = 0
+        self.strip_char = " "
+        self.drops_in_first = False
+        self._replacements: list[tuple[str, str]] = []
+        self._metaspace: str | None = None
+        self._byte_fallback = False
+        self._byte_level = False
+        self._fused = False
+        for stage in _flat(spec):
+            read = getattr(self, f"_read_{str(stage.get('type')).lower()}", None)
+            if read is None:
+                raise ValueError(f"decoder {stage.get('type')!r} looks at neighbours")
+            read(stage)
+        if self.drops_in_first and self.strip:
+            raise ValueError("two rules for the beginning of a text")
+
+    def spell(self, piece: str, is_first: bool = False) -> bytes:
+        """The bytes of a token by its name in the vocabulary; `is_first` if it begins a text."""
+        if self._byte_level:
+            codes = [_BYTE_OF.get(char) for char in piece]
+            known = [code for code in codes if code is not None]
+            return bytes(known) if len(known) == len(codes) else piece.encode("utf-8")
+        match = _BYTE_TOKEN.fullmatch(piece) if self._byte_fallback else None
+        if match:
+            return bytes([int(match[1], 16)])
+        for old, new in self._replacements:
+            piece = piece.replace(old, new)
+        if self._metaspace is not None:
+            piece = piece.replace(self._metaspace, "" if is_first and self.drops_in_first else " ")
+        return piece.encode("utf-8", "surrogatepass")
+
+    def _read_bytelevel(self, stage: Spec) -> None:
+        if self._replacements or self._byte_fallback or self._fused or self._metaspace is not None:
+            raise ValueError("ByteLevel after another stage")
+        self._byte_level = True
+
+    def _read_bytefallback(self, stage: Spec) -> None:
+        self._byte_fallback = True
+
+    def _read_fuse(self, stage: Spec) -> None:
+        self._fused = True
+
+    def _read_replace(self, stage: Spec) -> None:
+        old = stage.get("pattern", {}).get("String")
+        if not old or self._byte_level or (self._fused and len(old) > 1):
+            raise ValueError("a replacement that may span tokens")
+        self._replacements.append((old, stage.get("content", "")))
+
+    def _read_strip(self, stage: Spec) -> None:
+        if stage.get("stop", 0) or not self._fused or self.strip:
+            raise ValueError("a strip that is not only at the beginning")
+        self.strip, self.strip_char = int(stage.get("start", 0)), str(stage.get("content", " "))
+
+    def _read_metaspace(self, stage: Spec) -> None:
+        if self._fused:
+            raise ValueError("Metaspace after Fuse")
+        self._metaspace = str(stage.get("replacement", "\u2581"))
+        self.drops_in_first = stage.get("prepend_scheme", "always") != "never"
+
+
+def _flat(spec: Spec | None) -> Iterable[Spec]:
+    if spec is None:
+        raise ValueError("no decoder: tokens are joined with spaces")
+    if spec.get("type") != "Sequence":
+        return [spec]
+    return [stage for inner in spec.get("decoders", []) for stage in _flat(inner)]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level vocabularies write bytes with: printable ones stand for themselves, the
+    others are moved up to U+0100 and following, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(moved)}
+
+
+_BYTE_OF = _byte_alphabet()

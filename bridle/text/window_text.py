@@ -1,0 +1,87 @@
+"""The text of a growing output, for vocabularies whose decoder looks at neighbours (WordPiece, and rare
+ones).
+
+Each new token is decoded together with the few before it, and what those alone would give is taken off. That
+is right for every decoder that looks no further than the window.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+
+_WINDOW = 6  # tokens of context
+_MAX_WAITING = 4  # tokens that may wait for the rest of a character
+_UNFINISHED = "\ufffd"
+
+
+class WindowText:
+    """Implements `bridle.engine.interfaces.TextState` over `decode`, which turns visible tokens into text."""
+
+    def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int], skipped: AbstractSet[int]) -> None:
+        self._decode = decode
+        self._prompt = prompt
+        self._skipped = skipped
+        self._tokens: list[int] = []
+        self._lengths = array("i")  # characters that became certain with each token
+        self._waits = array("b")  # visible tokens not yet given out as text, after each token
+
+    def push(self, token: int) -> str:
+        """Append a token; gives the characters that became certain."""
+        self._tokens.append(token)
+        waiting = self._waits[-1] if self._waits else 0
+        text = ""
+        if token not in self._skipped:
+            waiting += 1
+            text = self._text_of_last(waiting)
+            if text.endswith(_UNFINISHED) and waiting < _MAX_WAITING:
+                text = ""
+            else:
+                waiting = 0
+        self._lengths.append(len(text))
+        self._waits.append(waiting)
+        return text
+
+    def rewind(self, num_tokens: int) -> int:
+        """Take the last tokens back, if need be tokens of the prompt as well; gives the number of characters
+        that disappear from what was given out."""
+        kept = len(self._tokens) - num_tokens
+        size = max(kept, 0)
+        gone = sum(self._lengths[size:])
+        del self._tokens[size:], self._lengths[size:], self._waits[size:]
+        if kept < 0:
+            self._prompt = self._prompt[: max(len(self._prompt) + kept, 0)]
+        return gone
+
+    def flush(self) -> str:
+        """No token follows: what is left."""
+        waiting = self._waits[-1] if self._waits else 0
+        if not waiting:
+            return ""
+        self._waits[-1] = 0
+        return self._text_of_last(waiting)
+
+    def copy(self) -> WindowText:
+        """An independent copy."""
+        twin = WindowText(self._decode, self._prompt, self._skipped)
+        twin._tokens = self._tokens.copy()
+        twin._lengths, twin._waits = self._lengths[:], self._waits[:]
+        return twin
+
+    def _text_of_last(self, num_tokens: int) -> str:
+        """What the last visible tokens add to the text before them."""
+        visible: list[int] = []
+        for token in self._backwards():
+            if len(visible) == num_tokens + _WINDOW:
+                break
+            visible.append(token)
+        visible.reverse()
+        before = self._decode(visible[:-num_tokens])
+        return self._decode(visible)[len(before) :]
+
+    def _backwards(self) -> Iterator[int]:
+        for part in (self._tokens, self._prompt):
+            for token in reversed(part):
+                if token not in self._skipped:
+                    yield token
