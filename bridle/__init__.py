@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridle.config import EngineConfig, ModelConfig
+    from bridle.controllers.python import Controller, SequenceView
     from bridle.engine.decision import Branch, Decision, Splice
     from bridle.errors import (
         BridleError,
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "bridle.config": ("EngineConfig", "ModelConfig"),
+    "bridle.controllers.python": ("Controller", "SequenceView"),
     "bridle.engine.decision": ("Branch", "Decision", "Splice"),
     "bridle.errors": (
         "BridleError",
@@ -71,6 +73,7 @@ __all__ = [
     "BridleError",
     "CompletionOutput",
     "ContextOverflow",
+    "Controller",
     "ControllerError",
     "ControllerTimeout",
     "ControllerTrap",
@@ -89,6 +92,7 @@ __all__ = [
     "RequestCancelled",
     "RequestOutput",
     "SamplingParams",
+    "SequenceView",
     "ShardUnavailable",
     "Splice",
     "UnsupportedFeature",

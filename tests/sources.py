@@ -29,7 +29,8 @@ def tree(path: Path) -> ast.Module:
 def imports(name: str) -> Iterator[tuple[str, int]]:
     """(dotted name, line) of all that module `name` imports, anywhere in it, relative imports resolved.
 
-    `from a import b` gives `a.b` if that is one of our modules, else `a`.
+    `from a import b` gives `a.b` if that is one of our modules, else `a`. The version is a mere constant and not
+    reported.
     """
     path = modules()[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -39,6 +40,8 @@ def imports(name: str) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(node, package)
             for alias in node.names:
+                if alias.name == "__version__":
+                    continue
                 full = f"{base}.{alias.name}"
                 yield (full if full in modules() else base), node.lineno
 
