@@ -293,7 +293,7 @@ class Engine:
         suspects = [item.seq for item in scheduled if not item.seq.is_finished]
         lost = isinstance(error, ShardUnavailable)
         self._losses += lost
-        if len(suspects) == 1 or self._losses >= _MAX_LOSSES:
+        if (len(suspects) == 1 and not lost) or self._losses >= _MAX_LOSSES:
             cause = error if isinstance(error, BridleError) else InternalError(f"the step failed: {error!r}")
             for seq in suspects:
                 self._progress.fail(seq, cause)

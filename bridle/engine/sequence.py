@@ -48,7 +48,7 @@ def fork_key(key: int, ordinal: int, branch: int) -> int:
     Branch 0 goes on with the parent's key. A draw depends on the seed, this path and the number of draws so far,
     and on nothing else.
     """
-    return mix64(key ^ mix64((ordinal << 16) | branch))
+    return mix64(mix64(key) + ((ordinal << 16) | branch))  # not `key ^ mix64(...)`: seeds are small numbers too
 
 
 @dataclass(slots=True)
