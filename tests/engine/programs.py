@@ -1,4 +1,5 @@
-"""Random decision programs: pure functions of what a controller sees, so that engine and oracle run the same ones."""
+"""Random decision programs: pure functions of what a controller sees, so that engine and oracle run the same
+ones."""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count
+
+from hypothesis import settings
 
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
@@ -90,7 +92,8 @@ class Output:
 
 @dataclass
 class Replay:
-    """All outputs of one request, by index, as its events tell of them; checks the order of events on the way."""
+    """All outputs of one request, by index, as its events tell of them; checks the order of events on the
+    way."""
 
     request_id: str
     outputs: dict[int, Output] = field(default_factory=lambda: {0: Output(())})
@@ -288,12 +291,6 @@ def check_usage(usage: Usage, expected: Usage) -> None:
     assert usage.cached_tokens <= usage.prompt_tokens
 
 
-def count_calls(function: Callable[..., object]) -> tuple[Callable[..., object], dict[str, int]]:
-    """`function`, and how often it was called."""
-    calls: dict[str, int] = defaultdict(int)
-
-    def counted(*args: object) -> object:
-        calls["n"] += 1
-        return function(*args)
-
-    return counted, calls
+def more(times: int) -> settings:
+    """Settings for a test whose examples are quick: `times` as many as the profile says."""
+    return settings(max_examples=settings().max_examples * times)

@@ -1,84 +1,258 @@
 """The engine's laws: an output depends on its request alone, and on every byte of it.
 
-Random requests with random programs, on both ways of keeping KV, with small pools, small budgets, late controllers
-and neighbors that come, go and fail: each must give exactly what the naive oracle computes from the token list.
+Random requests with random programs, on both ways of keeping KV, with small pools, small budgets, late
+controllers and neighbors that come, go and fail: each must give exactly what the naive oracle computes from
+the token list.
 """
 
 from __future__ import annotations
 
 from random import Random
-from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.engine.request import Request
+from bridle.errors import BridleError, ShardUnavailable
+from bridle.outputs import FinishReason
 from bridle.testing.controllers import FakeController
 from bridle.testing.text import PieceDecoder
 from tests.engine.programs import VOCAB, RandomProgram
-from tests.engine.support import Lab, check_against_reference, make_request, replay
+from tests.engine.support import Lab, Replay, check_against_reference, make_request, more, replay
 
-KV = st.sampled_from(["paged", "sequences"])
-Keeping = Literal["paged", "sequences"]
+SEED = st.integers(0, 1 << 40)
+KEEPINGS = pytest.mark.parametrize("kv", ["paged", "sequences"])
 # Pieces of several characters, of parts of characters, and none.
 PIECES = ["a", "b", "ab", "ba", " ", "", b"\xc3", b"\xa9", "ccc", "d", "e", "abc", b"\xe2\x82", b"\xac", "x", "."]
+ON_TIME = (0.0,)
+LATE = (0.0, 0.01, 0.03, 0.2)
 
 
-def random_request(random: Random, delays: tuple[float, ...] = (0.0,)) -> Request:
-    """A request with a prompt that others are likely to share, and most parameters off their defaults sometimes."""
+def random_request(random: Random, delays: tuple[float, ...] = ON_TIME, **fields: object) -> Request:
+    """A request with a prompt that others are likely to share, and most parameters off their defaults
+    sometimes."""
     prompt = [(i * 7) % 5 for i in range(random.randint(1, 14))] + [random.randrange(VOCAB)]
     controller = None
     if random.random() < 0.7:
         controller = FakeController(RandomProgram(random.randrange(1 << 30), delays=delays))
-    return make_request(
-        prompt,
-        controller=controller,
-        adapter=random.choice([None, None, None, "a"]),
-        tenant=random.choice(["", "", "t"]),
-        priority=random.choice([0, 0, -1]),
-        n=random.choice([1, 1, 1, 2, 3]),
-        max_tokens=random.choice([1, 4, 9, 14]),
-        min_tokens=random.choice([0, 0, 1]),
-        temperature=random.choice([0.0, 1.0, 1.0]),
-        top_p=random.choice([1.0, 0.8]),
-        top_k=random.choice([0, 5]),
-        repetition_penalty=random.choice([1.0, 1.0, 1.5]),
-        frequency_penalty=random.choice([0.0, 0.0, 0.7]),
-        logit_bias=random.choice([{}, {3: 2.0}]),
-        seed=random.choice([0, 1, None, 12345]),
-        stop=random.choice([(), (), ("abc",), ("ca", "d e", "é")]),
-        include_stop_str_in_output=random.choice([False, True]),
-        stop_token_ids=random.choice([(), (11,)]),
-        ignore_eos=random.choice([False, True]),
-        logprobs=random.choice([None, None, 0, 2]),
-        logprobs_mode=random.choice(["raw", "processed"]),
-        prompt_logprobs=random.choice([None, None, None, 1]),
-    )
+    chosen: dict[str, object] = {
+        "controller": controller,
+        "adapter": random.choice([None, None, None, "a"]),
+        "tenant": random.choice(["", "", "t"]),
+        "priority": random.choice([0, 0, -1]),
+        "n": random.choice([1, 1, 1, 2, 3]),
+        "max_tokens": random.choice([1, 4, 9, 14]),
+        "min_tokens": random.choice([0, 0, 1]),
+        "temperature": random.choice([0.0, 1.0, 1.0]),
+        "top_p": random.choice([1.0, 0.8]),
+        "top_k": random.choice([0, 5]),
+        "min_p": random.choice([0.0, 0.05]),
+        "typical_p": random.choice([1.0, 1.0, 0.9]),
+        "repetition_penalty": random.choice([1.0, 1.0, 1.5]),
+        "presence_penalty": random.choice([0.0, 0.0, 0.5]),
+        "frequency_penalty": random.choice([0.0, 0.0, 0.7]),
+        "logit_bias": random.choice([{}, {3: 2.0}]),
+        "seed": random.choice([0, 1, None, 12345]),
+        "stop": random.choice([(), (), ("abc",), ("ca", "d e", "é")]),
+        "include_stop_str_in_output": random.choice([False, True]),
+        "stop_token_ids": random.choice([(), (11,)]),
+        "ignore_eos": random.choice([False, True]),
+        "logprobs": random.choice([None, None, 0, 2]),
+        "logprobs_mode": random.choice(["raw", "processed"]),
+        "prompt_logprobs": random.choice([None, None, None, 1]),
+    }
+    return make_request(prompt, **{**chosen, **fields})
 
 
-@given(st.randoms(use_true_random=False), KV)
-def test_outputs_are_those_of_the_oracle(random: Random, kv: Keeping) -> None:
-    delays = random.choice([(0.0,), (0.0, 0.01, 0.03), (0.0, 0.0, 0.2)])
-    lab = Lab(
-        kv=kv,
-        vocab_size=VOCAB,
-        num_blocks=random.randint(8, 60),
-        block_size=4,
-        eos_token_ids=(13,),
-        decoder=PieceDecoder(PIECES),
-        device_time=lambda plan: 0.01,
-        max_num_batched_tokens=random.randint(1, 40),
-        max_num_seqs=random.randint(1, 12),
-        enable_prefix_caching=random.random() < 0.8,
-        max_forks=100_000,
-    )
-    requests = [random_request(random, delays) for _ in range(random.randint(1, 6))]
+def random_lab(random: Random, kv: object, **options: object) -> Lab:
+    """An engine that is sometimes ample, sometimes cramped in one respect or another."""
+    chosen: dict[str, object] = {
+        "kv": kv,
+        "vocab_size": VOCAB,
+        "num_blocks": random.choice([9, 14, 30, 90]),
+        "block_size": 4,
+        "eos_token_ids": (13,),
+        "decoder": PieceDecoder(PIECES),
+        "device_time": lambda plan: 0.01,
+        "max_num_batched_tokens": random.choice([1, 3, 8, 40]),
+        "max_num_seqs": random.choice([1, 2, 5, 50]),
+        "enable_prefix_caching": random.random() < 0.8,
+        "max_forks": 100_000,
+    }
+    return Lab(**{**chosen, **options})
+
+
+def run_staggered(lab: Lab, requests: list[Request], random: Random) -> dict[str, Replay]:
+    """Requests arrive while others run."""
     arriving = list(requests)
     while arriving:
         if random.random() < 0.4:
             lab.engine.add(arriving.pop(0))
         lab.step()
-    replays = lab.drain()
+    return lab.drain()
+
+
+@KEEPINGS
+@more(6)
+@given(seed=SEED)
+def test_outputs_are_those_of_the_oracle(seed: int, kv: str) -> None:
+    random = Random(seed)
+    lab = random_lab(random, kv)
+    requests = [random_request(random) for _ in range(random.randint(1, 7))]
+    replays = run_staggered(lab, requests, random)
     for request in requests:
         check_against_reference(lab, request, replays[request.id])
+
+
+@KEEPINGS
+@more(4)
+@given(seed=SEED)
+def test_late_controllers_change_nothing_but_time(seed: int, kv: str) -> None:
+    random = Random(seed)
+    lab = random_lab(random, kv)
+    requests = [random_request(random, LATE) for _ in range(random.randint(1, 5))]
+    replays = run_staggered(lab, requests, random)
+    for request in requests:
+        check_against_reference(lab, request, replays[request.id])
+
+
+@KEEPINGS
+@more(2)
+@given(seed=SEED)
+def test_cancelled_neighbors_leave_no_trace(seed: int, kv: str) -> None:
+    random = Random(seed)
+    lab = random_lab(random, kv)
+    requests = [random_request(random, random.choice([ON_TIME, LATE])) for _ in range(random.randint(2, 7))]
+    doomed = {request.id for request in requests if random.random() < 0.5}
+    arriving, to_cancel = list(requests), sorted(doomed)
+    while arriving or to_cancel:
+        if arriving and random.random() < 0.5:
+            lab.engine.add(arriving.pop(0))
+        if to_cancel and random.random() < 0.3:
+            lab.engine.cancel(to_cancel.pop())
+        lab.step()
+    replays = lab.drain()
+    for request in requests:
+        if request.id not in doomed:
+            check_against_reference(lab, request, replays[request.id])
+        elif request.id in replays:
+            expected = lab.reference(request)
+            for path, output in replays[request.id].by_path.items():
+                assert output.reason is FinishReason.CANCELLED or output.tokens == expected[path].tokens
+
+
+@KEEPINGS
+@more(4)
+@given(seed=SEED)
+def test_a_device_that_comes_and_goes_changes_nothing(seed: int, kv: str) -> None:
+    random = Random(seed)
+    losses = {number: ShardUnavailable("gone") for number in range(1, 200) if random.random() < 0.15}
+    for number in list(losses):
+        if number - 1 in losses and number - 2 in losses:
+            del losses[number]  # three in a row end the requests
+    lab = random_lab(random, kv, **{random.choice(["faults", "sample_faults"]): losses})
+    requests = [random_request(random, random.choice([ON_TIME, LATE])) for _ in range(random.randint(1, 5))]
+    replays = run_staggered(lab, requests, random)
+    for request in requests:
+        check_against_reference(lab, request, replays[request.id])
+
+
+@KEEPINGS
+@more(4)
+@given(seed=SEED)
+def test_a_failed_step_ends_at_most_the_request_it_is_pinned_on(seed: int, kv: str) -> None:
+    random = Random(seed)
+    kind = random.choice(["faults", "sample_faults"])
+    faults = {number: BridleError("broken") for number in range(1, 100) if random.random() < 0.1}
+    lab = random_lab(random, kv, **{kind: faults})
+    requests = [random_request(random) for _ in range(random.randint(1, 5))]
+    replays = run_staggered(lab, requests, random)
+    for request in requests:
+        outputs = replays[request.id].outputs.values()
+        broken = [one for one in outputs if one.finished and str(one.finished.error) == "broken"]
+        if not broken:
+            check_against_reference(lab, request, replays[request.id])
+        assert all(output.reason is FinishReason.ERROR for output in broken)
+
+
+# -- the same, between engines: each knob alone ----------------------------------------------------------------
+
+
+def essence(replays: dict[str, Replay], requests: list[Request]) -> list[object]:
+    """What clients see, without what caching may change."""
+    return [
+        sorted(
+            (one.path, tuple(one.tokens), one.text, one.reason, tuple(one.logprobs))
+            for one in replays[request.id].outputs.values()
+        )
+        for request in requests
+    ]
+
+
+KNOBS: dict[str, dict[str, object]] = {
+    "one token at a time": {"max_num_batched_tokens": 1},
+    "odd chunks": {"max_num_batched_tokens": 5},
+    "one sequence at a time": {"max_num_seqs": 1},
+    "a pool that forces preemptions": {"num_blocks": 12},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "blocks of one": {"block_size": 1, "num_blocks": 400},
+    "blocks of sixteen": {"block_size": 16, "num_blocks": 25},
+    "KV by sequence": {"kv": "sequences"},
+}
+
+
+def plain_requests() -> list[Request]:
+    return [random_request(Random(seed), id=f"r{seed}", adapter=None) for seed in range(40, 52)]
+
+
+def run_with(requests: list[Request], **options: object) -> tuple[Lab, list[object]]:
+    lab = random_lab(Random(0), **{**AMPLE, **options})
+    lab.run(*requests)
+    return lab, essence(replay(lab.events), requests)
+
+
+AMPLE: dict[str, object] = {
+    "kv": "paged",
+    "num_blocks": 100,
+    "max_num_batched_tokens": 1_000,
+    "max_num_seqs": 100,
+    "enable_prefix_caching": True,
+}
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_no_knob_changes_an_output(knob: str) -> None:
+    lab, changed = run_with(plain_requests(), **KNOBS[knob])
+    assert changed == run_with(plain_requests())[1]
+    assert "preemptions" not in knob or lab.engine.statistics().num_preemptions > 0
+
+
+def test_arrival_order_changes_no_output() -> None:
+    backwards = run_with(plain_requests()[::-1])[1]
+    assert backwards[::-1] == run_with(plain_requests())[1]
+
+
+def test_neighbors_change_no_output() -> None:
+    together = run_with(plain_requests())[1]
+    assert [run_with([request])[1][0] for request in plain_requests()] == together
+
+
+def test_a_second_run_from_the_cache_changes_no_output() -> None:
+    lab = random_lab(Random(0), **AMPLE)
+    prompt = tuple(range(12))
+    first = lab.run_one(prompt, max_tokens=9, seed=5, n=2)
+    again = lab.run_one(prompt, max_tokens=9, seed=5, n=2)
+    assert again.first.usage.cached_tokens == 8
+    assert first.first.usage.cached_tokens == 0
+    assert {path: one.tokens for path, one in first.by_path.items()} == {
+        path: one.tokens for path, one in again.by_path.items()
+    }
+
+
+def test_seeds_matter_and_forks_draw_their_own() -> None:
+    lab = random_lab(Random(0), **AMPLE)
+    a, b, c = (lab.run_one(max_tokens=20, ignore_eos=True, seed=seed, n=4) for seed in (1, 1, 2))
+    texts = [[tuple(one.tokens) for one in run.outputs.values()] for run in (a, b, c)]
+    assert texts[0] == texts[1]
+    assert len({*texts[0], *texts[2]}) == 8

@@ -192,9 +192,7 @@ def test_scores_are_the_models_log_probabilities() -> None:
 
 
 def test_faults_come_before_anything_is_done() -> None:
-    executor = ScriptedExecutor(
-        8, 8, 4, faults={1: BridleError("boom")}, sample_faults={0: BridleError("bang")}
-    )
+    executor = ScriptedExecutor(8, 8, 4, faults={1: BridleError("boom")}, sample_faults={0: BridleError("bang")})
     plans = [StepPlan(i, [PlanRow(i, 0, 1, new_tokens=(i,), new_blocks=(i,))]) for i in (1, 2, 3)]
     executor.forward(plans[0])
     with pytest.raises(BridleError, match="bang"):
