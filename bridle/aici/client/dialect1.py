@@ -53,7 +53,7 @@ class Dialect1:
             if (op := self._post_op(ask)) is not None:
                 post_ops.append(op)
         message = protocol.PostPreProcess(post_ops=post_ops, pre_ops=pre_ops, freed=self._freed(freed))
-        self._process.link.main.send(protocol.encode(message), 10.0, self._process.is_alive)
+        self._process.send(protocol.encode(message))
         self._asked, self._answers, self._mid = list(asks), {}, None
 
     def _post_op(self, ask: Ask) -> protocol.PostOp | None:
@@ -76,7 +76,7 @@ class Dialect1:
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
         """Take one reply; after the first, `mid_process` is sent and None returned unless it is there too."""
-        reply = self._process.link.main.receive(timeout, self._process.is_alive)
+        reply = self._process.receive(timeout)
         if reply is None or self._asked is None:
             return None
         if self._mid is None:
@@ -105,7 +105,7 @@ class Dialect1:
                 ops.append(protocol.MidOp(id=wires[0]))
                 ops += [protocol.MidOp(id=wire, clone_id=wires[0]) for wire in wires[1:]]
             message_out = protocol.MidProcess(ops=ops)
-            self._process.link.main.send(protocol.encode(message_out), 10.0, self._process.is_alive)
+            self._process.send(protocol.encode(message_out))
         return bool(self._mid)
 
     def _take_pre_of(self, ask: Ask, data: protocol.PostPreData) -> None:

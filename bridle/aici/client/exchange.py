@@ -61,7 +61,7 @@ class Dialect2:
         message = protocol.MidProcess(ops=[_operation(ask) for ask in asks], freed=list(freed))
         if "deadline_ms" in self._process.extensions and patience:
             message.deadline_ms = round(1000 * patience, 3)
-        self._process.link.main.send(protocol.encode(message), 10.0, self._process.is_alive)
+        self._process.send(protocol.encode(message))
         self._asked = list(asks)
         for seq_id in freed:
             self._known.pop(seq_id, None)
@@ -74,7 +74,7 @@ class Dialect2:
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
         """Decode the reply, if it is there."""
-        reply = self._process.link.main.receive(timeout, self._process.is_alive)
+        reply = self._process.receive(timeout)
         if reply is None or self._asked is None:
             return None
         asked, self._asked = self._asked, None

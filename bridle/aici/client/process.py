@@ -14,10 +14,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from bridle.aici import protocol
 from bridle.aici.channels import MIB, Link, create_link, remove_names
+from bridle.aici.client.recording import TraceWriter
 from bridle.errors import ControllerError, ProtocolError
 
 T = TypeVar("T")
@@ -31,7 +33,8 @@ class RuntimeConfig:
     """How to start a runtime. Sizes in MiB, times in seconds.
 
     `tokenizer` is a folder or a `tokenizer.json`; `num_logits` pads its vocabulary to the model's. `dialect` is 2
-    except for a runtime of the first generation, which knows neither capabilities nor mask types.
+    except for a runtime of the first generation, which knows neither capabilities nor mask types. `trace` is a
+    file to record both channels in.
     """
 
     tokenizer: str
@@ -42,6 +45,7 @@ class RuntimeConfig:
     futex: bool = False
     json_size: int = 128
     mask_size: int = 64
+    trace: Path | None = None
     start_timeout: float = 60.0
 
     def arguments(self, prefix: str) -> list[str]:
@@ -63,6 +67,7 @@ class RuntimeProcess:
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
         self.prefix = f"/bridle-{os.getpid()}-{secrets.token_hex(4)}-"
+        self._trace = TraceWriter(config.trace) if config.trace is not None else None
         self.link: Link = create_link(
             self.prefix, json_size=config.json_size * MIB, mask_size=config.mask_size * MIB, futex=config.futex
         )
@@ -87,9 +92,9 @@ class RuntimeProcess:
     def _call(self, request: protocol.Message, data_type: type[T]) -> T:
         """One exchange on the main channel, before the engine uses it."""
         timeout = self.config.start_timeout
-        self.link.main.send(protocol.encode(request), timeout, self.is_alive)
+        self.send(protocol.encode(request), timeout=timeout)
         try:
-            reply = self.link.main.receive(timeout, self.is_alive)
+            reply = self.receive(timeout)
         except ProtocolError as error:
             raise ControllerError(f"the control runtime ended while it started ({self._status()}): {error}") from None
         if reply is None:
@@ -102,6 +107,21 @@ class RuntimeProcess:
 
     def _status(self) -> str:
         return f"exit status {self._process.poll()}, command {' '.join(self._process.args)}"  # type: ignore[arg-type]
+
+    # -- both channels, recorded -------------------------------------------------------------------------
+
+    def send(self, message: bytes, *, side: bool = False, timeout: float = 10.0) -> None:
+        """Send a request. Raises `ProtocolError` if the runtime is gone or does not listen."""
+        if self._trace is not None:
+            self._trace.sent(message, side=side)
+        (self.link.side if side else self.link.main).send(message, timeout, self.is_alive)
+
+    def receive(self, timeout: float | None, *, side: bool = False) -> bytes | None:
+        """The next reply, None if there is none within `timeout` seconds. Raises `ProtocolError`."""
+        reply = (self.link.side if side else self.link.main).receive(timeout, self.is_alive)
+        if reply is not None and self._trace is not None:
+            self._trace.received(reply, side=side)
+        return reply
 
     @property
     def pid(self) -> int:
@@ -118,4 +138,6 @@ class RuntimeProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        if self._trace is not None:
+            self._trace.close()
         self.link.close()

@@ -44,7 +44,7 @@ class SideChannel:
                 return future
             self._pending[request.rid] = future, data_type
             try:
-                self._process.link.side.send(message, 10.0, self._process.is_alive)
+                self._process.send(message, side=True)
             except ProtocolError as error:
                 del self._pending[request.rid]
                 future.set_exception(ControllerError(f"the control runtime does not listen: {error}"))
@@ -59,7 +59,7 @@ class SideChannel:
     def _read(self) -> None:
         try:
             while not self._closed:
-                reply = self._process.link.side.receive(_LOOK, self._process.is_alive)
+                reply = self._process.receive(_LOOK, side=True)
                 if reply is not None:
                     self._resolve(reply)
         except ProtocolError:

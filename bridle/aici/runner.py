@@ -1,0 +1,109 @@
+"""Drive the control runtime from an engine of your own: the whole conversation as one small class.
+
+    runner = Runner(RuntimeConfig(tokenizer="path/to/tokenizer.json"))
+    module = runner.upload(wasm)
+    prompt = runner.start("request-1", prompt, module, argument)
+    runner.begin([Ask(0, request=Request("request-1", prompt))])  # callbacks run while you compute
+    logits = model(...)
+    answer = runner.finish()[0]                           # what to do with sequence 0
+
+The words are those of `bridle.engine`: an `Ask` tells what happened to a sequence, an `Answer` has a `Decision` of
+branches, each with a mask and splices. `examples/aici_transformers.py` is a complete engine in about a hundred lines.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from types import TracebackType
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from bridle.aici import protocol
+from bridle.aici.client.exchange import make_exchange
+from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
+from bridle.aici.client.side import SideChannel
+from bridle.engine.interfaces import Answer, Ask
+from bridle.errors import ControllerError, ControllerTimeout
+
+
+class Runner:
+    """One runtime process and the conversation with it. Not thread-safe, except `upload` and `set_tags`.
+
+    `vocab_size` is the model's number of logits (None: the tokenizer's). All methods raise `ControllerError` when the
+    runtime is gone, `InvalidRequest` when a name or a module is refused.
+    """
+
+    def __init__(self, config: RuntimeConfig, vocab_size: int | None = None) -> None:
+        self._process = RuntimeProcess(config)
+        self.vocab_size = vocab_size or self._process.vocab_size
+        self._side = SideChannel(self._process)
+        self._exchange = make_exchange(self._process, self.vocab_size)
+        self._freed: list[int] = []
+
+    # -- modules and instances ---------------------------------------------------------------------------
+
+    def upload(self, wasm: bytes) -> str:
+        """Store and compile a controller; gives its id."""
+        message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
+        data: protocol.ModuleData = self._side.call(message, protocol.ModuleData).result()
+        return data.module_id
+
+    def set_tags(self, module: str, tags: Sequence[str]) -> None:
+        """Let names point at a module."""
+        auth = msgspec.to_builtins(protocol.Auth("local", True))
+        message = protocol.SetTags(module_id=module, tags=list(tags), auth=auth)
+        self._side.call(message, protocol.TagsData).result()
+
+    def start(self, request_id: str, prompt: Sequence[int], module: str, argument: str = "") -> list[int]:
+        """Make an instance for a request; gives the prompt to use, which the controller may have rewritten."""
+        message = protocol.Instantiate(
+            req_id=request_id,
+            prompt=list(prompt),
+            module_id=module,
+            module_arg=msgspec.Raw(msgspec.json.encode(argument)),
+        )
+        result = self._side.call(message, protocol.SeqResult[protocol.PromptResult]).result()
+        if result.result is None:
+            raise ControllerError(result.error or "the controller did not start")
+        return list(result.result.prompt)
+
+    # -- steps -------------------------------------------------------------------------------------------
+
+    def begin(self, asks: Sequence[Ask]) -> None:
+        """Tell what happened and let the callbacks start. Every `begin` needs its `finish`."""
+        self._exchange.begin(asks, self._freed, 0.0)
+        self._freed = []
+
+    def finish(self, timeout: float = 10.0) -> dict[int, Answer]:
+        """The answers to the last `begin`, by sequence."""
+        answers = self._exchange.receive(timeout)
+        if answers is None:
+            raise ControllerTimeout(f"the control runtime gave no answer within {timeout:g} s")
+        return answers
+
+    def free(self, *seq_ids: int) -> None:
+        """These sequences are over; the runtime hears of it with the next `begin`."""
+        self._freed.extend(seq_ids)
+
+    def allowed(self, mask: bytes) -> npt.NDArray[np.bool_]:
+        """A branch's mask as an array of `vocab_size` booleans."""
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=self.vocab_size, bitorder="little")
+        return bits.astype(np.bool_)
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the runtime. Idempotent."""
+        self._side.close()
+        self._process.kill()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
