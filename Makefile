@@ -68,7 +68,7 @@ $(PY):
 $(STAMP)-core: | $(PY)
 	@echo "Installing bridle into $(VENV) (minutes the first time) ..."
 	@$(NEED_PIP)
-	@$(INSTALL) -e .
+	@$(INSTALL) -e '.[aici]'
 	@touch $@
 
 $(STAMP)-test: | $(PY)

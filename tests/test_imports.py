@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -36,6 +38,9 @@ ALLOWED_PEERS = {("bridle.outputs", "bridle.errors"), ("bridle.outputs", "bridle
 MAY_USE_TESTING = ("bridle.testing", "bridle.bench")
 # Names that the package itself offers: reaching for them from below would be a hidden upward arrow.
 FACADE = "bridle"
+
+# Dependencies that no module of ours names: uvicorn takes the first two when they are there.
+LOADED_BY_OTHERS = {"uvloop", "httptools"}
 
 STANDARD_ONLY = (
     "bridle.lmtp.messages",
@@ -106,10 +111,18 @@ def test_engine_is_plain_python() -> None:
 @pytest.mark.parametrize("name", [name for name in STANDARD_ONLY if name in modules()])
 def test_standard_library_only(name: str) -> None:
     allowed = {*sys.stdlib_module_names, "bridle"}
-    wrong = [
-        f"{target} (line {line})" for target, line in imports(name) if target.split(".")[0] not in allowed
-    ]
+    wrong = [f"{target} (line {line})" for target, line in imports(name) if target.split(".")[0] not in allowed]
     assert not wrong
+
+
+def test_third_party_imports_are_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["aici"]]
+    declared = {re.split(r"[^\w-]", text)[0].lower().replace("-", "_") for text in wanted}
+    used = {target.split(".")[0].lower() for name in modules() for target, _ in imports(name)}
+    ours = {*sys.stdlib_module_names, "bridle", "pydantic_core"}  # the last is part of pydantic
+    assert used - ours - declared == set()
+    assert declared - used - LOADED_BY_OTHERS == set()
 
 
 @pytest.mark.parametrize("statement", ["import bridle.engine", "from bridle import Decision, SamplingParams"])
