@@ -44,12 +44,11 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a body comes down to. `is_scoring`: nothing is generated (one token is, and thrown away)."""
+    """What a body comes down to. `num_wanted` choices per prompt are answered, of perhaps more that are made."""
 
     sampling: SamplingParams
     num_wanted: int
     num_logprobs: int | None
-    is_scoring: bool
     echo: bool
     wants_usage: bool
 
@@ -57,12 +56,13 @@ class _Plan:
 def _plan(body: CompletionBody, model: LoadedModel) -> _Plan:
     if body.suffix:
         raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
-    is_scoring = bool(body.echo) and body.max_tokens == 0
-    max_tokens = 1 if is_scoring else DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    sampling = body.sampling(max_tokens=max_tokens, logprobs=body.logprobs)
-    if body.echo and body.logprobs is not None:
-        sampling = sampling.with_(prompt_logprobs=body.logprobs)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    is_scoring = bool(body.echo) and max_tokens == 0
+    prompt_logprobs = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None
+    sampling = body.sampling(max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)
     num_wanted = sampling.n
+    if is_scoring and num_wanted > 1:
+        raise InvalidRequest(f"n is {num_wanted}; with max_tokens 0 there is only one choice", "n")
     best_of = body.best_of or num_wanted
     if best_of < num_wanted:
         raise InvalidRequest(f"best_of is {best_of}, less than n ({num_wanted})", "best_of")
@@ -70,7 +70,7 @@ def _plan(body: CompletionBody, model: LoadedModel) -> _Plan:
         if body.stream:
             raise InvalidRequest(f"best_of is {best_of}: the best are not known while streaming", "best_of")
         sampling = sampling.with_(n=best_of, logprobs=body.logprobs or 0)
-    return _Plan(sampling, num_wanted, body.logprobs, is_scoring, bool(body.echo), body.wants_stream_usage)
+    return _Plan(sampling, num_wanted, body.logprobs, bool(body.echo), body.wants_stream_usage)
 
 
 @dataclass(slots=True)
@@ -132,8 +132,6 @@ class _Answer:
     def _content(self, part: Part, delta: Delta, shape: CompletionLogprobs) -> dict[str, Any]:
         """Text and log-probabilities of a delta, after those of the prompt if it is echoed."""
         text, tokens, entries = delta.text, list(delta.tokens), list(delta.logprobs)
-        if self.plan.is_scoring:
-            text, tokens, entries = "", [], []
         if self.plan.echo and delta.is_first:
             output = part.collector.output
             text = self._prompt_text(part) + text
@@ -149,10 +147,7 @@ class _Answer:
         return self.generation.model.tokenizer.decode(part.prompt, skip_special_tokens=False)
 
     def _usage(self) -> dict[str, Any]:
-        usage = self.generation.usage
-        if self.plan.is_scoring:
-            usage.completion_tokens = usage.sampled_tokens = 0
-        return usage_shape(usage)
+        return usage_shape(self.generation.usage)
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -127,7 +127,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if isinstance(error, RefusedBody):
         _note(request, error.error)
-        return error_response(error.error, error.status_code)
+        response = error_response(error.error, error.status_code)
+        if error.status_code in (408, 413):  # the rest of the body is not worth reading
+            response.headers["connection"] = "close"
+        return response
     message = {
         404: f"there is no {request.method} {request.url.path[:200]} here; see /docs",
         405: f"{request.url.path[:200]} does not take {request.method}",

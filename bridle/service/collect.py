@@ -135,9 +135,10 @@ class OutputCollector:
 
     def _store(self, event: Stored) -> None:
         storage = self._output.storage
-        others = sum(len(value) for name, value in storage.items() if name != event.name)
-        if others + len(event.value) <= _MAX_STORED_BYTES:
-            storage[event.name] = event.value
+        value = storage.get(event.name, b"") + event.value if event.is_append else event.value
+        others = sum(len(known) for name, known in storage.items() if name != event.name)
+        if others + len(value) <= _MAX_STORED_BYTES:
+            storage[event.name] = value
 
     def _add_output(self, index: int, growing: GrowingOutput) -> None:
         self.growing[index] = growing

@@ -133,11 +133,12 @@ def check_unicode(text: str, param: str) -> None:
 def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> None:
     """Refuse a prompt that leaves no room for `max_tokens` more (None: for one more)."""
     limit = model.max_sequence_tokens
-    if num_prompt + (max_tokens or 1) <= limit:
+    total = num_prompt + (1 if max_tokens is None else max_tokens)
+    if total <= limit:
         return
     wanted = "at least 1 new token" if max_tokens is None else f"max_tokens of {max_tokens}"
     raise ContextOverflow(
-        f"the prompt has {num_prompt} tokens; with {wanted} that is {num_prompt + (max_tokens or 1)}, "
+        f"the prompt has {num_prompt} tokens; with {wanted} that is {total}, "
         f"more than the {limit} tokens that {model.name!r} can hold",
         "prompt" if num_prompt >= limit else "max_tokens",
     )

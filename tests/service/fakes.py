@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,10 +69,12 @@ class FakeStream:
         self.is_cancelled = False
         self.is_over = False
         self._cancelled = asyncio.Event()
+        self.gone = threading.Event()  # the same, for a test to wait on
 
     def cancel(self) -> None:
         if not self.is_over:
             self.is_cancelled = True
+            self.gone.set()
         self._cancelled.set()
 
     async def __aenter__(self) -> FakeStream:
@@ -109,6 +112,7 @@ class FakeClient:
         self.is_healthy = True
         self.requests: list[Request] = []
         self.streams: list[FakeStream] = []
+        self.submitted = threading.Event()
         self.refusal: Exception | None = None
         self.closed_with: float | None = None
 
@@ -117,6 +121,7 @@ class FakeClient:
             raise self.refusal
         self.requests.append(request)
         self.streams.append(FakeStream(self.script(request), self.is_endless))
+        self.submitted.set()
         return self.streams[-1]
 
     def cancel(self, request_id: str) -> None:

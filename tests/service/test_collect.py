@@ -90,6 +90,8 @@ def test_stored_variables_are_bounded() -> None:
     big = bytes(9 << 20)
     collector.add([Stored("r", 0, "a", big), Stored("r", 0, "b", big), Stored("r", 0, "a", b"small")])
     assert collector.output.storage == {"a": b"small"}
+    collector.add([Stored("r", 0, "a", b"er", is_append=True), Stored("r", 0, "a", big * 2, is_append=True)])
+    assert collector.output.storage == {"a": b"smaller"}
 
 
 async def test_collect_reads_to_the_end_and_errors_are_raised() -> None:

@@ -1,0 +1,274 @@
+"""Clients that leave, stall or come in crowds: their requests end at once, the others never notice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bridle.engine.request import Request
+from bridle.errors import ControllerError, InternalError, Overloaded, RequestCancelled, ShardUnavailable
+from bridle.http import HttpSettings
+from bridle.http.sse import SseWriter
+from bridle.outputs import Event, Finished, FinishReason, TokenEvent
+from bridle.service import LoadedModel
+from tests.http.harness import local_client, saying, scripted_model, served
+from tests.service.fakes import FakeClient, fake_model, prompt_event, say
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+WAIT = 30  # seconds after which something that should happen at once counts as missing
+BODIES = [
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 100}),
+    (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 100}),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}]}),
+]
+
+
+def fake_of(model: LoadedModel) -> FakeClient:
+    client: Any = model.client
+    return client  # type: ignore[no-any-return]
+
+
+def raw_request(url: str, path: str, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a request was sent and nothing read."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def ended_by(event: Finished) -> Any:
+    """A script that says "ab" and then ends with `event`'s reason and error."""
+
+    def script(request: Request) -> Iterator[list[Event]]:
+        yield [prompt_event(request), TokenEvent(request.id, 0, 97, "ab")]
+        yield [Finished(request.id, 0, event.reason, error=event.error)]
+
+    return script
+
+
+# -- leaving ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_leaves_cancels_its_requests(path: str, body: dict[str, Any], is_stream: bool) -> None:
+    model = fake_model(say("hello"), is_endless=True)
+    with served(model) as url:
+        connection = raw_request(url, path, body | {"stream": is_stream})
+        assert fake_of(model).submitted.wait(WAIT)
+        if is_stream:
+            connection.recv(10)
+        connection.close()
+        num_prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+        # All prompts of a call are submitted in one go, so the first one's end follows the last one's start.
+        assert fake_of(model).streams[0].gone.wait(WAIT)
+        assert len(fake_of(model).streams) == num_prompts
+        assert all(stream.gone.wait(WAIT) for stream in fake_of(model).streams)
+        assert httpx.get(url + "/health/ready").status_code == 200
+
+
+def test_a_client_that_reads_to_the_end_cancels_nothing() -> None:
+    model = fake_model(say("hello"))
+    with local_client(model) as client:
+        for is_stream in (True, False):
+            client.post(COMPLETIONS, json={"prompt": "a", "stream": is_stream}).raise_for_status()
+    assert not any(stream.is_cancelled for stream in fake_of(model).streams)
+
+
+def test_a_refused_prompt_submits_none_of_its_neighbors() -> None:
+    model = fake_model()
+    with local_client(model) as client:
+        assert client.post(COMPLETIONS, json={"prompt": ["a", "b", ""]}).status_code == 400
+    assert fake_of(model).requests == []
+
+
+def test_a_submission_that_fails_cancels_the_ones_before_it() -> None:
+    model = fake_model(is_endless=True)
+    fake = fake_of(model)
+    submit = fake.submit
+
+    def submit_twice(request: Request) -> Any:
+        if len(fake.requests) == 2:
+            raise Overloaded("2 requests wait already; at most 2", 7.0)
+        return submit(request)
+
+    fake.submit = submit_twice  # type: ignore[method-assign]
+    with local_client(model) as client:
+        answer = client.post(COMPLETIONS, json={"prompt": ["a", "b", "c"]})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+        assert [stream.is_cancelled for stream in fake.streams] == [True, True]
+
+
+# -- stalling -----------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_stalls_is_cut() -> None:
+    def flood(request: Request) -> Iterator[list[Event]]:
+        yield [prompt_event(request)]
+        while True:
+            yield [TokenEvent(request.id, 0, 97, "a" * 65_536)]
+
+    model = fake_model(flood)
+    with served(model, HttpSettings(send_timeout=0.2)) as url:
+        connection = raw_request(url, COMPLETIONS, {"prompt": "a", "stream": True, "max_tokens": 100})
+        assert fake_of(model).submitted.wait(WAIT)
+        assert fake_of(model).streams[0].gone.wait(WAIT)
+        connection.close()
+
+
+async def test_a_write_that_takes_too_long_raises() -> None:
+    async def never(message: object) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(RequestCancelled, match=r"did not read for 0\.01 seconds"):
+        await SseWriter(never, 0.01).send({})
+
+
+def test_a_body_that_does_not_arrive_is_a_408() -> None:
+    with served(fake_model(), HttpSettings(receive_timeout=0.1)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            connection.sendall(head + b'Content-Length: 100\r\n\r\n{"prompt"')
+            answer = b"".join(iter(lambda: connection.recv(65_536), b""))  # to the end: the server closes
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"did not arrive within 0.1 seconds" in answer
+
+
+def test_large_heads_are_a_431_and_the_next_connection_is_served() -> None:
+    with served(fake_model()) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Large: " + b"a" * 20_000)
+            answer = connection.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 431")
+        assert b"headers exceed 16384 bytes" in answer
+        # Many requests with ordinary heads on one connection do not add up.
+        with httpx.Client(base_url=url, headers={"x-pad": "a" * 5_000}) as client:
+            assert [client.get("/health").status_code for _ in range(8)] == [200] * 8
+            long = client.post(COMPLETIONS, json={"prompt": "a", "user": "x" * 100_000})
+            assert long.status_code == 200
+
+
+async def test_quiet_streams_get_pings() -> None:
+    model = fake_model(lambda request: [], is_endless=True)
+    with served(model, HttpSettings(ping_interval=0.02)) as url:
+        async with (
+            httpx.AsyncClient(base_url=url) as client,
+            client.stream("POST", COMPLETIONS, json={"prompt": "a", "stream": True}) as answer,
+        ):
+            lines = answer.aiter_lines()
+            assert await anext(lines) == ": ping"
+
+
+# -- crowds -------------------------------------------------------------------------------------------------
+
+
+def test_more_than_the_limit_get_a_429_and_places_come_back() -> None:
+    model = fake_model(say("hello"), is_endless=True)
+    settings = HttpSettings(max_requests=2)
+    with served(model, settings) as url, httpx.Client(base_url=url) as client:
+        held = [raw_request(url, COMPLETIONS, {"prompt": "a", "stream": True}) for _ in range(2)]
+        for connection in held:
+            assert connection.recv(10)  # admitted: the answer has begun
+        answer = client.post(COMPLETIONS, json={"prompt": "a"})
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
+        assert "2 requests in flight, 1 more wanted, at most 2" in error["message"]
+        assert client.get("/health/ready").status_code == 200
+        for connection in held:
+            connection.close()
+        assert all(stream.gone.wait(WAIT) for stream in fake_of(model).streams)
+
+
+def test_prompt_tokens_in_flight_are_bounded_but_one_prompt_always_fits() -> None:
+    model = fake_model(say("hello"), is_endless=True, max_model_len=256)
+    with served(model, HttpSettings(max_prompt_tokens=1)) as url, httpx.Client(base_url=url) as client:
+        held = raw_request(url, COMPLETIONS, {"prompt": "a" * 200, "stream": True})
+        assert held.recv(10)
+        answer = client.post(COMPLETIONS, json={"prompt": "a" * 57})
+        assert answer.status_code == 429
+        assert "200 tokens in flight, 57 more wanted, at most 256" in answer.json()["error"]["message"]
+        held.close()
+
+
+def test_every_place_comes_back_whatever_happened() -> None:
+    model = scripted_model(next_token=saying("Hello there."))
+    with local_client(model, HttpSettings(max_requests=4)) as client:
+        for body in (
+            {"prompt": "Say", "max_tokens": 50},
+            {"prompt": ["Say", "Tell"], "max_tokens": 50, "stream": True},
+            {"prompt": "Say", "max_tokens": 100_000},
+            {"prompt": ["Say"] * 5},
+            {"prompt": ["Say", ""]},
+            {"prompt": "Say", "model": "x"},
+        ):
+            client.post(COMPLETIONS, json=body)
+            client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], **body})
+        admission = client.app.state.http.admission  # type: ignore[attr-defined]
+        assert (admission.num_requests, admission.num_tokens) == (0, 0)
+        statistics = model.client.statistics()
+        assert statistics.num_running == statistics.num_waiting == 0
+
+
+# -- failures -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "status", "code", "message"),
+    [
+        (Finished("", 0, FinishReason.ERROR, error=ControllerError("it broke")), 422, "controller_error", "it broke"),
+        (Finished("", 0, FinishReason.ERROR, error=ShardUnavailable("gone")), 503, "shard_unavailable", "gone"),
+        (Finished("", 0, FinishReason.ERROR, error=InternalError("bug")), 500, "internal_error", "bug"),
+        (Finished("", 0, FinishReason.DEADLINE), 504, "deadline_exceeded", "did not finish within"),
+        (Finished("", 0, FinishReason.CANCELLED), 503, "engine_closed", "cancelled by the server"),
+    ],
+)
+@pytest.mark.parametrize(("path", "body"), [BODIES[0], BODIES[2]])
+def test_failures_have_a_status_or_are_the_last_event(
+    path: str, body: dict[str, Any], event: Finished, status: int, code: str, message: str
+) -> None:
+    with local_client(fake_model(ended_by(event))) as client:
+        answer = client.post(path, json=body)
+        assert answer.status_code == status
+        assert answer.json()["error"]["code"] == code
+        assert message in answer.json()["error"]["message"]
+
+        streamed = client.post(path, json=body | {"stream": True})
+        assert streamed.status_code == 200
+        events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+        assert events[-1] == answer.json()
+        assert "[DONE]" not in streamed.text
+        text = "".join(
+            choice.get("text") or choice.get("delta", {}).get("content") or ""
+            for each in events[:-1]
+            for choice in each["choices"]
+        )
+        assert text == "ab"
+
+
+def test_a_deadline_ends_a_request_of_the_real_engine() -> None:
+    with local_client(scripted_model(), HttpSettings(request_timeout=1e-9)) as client:
+        answer = client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 400, "ignore_eos": True})
+        assert answer.status_code == 504
+
+
+def test_draining_turns_new_generations_away_and_nothing_else() -> None:
+    with local_client(fake_model()) as client:
+        client.app.state.http.begin_drain()  # type: ignore[attr-defined]
+        for path, body in BODIES:
+            answer = client.post(path, json=body)
+            assert answer.status_code == 503
+            assert "shutting down" in answer.json()["error"]["message"]
+        assert client.get("/health/ready").json() == {"status": "shutting down"}
+        assert [client.get(path).status_code for path in ("/health/live", "/health", "/v1/models")] == [200] * 3

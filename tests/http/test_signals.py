@@ -1,0 +1,162 @@
+"""What a supervisor sees: first signal drains, second ends at once, and the exit is clean either way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+import pytest
+
+from bridle.errors import InvalidRequest
+from bridle.http import HttpSettings, ServeSettings, serve
+from bridle.http.server import bind
+
+ROOT = Path(__file__).parents[2]
+LONG = {"prompt": "a", "max_tokens": 4000, "stream": True}  # about 80 s at the small server's slow pace
+
+
+class Server:
+    """The small server as a child process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.banner = [_readline(process.stdout) for _ in range(3)]
+        found = re.search(r"http://[\d.:]+/", self.banner[0])
+        assert found is not None, self.banner
+        self.url = found.group()
+
+    def signal_and_wait(self, number: int) -> None:
+        """Send a signal and wait until the server says that it drains."""
+        self.process.send_signal(number)
+        while json.loads(_readline(self.process.stderr))["event"] != "draining":
+            pass
+
+    def hurry(self) -> None:
+        """Let the engine run at full speed."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+def _readline(stream: IO[str] | None) -> str:
+    assert stream is not None
+    line = stream.readline()
+    assert line, "the server ended"
+    return line
+
+
+@contextlib.contextmanager
+def small_server(grace: float) -> Iterator[Server]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.http.small_server", str(grace)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Server(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def chunks_of(lines: Iterator[str]) -> Iterator[Any]:
+    for line in lines:
+        if line.startswith("data: {"):
+            yield json.loads(line[6:])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_lets_running_requests_finish(number: int) -> None:
+    with small_server(grace=120) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        with client.stream("POST", "v1/completions", json=LONG) as answer:
+            lines = answer.iter_lines()
+            chunks = chunks_of(lines)
+            text = next(chunks)["choices"][0]["text"]
+            server.signal_and_wait(number)
+            assert client.get("health/ready").status_code == 503
+            assert client.get("health/live").status_code == 200
+            refused = client.post("v1/completions", json={"prompt": "a"})
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "engine_closed"
+            server.hurry()
+            for chunk in chunks:
+                text += chunk["choices"][0]["text"]
+        assert text == "a" * 4000
+        assert server.process.wait(60) == 0
+
+
+def test_the_second_signal_ends_at_once() -> None:
+    with (
+        small_server(grace=120) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        client.stream("POST", "v1/completions", json=LONG) as answer,
+    ):
+        next(chunks_of(answer.iter_lines()))
+        server.signal_and_wait(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+
+
+def test_after_the_grace_period_streams_end_with_an_error() -> None:
+    with small_server(grace=0.2) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        with client.stream("POST", "v1/completions", json=LONG) as answer:
+            chunks = chunks_of(answer.iter_lines())
+            next(chunks)
+            server.process.send_signal(signal.SIGTERM)
+            *_, last = chunks
+        assert last["error"]["code"] == "engine_closed"
+        assert server.process.wait(30) == 0
+
+
+def test_an_idle_server_ends_at_once_having_told_how_to_use_it() -> None:
+    with small_server(grace=120) as server:
+        assert server.banner[0].startswith("Serving bytes at http://127.0.0.1:")
+        command = server.banner[2].strip()
+        assert command.startswith(f"curl -N {server.url}v1/chat/completions -H 'Content-Type: application/json' -d '")
+        body = json.loads(command.split(" -d '")[1].removesuffix("'"))
+        assert httpx.post(server.url + "v1/chat/completions", json=body | {"max_tokens": 2}).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+
+
+def test_a_taken_port_is_told_before_the_model_is_loaded() -> None:
+    def load(settings: ServeSettings) -> Any:
+        raise AssertionError("loaded")
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidRequest, match=rf"cannot listen on 127.0.0.1:{port}: .*; choose another port"):
+            serve(ServeSettings(port=port), load)
+    with pytest.raises(InvalidRequest, match="cannot listen on host"):
+        bind("no such host", 80)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ServeSettings(port=70_000), "port is 70000; must be between 0 and 65535"),
+        (lambda: ServeSettings(grace_period=-1), "grace_period is -1; must be at least 0"),
+        (lambda: ServeSettings(max_connections=0), "max_connections is 0; must be at least 1"),
+        (lambda: HttpSettings(max_body_bytes=0), "max_body_bytes is 0; must be at least 1"),
+        (lambda: HttpSettings(send_timeout=float("nan")), "send_timeout is nan; must be more than 0"),
+    ],
+)
+def test_settings_are_checked(make: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        make()
