@@ -29,10 +29,10 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop, *render]))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    # Its access lines say less than ours, and its notices repeat what the launcher prints.
+    # Other libraries' notices say less than our own lines; their warnings are wanted.
+    root.setLevel("DEBUG" if level == "debug" else max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+    logging.getLogger("bridle").setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel("WARNING")
-    logging.getLogger("uvicorn.access").disabled = True
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -42,24 +42,23 @@ class ToolCallReader:
         self._held += text
         content = ""
         calls: list[ToolCall] = []
-        while True:
-            before, tag, rest = self._held.partition(OPEN_TAG)
-            if not tag:
-                break
+        while OPEN_TAG in self._held:
+            before, _, rest = self._held.partition(OPEN_TAG)
             inside, end, after = rest.partition(CLOSE_TAG)
+            content += self._clean(before)
             if not end and not is_last:
-                self._held = tag + rest
-                return self._clean(content + before), calls
+                self._held = OPEN_TAG + rest
+                return content, calls
             call = parse_call(inside)
-            content += before if call is not None else before + tag + inside + end
-            if call is not None:
+            if call is None:
+                content += OPEN_TAG + inside + end
+            else:
                 calls.append(call)
                 self.num_calls += 1
             self._held = after
-        keep = 0 if is_last else _length_of_tag_begun(self._held)
-        cut = len(self._held) - keep
-        content, self._held = content + self._held[:cut], self._held[cut:]
-        return self._clean(content), calls
+        cut = len(self._held) - (0 if is_last else _length_of_tag_begun(self._held))
+        content, self._held = content + self._clean(self._held[:cut]), self._held[cut:]
+        return content, calls
 
     def _clean(self, content: str) -> str:
         """Line breaks between calls are not content."""

@@ -1,0 +1,303 @@
+"""The small parts: tool calls in text, log-probability lists, metrics, pages, logs, cross-origin calls."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from bridle import errors
+from bridle.errors import BridleError
+from bridle.http import HttpSettings
+from bridle.http.errors import describe_validation, error_body, error_response, status_of
+from bridle.http.logprob_shapes import CompletionLogprobs
+from bridle.http.logs import configure_logs
+from bridle.http.tool_calls import CLOSE_TAG, OPEN_TAG, ToolCallReader, parse_call
+from bridle.outputs import Logprob
+from tests.http.harness import local_client, saying, scripted_model, tokenizer
+from tests.service.fakes import ByteTokenizer, fake_model
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "<b>"}}</tool_call>'
+
+
+# -- tool calls ---------------------------------------------------------------------------------------------
+
+
+def read(pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+    """Content and calls of text that arrives in pieces."""
+    reader, content, calls = ToolCallReader(), "", []
+    for position, piece in enumerate(pieces):
+        text, made = reader.push(piece, is_last=position == len(pieces) - 1)
+        content += text
+        calls += [(call.name, json.loads(call.arguments)) for call in made]
+    return content, calls
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("plain", "plain", []),
+        (CALL, "", [("f", {"a": "<b>"})]),
+        ("Let me see.\n" + CALL + "\n" + CALL + "\n", "Let me see.\n", [("f", {"a": "<b>"})] * 2),
+        (CALL.removesuffix(CLOSE_TAG), "", [("f", {"a": "<b>"})]),
+        ("<tool_call>no json</tool_call>", "<tool_call>no json</tool_call>", []),
+        ("<tool_call>[1]</tool_call>!", "<tool_call>[1]</tool_call>!", []),
+        ("a < b <tool", "a < b <tool", []),
+        ("<tool_call>", "<tool_call>", []),
+        ("<tool_call>" + "[" * 100_000, "<tool_call>" + "[" * 100_000, []),
+    ],
+)
+def test_calls_are_found_and_other_text_is_left_alone(text: str, content: str, calls: list[Any]) -> None:
+    assert read([text]) == (content, calls)
+
+
+@given(
+    st.lists(st.sampled_from([CALL, "a", "<", OPEN_TAG, CLOSE_TAG, "<tool", "{}", "b <"]), max_size=6),
+    st.lists(st.integers(0, 400), max_size=12),
+)
+def test_calls_do_not_depend_on_how_the_text_arrives(parts: list[str], cuts: list[int]) -> None:
+    text = "".join(parts)
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[start:end] for start, end in pairwise(bounds)]
+    whole_content, whole_calls = read([text])
+    content, calls = read(pieces)
+    assert calls == whole_calls
+    assert content.split() == whole_content.split()
+
+
+def test_a_call_without_arguments_is_a_call_and_each_has_its_own_id() -> None:
+    first, second = parse_call('{"name": "f"}'), parse_call(' {"name": "f", "arguments": {}}\n')
+    assert first is not None
+    assert second is not None
+    assert first.arguments == second.arguments == "{}"
+    assert first.id != second.id
+
+
+# -- log-probabilities --------------------------------------------------------------------------------------
+
+
+@given(st.text(max_size=12), st.integers(0, 12))
+def test_offsets_point_at_the_character_of_each_token(text: str, cut: int) -> None:
+    tokens = list(text.encode())
+    shaper = CompletionLogprobs(ByteTokenizer())  # type: ignore[arg-type]
+    entries = [Logprob(token, -1.0) for token in tokens]
+    first = shaper.shape(text, tokens[:cut], entries[:cut], False)
+    second = shaper.shape("", tokens[cut:], entries[cut:], False)
+    expected = [position for position, char in enumerate(text) for _ in char.encode()]
+    assert first["text_offset"] + second["text_offset"] == expected
+
+
+def test_special_tokens_have_a_width_only_where_they_show() -> None:
+    text = tokenizer()
+    special = min(text.special_token_ids)
+    tokens = [special, *text.encode("ab")]
+    entries = [Logprob(token, float("-inf")) for token in tokens]
+    hidden = CompletionLogprobs(text).shape("ab", tokens, entries, False)
+    assert hidden["text_offset"] == [0, 0, 1]
+    assert hidden["token_logprobs"] == [-9999.0] * 3
+    name = text.token_text(special)
+    shown = CompletionLogprobs(text).shape(name + "ab", tokens, entries, False)
+    assert shown["text_offset"] == [0, len(name), len(name) + 1]
+
+
+# -- errors -------------------------------------------------------------------------------------------------
+
+
+def all_errors(base: type[BridleError] = BridleError) -> Iterator[type[BridleError]]:
+    yield base
+    for kind in base.__subclasses__():
+        if kind.__module__ == errors.__name__:
+            yield from all_errors(kind)
+
+
+@pytest.mark.parametrize("kind", list(all_errors()))
+def test_every_error_has_a_status_and_a_body(kind: type[BridleError]) -> None:
+    status, name = status_of(kind("why"))
+    assert 400 <= status < 600
+    assert error_body(kind("why"))["error"] == {"message": "why", "type": name, "param": None, "code": kind.code}
+
+
+def test_errors_can_always_be_written() -> None:
+    answer = error_response(BridleError("\ud800" + "x" * 5_000))
+    message = json.loads(answer.body)["error"]["message"]
+    assert message.startswith("?xxx")
+    assert len(message) < 1_100
+
+
+def test_validation_errors_are_sentences() -> None:
+    long = {"type": "int_type", "loc": ("body", "a", 0), "msg": "Input should be x", "input": "y" * 200}
+    described = describe_validation([long])
+    assert str(described) == "a.0 is '" + "y" * 79 + "...; input should be x"
+    assert described.param == "a.0"
+    assert str(describe_validation([])) == "the request body is None; invalid request"
+
+
+# -- models, page, metrics ----------------------------------------------------------------------------------
+
+
+def test_aliases_are_listed_and_serve() -> None:
+    with local_client(fake_model(name="org/model"), aliases=["m"]) as client:
+        rows = client.get("/v1/models").json()["data"]
+        assert [(row["id"], row["root"]) for row in rows] == [("org/model", "org/model"), ("m", "org/model")]
+        assert client.get("/v1/models/org/model").json()["max_model_len"] == 256
+        assert client.post("/v1/completions", json={"prompt": "a", "model": "m"}).json()["model"] == "org/model"
+
+
+def test_health_follows_the_engine() -> None:
+    model = fake_model()
+    with local_client(model) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        model.client.is_healthy = False  # type: ignore[misc]
+        assert (client.get("/health").status_code, client.get("/health/ready").status_code) == (503, 503)
+        assert client.get("/health/live").status_code == 200
+
+
+class Links(HTMLParser):
+    """Every address that a page makes a browser load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.linked: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "href", "action") and value:
+                (self.linked if tag == "a" else self.loaded).append(value)
+
+
+def test_the_page_is_self_contained_and_escapes_names() -> None:
+    with local_client(fake_model(name="<script>alert(1)</script>'")) as client:
+        answer = client.get("/")
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        links = Links()
+        links.feed(answer.text)
+        assert links.loaded == []
+        assert "<script>alert" not in answer.text
+        assert not re.search(r"https?://(?!testserver)", answer.text)
+        for path in links.linked:
+            assert client.get("/" + path).status_code == 200
+        assert "$" not in re.sub(r"<script>.*</script>", "", answer.text, flags=re.DOTALL)
+
+
+def test_the_openapi_document_describes_the_bodies() -> None:
+    with local_client(fake_model()) as client:
+        document = client.get("/openapi.json").json()
+        prompt = document["components"]["schemas"]["CompletionBody"]["properties"]["prompt"]
+        assert {"type": "string"} in prompt["anyOf"]
+        assert set(document["paths"]) >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"}
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_metrics_count_calls_tokens_and_the_engine() -> None:
+    model = scripted_model(next_token=saying("Hello."))
+    with local_client(model) as client:
+        for is_stream in (False, True):
+            client.post("/v1/completions", json={"prompt": "Say", "max_tokens": 50, "stream": is_stream})
+        client.post("/v1/completions", json={"prompt": "Say", "model": "x" * 50})
+        client.get("/v1/nope")
+        found = samples(client.get("/metrics").text)
+    num_tokens = len(tokenizer().encode("Hello.")) + 1
+    label = (("model", "scripted"),)
+    tokens = {kind: found["bridle_http_tokens_total", (("kind", kind), *label)] for kind in ("prompt", "completion")}
+    assert tokens == {"prompt": 6, "completion": 2 * num_tokens}
+    route = (*label, ("route", "/v1/completions"), ("status", "200"))
+    assert found["bridle_http_requests_total", route] == 2
+    assert found["bridle_http_choices_total", (*label, ("reason", "stop"))] == 2
+    assert found["bridle_http_request_seconds_count", label] == 2
+    assert found["bridle_http_first_token_seconds_count", label] == 2
+    assert found["bridle_http_in_flight", ()] == 0
+    assert found["bridle_engine_requests_total", label] == 2
+    assert found["bridle_engine_sampled_tokens_total", label] == 2 * num_tokens
+    assert found["bridle_engine_finished_total", (*label, ("reason", "stop"))] == 2
+    assert found["bridle_engine_up", label] == 1
+    assert found["bridle_engine_kv_usage", label] == 0
+    labels = {value for (name, pairs) in found for key, value in pairs if key in ("route", "model")}
+    assert labels <= {"scripted", "", "/v1/completions", "other", "/v1/models"}
+
+
+def test_cross_origin_calls_need_the_setting() -> None:
+    headers = {"origin": "http://page.example", "access-control-request-method": "POST"}
+    with local_client(fake_model()) as client:
+        assert "access-control-allow-origin" not in client.get("/v1/models", headers=headers).headers
+    with local_client(fake_model(), HttpSettings(cors_origins=("http://page.example",))) as client:
+        answer = client.options("/v1/completions", headers=headers)
+        assert answer.headers["access-control-allow-origin"] == "http://page.example"
+        other = client.get("/v1/models", headers={"origin": "http://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+# -- logs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
+    """What went to standard error; the former settings of logging are put back afterwards."""
+    names = ("", "bridle", "uvicorn")
+    levels = [logging.getLogger(name).level for name in names]
+    handlers, config = logging.getLogger().handlers[:], structlog.get_config()
+    yield lambda: capsys.readouterr().err
+    for name, level in zip(names, levels, strict=True):
+        logging.getLogger(name).setLevel(level)
+    logging.getLogger().handlers[:] = handlers
+    structlog.configure(**config)
+
+
+def test_one_line_tells_the_story_of_a_request(log: Callable[[], str]) -> None:
+    configure_logs("json", "info")
+    with local_client(scripted_model(next_token=saying("Hello."))) as client:
+        answer = client.post("/v1/completions", json={"prompt": "Say", "max_tokens": 50})
+        client.get("/health")
+        client.post("/v1/completions", json={"prompt": "Say", "max_tokens": 100_000})
+    stories = [json.loads(line) for line in log().splitlines() if '"request"' in line]
+    told, refused = stories
+    assert told["id"] == answer.headers["x-request-id"]
+    assert answer.json()["id"] == "cmpl-" + told["id"]
+    expected = {"route": "POST /v1/completions", "status": 200, "model": "scripted", "finish": "stop"}
+    assert expected.items() <= told.items()
+    assert {"prompt": 3, "cached": 0, "completion": len(tokenizer().encode("Hello.")) + 1}.items() <= told.items()
+    assert 0 <= told["first_token_ms"] <= told["ms"]
+    assert refused["status"] == 400
+    assert refused["error"].startswith("context_length_exceeded: the prompt has 3 tokens")
+
+
+def test_a_bug_leaves_its_traceback_in_the_log(log: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    configure_logs("json", "info")
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("bridle.http.completions.reserve", broken)
+    with local_client(fake_model()) as client:
+        answer = client.post("/v1/completions", json={"prompt": "a"})
+    (line,) = [json.loads(line) for line in log().splitlines() if "secret detail" in line]
+    assert line["id"] == answer.headers["x-request-id"]
+    assert "Traceback" in line["exception"]
+
+
+@pytest.mark.parametrize("log_format", ["console", "auto"])
+def test_other_formats_and_other_libraries(log: Callable[[], str], log_format: Any) -> None:
+    configure_logs(log_format, "warning")
+    logging.getLogger("some.library").warning("hello %s", "you")
+    structlog.get_logger("bridle.http").info("too quiet")
+    written = log()
+    assert "hello you" in written
+    assert "too quiet" not in written
