@@ -180,6 +180,8 @@ class Steering:
 
     def apply_early(self) -> None:
         """Apply stops, waits and forced tokens that are already known, so that they join this very step."""
+        for seq in [seq for seq in self.sequences.values() if seq.is_late]:
+            self.idle(seq)
         for _ in range(_MAX_ROUNDS):
             self.gather()
             forced = [seq for seq in list(self.sequences.values()) if seq.answer and self._apply_early(seq)]
