@@ -81,6 +81,10 @@ class AsyncEngine:
         self._engine.cancel(request_id)
         self._wake.set()
 
+    def wake(self) -> None:
+        """Let an idle engine take a step: something it waits for has happened elsewhere."""
+        self._wake.set()
+
     def statistics(self) -> EngineStatistics:
         """A snapshot of the engine's counters."""
         return self._engine.statistics()

@@ -6,17 +6,21 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import chat, completions, info_routes
+from bridle.http import aici, chat, completions, info_routes
 from bridle.http.call import Call, CallMiddleware
 from bridle.http.errors import install_error_handlers
+from bridle.http.identity import IdentityMiddleware
 from bridle.http.metrics import Metrics
 from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
 from bridle.service import Admission, ModelRegistry
+from bridle.service.keys import KeyStore
 
 
-def create_app(registry: ModelRegistry, settings: HttpSettings | None = None) -> FastAPI:
+def create_app(registry: ModelRegistry, settings: HttpSettings | None = None, keys: KeyStore | None = None) -> FastAPI:
     """An ASGI application that serves the models in `registry`. It neither loads nor closes them.
+
+    With `keys`, every route but health asks for one of them.
 
     app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
@@ -25,7 +29,7 @@ def create_app(registry: ModelRegistry, settings: HttpSettings | None = None) ->
     app = FastAPI(title="bridle", version=bridle.__version__, description="Steerable language models.")
     app.state.http = state
     install_error_handlers(app)
-    for router in (completions.router, chat.router, info_routes.router):
+    for router in (completions.router, chat.router, aici.router, info_routes.router):
         app.include_router(router)
     if settings.cors_origins:
         app.add_middleware(
@@ -35,6 +39,8 @@ def create_app(registry: ModelRegistry, settings: HttpSettings | None = None) ->
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
+
+    app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=settings.trusted_proxies)
 
     def on_end(call: Call, seconds: float) -> None:
         state.metrics.observe(call, seconds)

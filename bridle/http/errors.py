@@ -26,11 +26,13 @@ from bridle.errors import (
     ProtocolError,
     RequestCancelled,
     ShardUnavailable,
+    Unauthorized,
     UnknownModel,
 )
 
 # The first class that matches decides: (status, OpenAI's error type). Subclasses come before their bases.
 _STATUS: tuple[tuple[type[BridleError], int, str], ...] = (
+    (Unauthorized, 401, "authentication_error"),
     (UnknownModel, 404, "invalid_request_error"),
     (InvalidRequest, 400, "invalid_request_error"),
     (ProtocolError, 400, "invalid_request_error"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from typing import Literal
 
 from bridle.config import EngineConfig, ModelConfig
@@ -18,7 +19,8 @@ class HttpSettings:
     one call may ask for. `request_timeout` is the time a generation may take (None: no limit), `send_timeout`
     how long a client may leave its connection full before it is cut, `receive_timeout` how long it may take
     to send its body. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web
-    origins that may call from a browser; `*` is any.
+    origins that may call from a browser; `*` is any. `trusted_proxies` are addresses or networks whose
+    `x-user-*` headers say who asks.
     """
 
     max_body_bytes: int = 4 << 20
@@ -31,6 +33,7 @@ class HttpSettings:
     receive_timeout: float = 30.0
     ping_interval: float = 15.0
     cors_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices"):
@@ -40,6 +43,11 @@ class HttpSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidRequest(f"{name} is {value}; must be more than 0", name)
+        for proxy in self.trusted_proxies:
+            try:
+                ip_network(proxy)
+            except ValueError as error:
+                raise InvalidRequest(f"trusted_proxies: {error}", "trusted_proxies") from None
 
 
 @dataclass(frozen=True, slots=True)

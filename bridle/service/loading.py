@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from bridle.config import EngineConfig, ModelConfig
 
 if TYPE_CHECKING:
+    from bridle.aici.client import RuntimeConfig, RuntimePool
     from bridle.engine.client import EngineClient
     from bridle.engine.interfaces import ControllerPool, ExecutorInfo, Sampler
     from bridle.text import Tokenizer
@@ -31,13 +32,14 @@ _NUM_TEXT_THREADS = 2
 @dataclass(slots=True)
 class LoadedModel:
     """A model that takes requests. `created` is a Unix time in seconds; `adapters` are the names it can
-    apply."""
+    apply, `control` is the runtime of its Wasm controllers."""
 
     name: str
     client: EngineClient
     tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
     adapters: frozenset[str] = frozenset()
+    control: RuntimePool | None = None
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
@@ -75,12 +77,13 @@ def load_model(
     progress: Callable[[str, float], None] | None = None,
     pools: Sequence[ControllerPool] = (),
     sampler: Sampler | None = None,
+    control: Callable[[Path, ExecutorInfo], RuntimeConfig] | None = None,
 ) -> LoadedModel:
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
-    `progress(what, share)` is called with a share between 0 and 1. `pools` bring further kinds of
-    controllers, beside plain Python ones. Raises `UnsupportedModel` or `InvalidRequest` with what to do about
-    it.
+    `progress(what, share)` is called with a share between 0 and 1. `pools` bring further kinds of controllers, beside
+    plain Python ones. `control` says how to start a runtime for Wasm controllers, given the tokenizer's folder and the
+    model's facts (None: there is none). Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
     """
     from bridle.controllers import PythonControllerPool
     from bridle.engine import AsyncEngine, Engine
@@ -90,15 +93,31 @@ def load_model(
     path = resolve_model(config.model, config.revision)
     tokenizer = Tokenizer.load(config.tokenizer or str(path), None if config.tokenizer is None else config.revision)
     executor = load_executor(config, progress=progress, sampler=sampler)
+    runtime = _start_control(control, config, path, executor.info)
     engine = Engine(
         executor,
         engine_config or EngineConfig(),
-        pools=(PythonControllerPool(executor.info.vocab_size), *pools),
+        pools=(PythonControllerPool(executor.info.vocab_size), *pools, *((runtime,) if runtime else ())),
         decoder=Detokenizer(tokenizer),
     )
     client = AsyncEngine(engine)
+    if runtime is not None:
+        runtime.wake = client.wake
     client.start()
-    return LoadedModel(name or model_name(config.model), client, tokenizer, shutdown=client.close)
+    return LoadedModel(name or model_name(config.model), client, tokenizer, control=runtime, shutdown=client.close)
+
+
+def _start_control(
+    control: Callable[[Path, ExecutorInfo], RuntimeConfig] | None, config: ModelConfig, path: Path, info: ExecutorInfo
+) -> RuntimePool | None:
+    """The runtime process of this model's vocabulary."""
+    if control is None:
+        return None
+    from bridle.aici.client import RuntimePool
+    from bridle.model import resolve_model
+
+    folder = path if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
+    return RuntimePool(control(folder, info), info.vocab_size)
 
 
 def model_name(model: str) -> str:
