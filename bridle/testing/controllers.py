@@ -82,6 +82,7 @@ class FakeControllerPool:
         self.violations: list[str] = []
         self.asked: list[Ask] = []
         self.is_shut_down = False
+        self.final_delay: float | None = 0.0  # how long last words take; None: they never come
         self._instances: dict[int, _Instance] = {}
         self._openings: list[_Opening] = []
 
@@ -156,7 +157,10 @@ class FakeControllerPool:
         if ask.backtrack > len(instance.view.tokens):
             self._breach(ask, f"takes {ask.backtrack} of {len(instance.view.tokens)} tokens back")
         instance.view = after(instance.view, ask.tokens, ask.backtrack, ask.sampled)
-        reply = Reply() if ask.final else _reply(instance.controller.program, instance.view)
+        if ask.final:
+            reply = Reply(delay=self.final_delay)
+        else:
+            reply = _reply(instance.controller.program, instance.view)
         answer = Answer(reply.decision, reply.error, reply.log, reply.stored)
         instance.pending = (None if reply.delay is None else self.clock() + reply.delay, answer)
 

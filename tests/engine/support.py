@@ -203,8 +203,12 @@ class Lab:
         self.num_steps = 0
 
     def step(self) -> list[Event]:
-        """One step, checked."""
+        """One step, checked. Some time passes when nothing happens."""
+        self.pool.settle()
+        before = self.clock()
         events = self.engine.step()
+        if not events and self.clock() == before:
+            self.clock.advance(0.001)
         self.events += events
         self.num_steps += 1
         self.engine.check_integrity()

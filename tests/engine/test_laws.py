@@ -94,7 +94,7 @@ def run_staggered(lab: Lab, requests: list[Request], random: Random) -> dict[str
 
 
 @KEEPINGS
-@more(6)
+@more(3)
 @given(seed=SEED)
 def test_outputs_are_those_of_the_oracle(seed: int, kv: str) -> None:
     random = Random(seed)
@@ -106,7 +106,7 @@ def test_outputs_are_those_of_the_oracle(seed: int, kv: str) -> None:
 
 
 @KEEPINGS
-@more(4)
+@more(2)
 @given(seed=SEED)
 def test_late_controllers_change_nothing_but_time(seed: int, kv: str) -> None:
     random = Random(seed)
@@ -118,7 +118,6 @@ def test_late_controllers_change_nothing_but_time(seed: int, kv: str) -> None:
 
 
 @KEEPINGS
-@more(2)
 @given(seed=SEED)
 def test_cancelled_neighbors_leave_no_trace(seed: int, kv: str) -> None:
     random = Random(seed)
@@ -143,7 +142,7 @@ def test_cancelled_neighbors_leave_no_trace(seed: int, kv: str) -> None:
 
 
 @KEEPINGS
-@more(4)
+@more(2)
 @given(seed=SEED)
 def test_a_device_that_comes_and_goes_changes_nothing(seed: int, kv: str) -> None:
     random = Random(seed)
@@ -159,7 +158,7 @@ def test_a_device_that_comes_and_goes_changes_nothing(seed: int, kv: str) -> Non
 
 
 @KEEPINGS
-@more(4)
+@more(2)
 @given(seed=SEED)
 def test_a_failed_step_ends_at_most_the_request_it_is_pinned_on(seed: int, kv: str) -> None:
     random = Random(seed)
