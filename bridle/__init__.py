@@ -3,7 +3,7 @@
     from bridle import LLM, SamplingParams
 
     llm = LLM("demo")
-    print(llm.generate("Once upon a time", SamplingParams(max_tokens=40)).text)
+    print(llm.generate("Once upon a time", SamplingParams(max_tokens=40))[0].text)
 
 Everything listed in `__all__` is a promise; the modules below may move. Names are loaded when first used:
 `import bridle` alone costs nothing and `from bridle import SamplingParams` does not import torch.
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         UnsupportedFeature,
         UnsupportedModel,
     )
+    from bridle.llm import LLM, ChatSession
     from bridle.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, Usage
     from bridle.sampling import SamplingParams
 
@@ -63,6 +64,7 @@ _HOMES = {
         "UnsupportedFeature",
         "UnsupportedModel",
     ),
+    "bridle.llm": ("LLM", "ChatSession"),
     "bridle.outputs": ("CompletionOutput", "FinishReason", "Logprob", "RequestOutput", "Usage"),
     "bridle.sampling": ("SamplingParams",),
 }
@@ -71,6 +73,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "Branch",
     "BridleError",
+    "ChatSession",
     "CompletionOutput",
     "ContextOverflow",
     "Controller",
@@ -84,6 +87,7 @@ __all__ = [
     "FinishReason",
     "InternalError",
     "InvalidRequest",
+    "LLM",
     "Logprob",
     "ModelConfig",
     "OutOfBlocks",

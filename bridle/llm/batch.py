@@ -1,0 +1,119 @@
+"""Many requests at once: submitted in a window, read together, each reported when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from bridle.engine.client import EngineClient, EventStream
+from bridle.errors import Overloaded
+from bridle.outputs import RequestOutput
+from bridle.service import OutputCollector
+
+T = TypeVar("T")
+
+Report = Callable[[RequestOutput], None]
+
+MAX_IN_FLIGHT = 1024
+_RETRY_SECONDS = 0.05
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run to the end, also where an event loop is running already (a notebook): then in a thread of its
+    own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1, thread_name_prefix="bridle-llm") as threads:
+        return threads.submit(asyncio.run, coroutine).result()
+
+
+async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector], report: Report) -> None:
+    """Run the request of each collector to its end; `report` is called with each output when it is complete.
+
+    If one is refused, the others are cancelled and the refusal is raised. Cancelling this cancels them all.
+    """
+    waiting = deque(collectors)
+    started = _start(client, waiting)
+    lanes = [asyncio.ensure_future(_lane(client, stream, collector, waiting, report)) for stream, collector in started]
+    try:
+        await asyncio.gather(*lanes)
+    finally:
+        for lane in lanes:
+            lane.cancel()
+        await asyncio.gather(*lanes, return_exceptions=True)
+
+
+def _start(client: EngineClient, waiting: deque[OutputCollector]) -> list[tuple[EventStream, OutputCollector]]:
+    """Submit as many as may run at once. If one is refused, none runs."""
+    started: list[tuple[EventStream, OutputCollector]] = []
+    try:
+        while waiting and len(started) < MAX_IN_FLIGHT:
+            started.append((client.submit(waiting[0].request), waiting[0]))
+            waiting.popleft()
+    except Overloaded:
+        if not started:
+            raise
+    except BaseException:
+        for stream, _ in started:
+            stream.cancel()
+        raise
+    return started
+
+
+async def _lane(
+    client: EngineClient,
+    stream: EventStream,
+    collector: OutputCollector,
+    waiting: deque[OutputCollector],
+    report: Report,
+) -> None:
+    """Read one request after the other."""
+    while True:
+        async for events in stream:
+            collector.add(events)
+        report(collector.output)
+        if not waiting:
+            return
+        collector = waiting.popleft()
+        stream = await _submit(client, collector)
+
+
+async def _submit(client: EngineClient, collector: OutputCollector) -> EventStream:
+    """Submit as soon as there is room: somebody else may be filling the queue."""
+    while True:
+        try:
+            return client.submit(collector.request)
+        except Overloaded:
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+@contextmanager
+def progress(num_requests: int, is_wanted: bool) -> Iterator[Report]:
+    """A bar on stderr, if that is a terminal: requests done, and tokens per second."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not (is_wanted and num_requests and console.is_terminal):
+        yield lambda output: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    speed = TextColumn("{task.fields[speed]:.0f} tokens/s")
+    columns = (TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=num_requests, speed=0.0)
+        num_tokens = 0
+
+        def report(output: RequestOutput) -> None:
+            nonlocal num_tokens
+            num_tokens += sum(len(each.token_ids) for each in output.outputs)
+            elapsed = bar.tasks[task].elapsed
+            bar.update(task, advance=1, speed=num_tokens / elapsed if elapsed else 0.0)
+
+        yield report

@@ -1,0 +1,199 @@
+"""A conversation that remembers: turns, streaming, forks, and a file to keep it in.
+
+    session = llm.session(system="Be brief.")
+    print(session.send("My name is Ada."))
+    print(session.send("What is my name?"))
+
+A session is plain data beside the model: what was computed for its turns is found again in the prefix cache.
+Sessions share the batch: use `send_async` in several tasks, or `together`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridle.engine.request import Request
+from bridle.errors import InvalidRequest
+from bridle.llm import batch
+from bridle.llm.streams import TextStream
+from bridle.outputs import FinishReason, RequestOutput
+from bridle.sampling import SamplingParams
+from bridle.service import OutputCollector, raise_first_error
+from bridle.text.messages import prepare
+
+if TYPE_CHECKING:
+    from bridle.llm.llm import LLM
+
+FORMAT = "bridle-chat"
+VERSION = 1
+MAX_FILE_BYTES = 64 << 20
+
+Turn = dict[str, Any]
+
+_PROMPT_OPTIONS = ("tools", "chat_template", "chat_template_kwargs")
+_OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTROLLER)
+
+
+class ChatSession:
+    """One conversation with a model. A turn that fails or is cancelled leaves it as it was.
+
+    `options` are those of `LLM.chat`: `tools`, `chat_template`, `chat_template_kwargs`, `controller`, and so
+    on. Not to be used for two turns at the same time.
+    """
+
+    def __init__(
+        self, llm: LLM, system: str | None = None, sampling: SamplingParams | None = None, **options: Any
+    ) -> None:
+        self.llm = llm
+        self.system = system
+        self.sampling = sampling
+        self.options = options
+        #: The turns so far, oldest first, without the system prompt.
+        self.turns: list[Turn] = []
+        #: The last output in full: counts, reason for its end, log-probabilities.
+        self.last_output: RequestOutput | None = None
+
+    @property
+    def messages(self) -> list[Turn]:
+        """The whole conversation as a chat template sees it."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *(dict(turn) for turn in self.turns)]
+
+    # -- turns -----------------------------------------------------------------------------------------------
+
+    def send(self, text: str) -> str:
+        """Say something; gives the answer."""
+        return self.stream(text).read()
+
+    async def send_async(self, text: str) -> str:
+        """`send` for an event loop."""
+        return await self.stream(text).read_async()
+
+    def stream(self, text: str) -> TextStream:
+        """Say something and read the answer as it comes, with `for` or `async for`. The turn counts once the
+        answer was read to its end."""
+        said = _turn("user", text)
+        return TextStream(self.llm.model.client, self._request(said), on_finish=lambda output: self._add(said, output))
+
+    @staticmethod
+    def together(sessions: Sequence[ChatSession], texts: Sequence[str]) -> list[str]:
+        """One turn in each of several sessions of one model, in one batch; gives the answers in their order.
+        If one fails, the others count all the same and its error is raised."""
+        _check_apart(sessions, texts)
+        said = [_turn("user", text) for text in texts]
+        collectors = [OutputCollector(s._request(turn)) for s, turn in zip(sessions, said, strict=True)]
+        if collectors:
+            batch.run(batch.run_batch(sessions[0].llm.model.client, collectors, lambda output: None))
+        for session, turn, collector in zip(sessions, said, collectors, strict=True):
+            session._add(turn, collector.output)
+        for collector in collectors:
+            raise_first_error(collector.output)
+        return [collector.output.text for collector in collectors]
+
+    def _request(self, said: Turn) -> Request:
+        options = dict(self.options)
+        for_prompt: Any = {name: options.pop(name) for name in _PROMPT_OPTIONS if name in options}
+        tokens = self.llm.chat_prompt([*self.messages, said], **for_prompt)
+        return self.llm.request(tokens, self.sampling or self.llm.chat_sampling, **options)
+
+    def _add(self, said: Turn, output: RequestOutput) -> None:
+        """Keep a turn, if it came to an end of its own."""
+        if output.outputs[0].finish_reason in _OWN_ENDS:
+            self.turns += [said, _turn("assistant", output.text)]
+            self.last_output = output
+
+    # -- the history -----------------------------------------------------------------------------------------
+
+    def fork(self) -> ChatSession:
+        """An independent copy, to try another way on from here. What both have in common is computed once."""
+        twin = ChatSession(self.llm, self.system, self.sampling, **self.options)
+        twin.turns = copy.deepcopy(self.turns)
+        twin.last_output = self.last_output
+        return twin
+
+    def undo(self) -> None:
+        """Forget the last thing said and its answer; nothing if there is none."""
+        while self.turns and self.turns.pop()["role"] != "user":
+            pass
+
+    def reset(self) -> None:
+        """Forget all turns; the system prompt stays."""
+        self.turns.clear()
+
+    # -- files -----------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The conversation as JSON-ready data. Controllers and other live objects among the options are left
+        out."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.llm.name,
+            "system": self.system,
+            "turns": copy.deepcopy(self.turns),
+            "sampling": None if self.sampling is None else self.sampling.to_dict(),
+            "options": {name: self.options[name] for name in _PROMPT_OPTIONS if name in self.options},
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the conversation as JSON. A file that is there already is replaced in one go."""
+        path = Path(path)
+        draft = path.with_name(path.name + ".part")
+        draft.write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1), encoding="utf-8")
+        draft.replace(path)
+
+    @classmethod
+    def from_dict(cls, llm: LLM, data: Any) -> ChatSession:
+        """The conversation that `to_dict` described, with any model. Raises `InvalidRequest` if it is
+        none."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise InvalidRequest(f"this is not a saved conversation: no format {FORMAT!r}")
+        if data.get("version") != VERSION:
+            raise InvalidRequest(f"the conversation has version {data.get('version')!r}; known: {VERSION}")
+        system, options, turns = data.get("system"), data.get("options") or {}, data.get("turns") or []
+        if not (system is None or isinstance(system, str)) or not set(options) <= set(_PROMPT_OPTIONS):
+            raise InvalidRequest("the system prompt or the options of the conversation are not valid")
+        session = cls(llm, system, _sampling(data.get("sampling")), **options)
+        if turns:
+            prepare(turns)  # raises for what is no list of messages
+        session.turns = [dict(turn) for turn in turns]
+        return session
+
+    @classmethod
+    def load(cls, llm: LLM, path: str | Path) -> ChatSession:
+        """Read what `save` wrote. Raises `InvalidRequest` for any other content."""
+        size = Path(path).stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise InvalidRequest(f"{path} has {size} bytes; a conversation has at most {MAX_FILE_BYTES}")
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{path} is not JSON: {error}") from error
+        return cls.from_dict(llm, data)
+
+
+def _turn(role: str, text: str) -> Turn:
+    return {"role": role, "content": text}
+
+
+def _check_apart(sessions: Sequence[ChatSession], texts: Sequence[str]) -> None:
+    if len(sessions) != len(texts):
+        raise InvalidRequest(f"{len(texts)} texts for {len(sessions)} sessions", "texts")
+    if len({id(session) for session in sessions}) < len(sessions):
+        raise InvalidRequest("a session cannot take two turns at once; fork it", "sessions")
+    if len({id(session.llm.model) for session in sessions}) > 1:
+        raise InvalidRequest("the sessions use different models; they cannot share a batch", "sessions")
+
+
+def _sampling(fields: Any) -> SamplingParams | None:
+    if fields is None:
+        return None
+    try:
+        bias = {int(token): value for token, value in fields.get("logit_bias", {}).items()}
+        return SamplingParams(**{**fields, "logit_bias": bias})
+    except (TypeError, AttributeError, ValueError) as error:
+        raise InvalidRequest(f"the sampling parameters of the conversation are not valid: {error}") from error

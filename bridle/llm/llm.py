@@ -1,0 +1,299 @@
+"""`LLM`: a model in this process, for scripts and notebooks.
+
+    with LLM("demo") as llm:
+        print(llm.generate("The capital of France is")[0].text)
+
+All prompts of a call, and of calls from several threads or tasks, share one continuous batch and one prefix
+cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+
+from bridle.config import EngineConfig, ModelConfig
+from bridle.engine.interfaces import ExecutorInfo, StoppingCriteria
+from bridle.engine.request import Request
+from bridle.errors import InvalidRequest
+from bridle.llm import batch, inputs
+from bridle.llm.chat_session import ChatSession
+from bridle.llm.inputs import Prompt
+from bridle.llm.scores import Score, score_of
+from bridle.llm.streams import TextStream
+from bridle.outputs import RequestOutput
+from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
+from bridle.service import LoadedModel, OutputCollector, build_request, load_model, raise_first_error
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from bridle.engine.statistics import EngineStatistics
+    from bridle.text import Tokenizer
+
+Message = Mapping[str, Any]
+Sampling = SamplingParams | Sequence[SamplingParams] | None
+
+
+class How(TypedDict, total=False):
+    """How a request is run, beside its prompt and sampling. `timeout` is in seconds."""
+
+    controller: object | None
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None
+    adapter: str | None
+    timeout: float | None
+    priority: int
+    tenant: str
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation becomes a prompt. `chat_template_kwargs` are further variables of the template."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
+class LLM:
+    """A loaded model. Use it in a `with` block, or `close` it when done. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        model: str | ModelConfig | LoadedModel = "demo",
+        *,
+        sampling: SamplingParams | None = None,
+        engine_config: EngineConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded.
+        `settings` are fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`.
+        `sampling` is the default of every call that brings none. Raises `UnsupportedModel` or
+        `InvalidRequest` with what to do about it."""
+        self._sampling = None if sampling is None else inputs.as_sampling(sampling)
+        self._model = _load(model, engine_config, settings)
+
+    @classmethod
+    def with_params(cls, sampling: SamplingParams) -> LLMBuilder:
+        """`LLM.with_params(SamplingParams(...)).from_backend("demo")`: first how to sample, then what to
+        load."""
+        return LLMBuilder(inputs.as_sampling(sampling))
+
+    @classmethod
+    def from_backend(cls, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
+        """The same as the constructor; reads better after `with_params`."""
+        return cls(backend, **settings)
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The model's short name."""
+        return self._model.name
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Sizes and limits of the loaded model."""
+        return self._model.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._model.tokenizer
+
+    @property
+    def model(self) -> LoadedModel:
+        """What the servers take: the model with its engine client."""
+        return self._model
+
+    def statistics(self) -> EngineStatistics:
+        """A snapshot of the engine's counters."""
+        return self._model.client.statistics()
+
+    # -- generating ------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling = None,
+        *,
+        sampling_params: Sampling = None,
+        multi_modal_data: Any = None,
+        use_tqdm: bool = True,
+        **how: Unpack[How],
+    ) -> list[RequestOutput]:
+        """Continue all prompts in one batch; one output per prompt, in their order.
+
+        A prompt is a text or a list of token ids. `sampling` (vLLM's name `sampling_params` does as well) and
+        `controller` are one for all or a list with one for each. What is wrong with any prompt is raised
+        before anything runs; an output that fails later has `finish_reason` ERROR and carries its `error`.
+        `use_tqdm` shows a progress bar if stderr is a terminal. An interrupt cancels everything.
+        """
+        collectors = self._collectors(prompts, _one_of(sampling, sampling_params), multi_modal_data, how)
+        return self._run(collectors, use_tqdm)
+
+    async def generate_async(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling = None,
+        *,
+        sampling_params: Sampling = None,
+        multi_modal_data: Any = None,
+        **how: Unpack[How],
+    ) -> list[RequestOutput]:
+        """`generate` for an event loop. Cancelling the task cancels the requests."""
+        collectors = self._collectors(prompts, _one_of(sampling, sampling_params), multi_modal_data, how)
+        await batch.run_batch(self._model.client, collectors, lambda output: None)
+        return [collector.output for collector in collectors]
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **how: Unpack[How]) -> TextStream:
+        """Continue one prompt, and read the text as it comes, with `for` or `async for`."""
+        (collector,) = self._collectors([prompt], sampling, None, how)
+        return TextStream(self._model.client, collector.request, collector.output.prompt)
+
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], *, top: int = 0, use_tqdm: bool = True, adapter: str | None = None
+    ) -> list[Score]:
+        """Log-probabilities of given texts, token by token; with `top`, also those of the likeliest tokens at
+        each position. Nothing is generated."""
+        sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)
+        outputs = self._run(self._collectors(prompts, sampling, None, {"adapter": adapter}), use_tqdm)
+        for output in outputs:
+            raise_first_error(output)
+        return [score_of(output) for output in outputs]
+
+    # -- chatting --------------------------------------------------------------------------------------------
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: Sampling = None,
+        *,
+        sampling_params: Sampling = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+        **how: Unpack[How],
+    ) -> list[RequestOutput]:
+        """The next message of one conversation, or of each of a list of them; otherwise as `generate`.
+
+        Without `sampling`, a message may be as long as the context allows. Raises `InvalidRequest` if the
+        model has no chat template and none is given.
+        """
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations = cast(Sequence[Sequence[Message]], messages if several else [messages])
+        options: ChatOptions = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        tokens = [self.chat_prompt(conversation, **options) for conversation in conversations]
+        wanted = _one_of(sampling, sampling_params) or self.chat_sampling
+        return self._run(self._collectors(tokens, wanted, None, how), use_tqdm)
+
+    def session(self, system: str | None = None, sampling: SamplingParams | None = None, **how: Any) -> ChatSession:
+        """A conversation that remembers its turns. See `ChatSession`."""
+        return ChatSession(self, system, sampling, **how)
+
+    def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
+        """The tokens of a conversation, up to where the model's next message begins."""
+        return self._model.tokenizer.encode_chat(
+            messages,
+            tools=options.get("tools"),
+            template=options.get("chat_template"),
+            **dict(options.get("chat_template_kwargs") or {}),
+        )
+
+    @property
+    def chat_sampling(self) -> SamplingParams:
+        """How messages are sampled if a call does not say."""
+        return self._sampling or DEFAULT_SAMPLING.with_(max_tokens=None)
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def close(self, drain: float = 0.0) -> None:
+        """Free the model; running requests get `drain` seconds to finish. Idempotent."""
+        self._model.close(drain)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LLM({self.name!r})"
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def _collectors(
+        self, given: Prompt | Sequence[Prompt], sampling: Sampling, media: Any, how: How
+    ) -> list[OutputCollector]:
+        """A checked request per prompt, with what will collect its events."""
+        inputs.refuse_media(media)
+        items = inputs.as_prompts(given)
+        default = self._sampling or DEFAULT_SAMPLING
+        params = inputs.per_prompt(default if sampling is None else sampling, len(items), "sampling")
+        controllers = inputs.per_prompt(how.get("controller"), len(items), "controller")
+        requests = [
+            self._request(item, inputs.as_sampling(one), controller, how)
+            for item, one, controller in zip(items, params, controllers, strict=True)
+        ]
+        texts = [item if isinstance(item, str) else None for item in items]
+        return [OutputCollector(request, text) for request, text in zip(requests, texts, strict=True)]
+
+    def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **how: Unpack[How]) -> Request:
+        """A checked request, for `model.client.submit`. Runs nothing."""
+        (collector,) = self._collectors([prompt], sampling, None, how)
+        return collector.request
+
+    def _request(self, prompt: str | list[int], sampling: SamplingParams, controller: object, how: How) -> Request:
+        return build_request(
+            self._model,
+            prompt,
+            sampling,
+            controller=controller,
+            adapter=how.get("adapter"),
+            stopping=inputs.as_criteria(how.get("stopping_criteria")),
+            timeout=how.get("timeout"),
+            priority=how.get("priority", 0),
+            tenant=how.get("tenant", ""),
+        )
+
+    def _run(self, collectors: list[OutputCollector], use_tqdm: bool) -> list[RequestOutput]:
+        with batch.progress(len(collectors), use_tqdm) as report:
+            batch.run(batch.run_batch(self._model.client, collectors, report))
+        return [collector.output for collector in collectors]
+
+
+class LLMBuilder:
+    """What `LLM.with_params` gives: waits for a backend."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
+
+    def from_backend(self, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
+        """The model that `backend` names, with these parameters as its default."""
+        return LLM(backend, sampling=self._sampling, **settings)
+
+
+def _load(model: Any, engine_config: EngineConfig | None, settings: dict[str, Any]) -> LoadedModel:
+    of_model, of_engine = inputs.split_settings(settings)
+    if isinstance(model, LoadedModel) and (settings or engine_config):
+        raise InvalidRequest(f"settings were given for {model.name!r}, which is loaded already", "model")
+    if isinstance(model, LoadedModel):
+        return model
+    if isinstance(model, ModelConfig) and of_model:
+        name = next(iter(of_model))
+        raise InvalidRequest(f"{name!r} was given beside a ModelConfig; set it there", name)
+    if engine_config is not None and of_engine:
+        name = next(iter(of_engine))
+        raise InvalidRequest(f"{name!r} was given beside an EngineConfig; set it there", name)
+    config = model if isinstance(model, ModelConfig) else ModelConfig(str(model), **of_model)
+    return load_model(config, engine_config or EngineConfig(**of_engine))
+
+
+def _one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:
+    if sampling is not None and sampling_params is not None:
+        raise InvalidRequest("both sampling and sampling_params were given; they are the same", "sampling")
+    return sampling if sampling_params is None else sampling_params

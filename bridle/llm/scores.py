@@ -1,0 +1,39 @@
+"""How likely a model finds a text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from bridle.outputs import Logprob, RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Log-probabilities (natural logarithm) of the tokens of a text, each given those before it.
+
+    The first token has none: nothing comes before it.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Logprob | None, ...]
+
+    @property
+    def total(self) -> float:
+        """Log-probability of the whole text, given its first token."""
+        return sum(each.logprob for each in self.logprobs if each is not None)
+
+    @property
+    def mean(self) -> float:
+        """Log-probability per token; 0 for a single token."""
+        return self.total / max(len(self.token_ids) - 1, 1)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-mean): among how many equally likely tokens the model was undecided, on average."""
+        return math.exp(-self.mean)
+
+
+def score_of(output: RequestOutput) -> Score:
+    """The score in an output that was asked for log-probabilities of its prompt."""
+    return Score(tuple(output.prompt_token_ids), tuple(output.prompt_logprobs or ()))

@@ -1,0 +1,134 @@
+"""One request, read while it runs: pieces of text, changes, or the growing output; sync or async.
+
+    for piece in llm.stream("Once upon a time"):
+        print(piece, end="", flush=True)
+
+The request starts when the stream is made. Leaving the loop early, or a `with` block, cancels it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Generic, Self, TypeVar
+
+from bridle.engine.client import EngineClient, EventStream
+from bridle.engine.request import Request
+from bridle.outputs import RequestOutput
+from bridle.service import Delta, DeltaReader, OutputCollector, RewindPolicy, raise_first_error
+
+T = TypeVar("T")
+
+
+class Reader(Generic[T]):
+    """Iterate over it once, with `for` or `async for`. Raises the error of an output that failed, at its
+    end."""
+
+    def __init__(self, source: _Source, take: Callable[[], list[T]]) -> None:
+        self._source = source
+        self._take = take
+
+    def __iter__(self) -> Iterator[T]:
+        try:
+            for events in self._source.stream:
+                self._source.collector.add(events)
+                yield from self._take()
+        finally:
+            self._source.stream.cancel()
+        self._source.end()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        try:
+            async for events in self._source.stream:
+                self._source.collector.add(events)
+                for item in self._take():
+                    yield item
+        finally:
+            self._source.stream.cancel()
+        self._source.end()
+
+
+class _Source:
+    """A running request, what came of it so far, and whom to tell when it is over."""
+
+    def __init__(
+        self, stream: EventStream, collector: OutputCollector, on_finish: Callable[[RequestOutput], None] | None
+    ) -> None:
+        self.stream = stream
+        self.collector = collector
+        self._on_finish = on_finish
+
+    def end(self) -> None:
+        raise_first_error(self.collector.output)
+        if self._on_finish is not None:
+            self._on_finish(self.collector.output)
+
+
+class TextStream(Reader[str]):
+    """The text of a request's first output, in pieces, as soon as it is certain.
+
+    Text that a controller may still take back is held until it cannot be; a controller that never takes
+    anything back says so with an attribute `max_rewind = 0`. To see everything at once, and what is taken
+    back, read `deltas`.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        request: Request,
+        prompt: str | None = None,
+        on_finish: Callable[[RequestOutput], None] | None = None,
+    ) -> None:
+        self._collector = OutputCollector(request, prompt)
+        self._events = client.submit(request)
+        self._base = _Source(self._events, self._collector, on_finish)
+        self._deltas = DeltaReader(self._collector, RewindPolicy.HOLD)
+        super().__init__(self._base, self._take_text)
+
+    @property
+    def request(self) -> Request:
+        """What was asked."""
+        return self._collector.request
+
+    @property
+    def output(self) -> RequestOutput:
+        """What has been read so far; complete once the iteration has ended. Do not modify."""
+        return self._collector.output
+
+    def deltas(self) -> Reader[Delta]:
+        """Instead of text: the changes of every output, with what a controller took back or forked."""
+        return Reader(self._base, DeltaReader(self._collector, RewindPolicy.EVENT).take)
+
+    def outputs(self) -> Reader[RequestOutput]:
+        """Instead of text: `output`, each time it has changed."""
+        return Reader(self._base, lambda: [self._collector.output])
+
+    def read(self) -> str:
+        """Wait for the end; gives the whole text."""
+        for _ in self:
+            pass
+        return self.output.text
+
+    async def read_async(self) -> str:
+        """Wait for the end; gives the whole text."""
+        async for _ in self:
+            pass
+        return self.output.text
+
+    def cancel(self) -> None:
+        """Take the request back, unless it is over. Safe from any thread."""
+        self._events.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.cancel()
+
+    def _take_text(self) -> list[str]:
+        return [delta.text for delta in self._deltas.take() if delta.index == 0 and delta.text]
