@@ -24,7 +24,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=8,
 )
-SMALL = st.integers(-2, 12)
+SMALL = st.integers(1, 12) | st.integers(-2, 12)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": st.text(max_size=8)}
+)
+WILD_MESSAGE = st.fixed_dictionaries(
+    {"role": st.text(max_size=4)}, optional={"content": JSON, "tool_calls": JSON, "name": JSON}
+)
 GOOD: dict[str, st.SearchStrategy[Any]] = {
     "model": st.just("scripted"),
     "prompt": st.text(max_size=12) | st.lists(st.integers(0, 250), min_size=1, max_size=6) | st.just(["a", "b"]),
@@ -35,12 +41,12 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
     "max_tokens": SMALL,
     "max_completion_tokens": SMALL,
     "min_tokens": SMALL,
-    "temperature": st.floats(-1, 3),
+    "temperature": st.floats(0, 3),
     "top_p": st.floats(0, 1),
     "top_k": SMALL,
     "min_p": st.floats(0, 1),
     "typical_p": st.floats(0, 1),
-    "presence_penalty": st.floats(-3, 3),
+    "presence_penalty": st.floats(-2, 2),
     "frequency_penalty": st.floats(-3, 3),
     "repetition_penalty": st.floats(0.5, 2),
     "logit_bias": st.dictionaries(st.integers(0, 300).map(str), st.floats(-200, 200), max_size=4),
@@ -50,13 +56,7 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
     "echo": st.booleans(),
     "logprobs": st.booleans() | SMALL,
     "top_logprobs": SMALL,
-    "messages": st.lists(
-        st.fixed_dictionaries(
-            {"role": st.sampled_from(["system", "user", "assistant", "tool", "x"])},
-            optional={"content": st.text(max_size=8) | JSON, "tool_calls": JSON, "name": JSON},
-        ),
-        max_size=3,
-    ),
+    "messages": st.lists(MESSAGE, min_size=1, max_size=3) | st.lists(MESSAGE | WILD_MESSAGE, max_size=3),
     "tools": st.just([{"type": "function", "function": {"name": "f"}}]),
     "chat_template_kwargs": st.dictionaries(st.text(max_size=6), JSON, max_size=2),
 }
@@ -66,11 +66,11 @@ def bodies(model: type[ChatBody] | type[CompletionBody], required: str) -> st.Se
     """Bodies with mostly good values, some arbitrary ones, and fields nobody knows."""
     names = list(model.model_fields)
     fields = {name: GOOD.get(name, JSON) | JSON if name not in GOOD else GOOD[name] for name in names}
-    wild = st.dictionaries(st.sampled_from(names) | st.text(max_size=5), JSON, max_size=1)
+    wild = st.just({}) | st.dictionaries(st.sampled_from(names) | st.text(max_size=5), JSON, max_size=1)
     core = st.fixed_dictionaries(
         {required: GOOD[required]}, optional={k: v for k, v in fields.items() if k != required}
     )
-    sparse = st.sets(st.sampled_from(names), max_size=5)
+    sparse = st.sets(st.sampled_from(names), max_size=4)
     return st.builds(
         lambda body, kept, extra: {k: v for k, v in body.items() if k == required or k in kept} | extra,
         core,
