@@ -65,8 +65,7 @@ def run(registry: ModelRegistry, settings: ServeSettings, listener: socket.socke
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         timeout_keep_alive=30,
     )
-    server = DrainingServer(config, app.state.http, settings.grace_period)
-    _announce(registry, listener)
+    server = DrainingServer(config, app.state.http, settings.grace_period, lambda: _announce(registry, listener))
     server.run(sockets=[listener])
     _log.info("stopped")
 
@@ -89,10 +88,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that finishes what runs before it closes its socket."""
+    """A uvicorn server that finishes what runs before it closes its socket. `on_listening` is called once it
+    takes connections."""
 
-    def __init__(self, config: uvicorn.Config, http: HttpState, grace_period: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, http: HttpState, grace_period: float, on_listening: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._on_listening = on_listening
         self._http = http
         self._grace_period = grace_period
         self._drain_task: asyncio.Task[None] | None = None
@@ -101,6 +104,11 @@ class DrainingServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_listening()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end at once."""
