@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from bridle.demo.corpus import Piece, document, long_document
+from bridle.demo.corpus.mix import EARLY, LATE, Mixture
 
 NO_BOS_SHARE = 0.15
 """Share of rows that begin without `<|bos|>`, because some callers leave it out."""
@@ -23,13 +24,17 @@ NO_BOS_SHARE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """Rows and tokens per row of ordinary steps and of long ones; every `long_every`-th step is long."""
+    """Rows and tokens per row of ordinary steps and of long ones; every `long_every`-th step is long.
+
+    From step `late_from` on, documents are of the late mixture.
+    """
 
     rows: int = 20
     length: int = 320
     long_rows: int = 2
     long_length: int = 2048
     long_every: int = 16
+    late_from: int = 1250
 
 
 class Batch(NamedTuple):
@@ -46,7 +51,7 @@ def make_batch(tokenizer: PreTrainedTokenizerFast, shape: BatchShape, seed: int,
     rows, length = (shape.long_rows, shape.long_length) if is_long else (shape.rows, shape.length)
     tokens = torch.full((rows, length), tokenizer.pad_token_id, dtype=torch.int64)
     is_target = torch.zeros((rows, length), dtype=torch.bool)
-    documents = _encoded_documents(tokenizer, rng, is_long)
+    documents = _encoded_documents(tokenizer, rng, is_long, LATE if step >= shape.late_from else EARLY)
     pending: list[tuple[list[int], list[bool]]] = []
     for row in range(rows):
         ids, mask = _fill(documents, pending, length)
@@ -70,10 +75,11 @@ def encode(tokenizer: PreTrainedTokenizerFast, pieces: list[Piece]) -> tuple[lis
 
 
 def _encoded_documents(
-    tokenizer: PreTrainedTokenizerFast, rng: random.Random, is_long: bool
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, is_long: bool, mixture: Mixture
 ) -> Iterator[tuple[list[int], list[bool]]]:
     while True:
-        pieces = long_document(rng) if is_long and rng.random() < 0.5 else document(rng)
+        make = long_document if is_long and rng.random() < 0.5 else document
+        pieces = make(rng, mixture=mixture)
         yield encode(tokenizer, pieces)
 
 

@@ -22,6 +22,8 @@ from bridle.demo.optimizer import Optimizer
 from bridle.demo.tokenizer import MAX_LENGTH, VOCAB_SIZE
 
 NUM_KEPT_CHECKPOINTS = 2
+RESCHEDULED = ("steps", "decay_from")
+"""What a continued run may change: how long it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,9 @@ class Recipe:
     """All that determines the trained weights, apart from the rounding of the machine."""
 
     seed: int = 1
-    steps: int = 4000
+    steps: int = 3000
     warmup: int = 60
-    decay_from: float = 0.55
+    decay_from: float = 0.35
     """The share of the steps after which the rate falls linearly to zero."""
     lr: float = 0.02
     hidden_size: int = 256
@@ -97,11 +99,11 @@ class Trainer:
     def load_checkpoint(self, checkpoint: Path) -> None:
         """Continues from a checkpoint of the same recipe.
 
-        Raises `ValueError` if it was written by another recipe, `steps` aside.
+        Raises `ValueError` if it was written by another recipe; only the length and the fall of the rate may differ.
         """
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         written, wanted = state["recipe"], asdict(self.recipe)
-        different = [key for key in wanted if key != "steps" and written.get(key) != wanted[key]]
+        different = [key for key in wanted if key not in RESCHEDULED and written.get(key) != wanted[key]]
         if different:
             raise ValueError(f"{checkpoint} has another recipe ({', '.join(different)}); use another folder")
         self.optimizer.load_state(load_file(checkpoint / "optimizer.safetensors", device=self.device))

@@ -1,6 +1,6 @@
 """The mixture: how often each kind of exercise comes, and the documents they are put into.
 
-`document(rng, split, max_chars)` is the whole generator: everything about one document follows from the
+`document` is the whole generator: everything about one document follows from the
 random generator it is given. A document holds only exercises of its split.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from bridle.demo.corpus import chats, facts, lists, records, stories, sums, tools
 from bridle.demo.corpus.document import BOS, EOS, Exercise, Message, Piece, ToolSpec, chat_pieces
@@ -15,29 +16,45 @@ from bridle.demo.corpus.split import Split, split_of
 
 Maker = Callable[[random.Random], Exercise]
 
-EXERCISES: tuple[tuple[Maker, float], ...] = (
-    (facts.question, 16.0),
-    (facts.statement, 12.0),
-    (facts.short_answer, 2.0),
-    (facts.yes_no, 18.0),
-    (sums.question, 8.0),
-    (sums.completion, 4.0),
-    (sums.difference, 2.0),
-    (sums.thought, 4.0),
-    (lists.any_list, 9.0),
-    (tools.any_call, 9.0),
-    (tools.named_call, 2.0),
-    (tools.no_call, 1.5),
-    (records.any_request, 4.0),
-    (records.continuation, 0.5),
-    (stories.request, 1.5),
-    (chats.small_talk, 2.0),
-    (chats.unknown, 1.0),
-    (chats.role, 2.0),
-    (chats.copying, 2.0),
-    (chats.reading, 1.0),
+EXERCISES: tuple[tuple[Maker, float, float], ...] = (
+    (facts.question, 16.0, 10.0),
+    (facts.statement, 12.0, 8.0),
+    (facts.short_answer, 2.0, 3.0),
+    (facts.yes_no, 18.0, 20.0),
+    (sums.question, 8.0, 5.0),
+    (sums.completion, 4.0, 5.0),
+    (sums.difference, 2.0, 4.0),
+    (sums.thought, 4.0, 5.0),
+    (lists.any_list, 9.0, 16.0),
+    (tools.any_call, 9.0, 9.0),
+    (tools.named_call, 2.0, 6.0),
+    (tools.no_call, 1.5, 2.0),
+    (records.any_request, 4.0, 4.0),
+    (records.continuation, 0.5, 0.3),
+    (stories.request, 1.5, 1.0),
+    (chats.small_talk, 2.0, 1.0),
+    (chats.unknown, 1.0, 1.0),
+    (chats.role, 2.0, 3.0),
+    (chats.copying, 2.0, 8.0),
+    (chats.reading, 1.0, 4.0),
 )
-"""Every kind of exercise with its share among the exercises drawn."""
+"""Every kind of exercise with its share among those drawn, early and late in training.
+
+Facts and sums come first; later there is more of what needs comparing, counting and copying.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The shares of the kinds of exercises and of the forms of documents."""
+
+    shares: tuple[float, ...]
+    forms: tuple[float, float, float, float, float]
+    """Cumulative shares of drills, stories, questions with answers, conversations with and without memory."""
+
+
+EARLY = Mixture(tuple(early for _, early, _ in EXERCISES), (0.10, 0.13, 0.18, 0.22, 0.34))
+LATE = Mixture(tuple(late for _, _, late in EXERCISES), (0.04, 0.05, 0.09, 0.14, 0.28))
 
 _THOUGHTS = {
     "fact": "I recall: {answer}",
@@ -50,13 +67,8 @@ _THOUGHTS = {
 }
 """What the model thinks, when it is asked to, before an answer that needs no steps."""
 
-_MAKERS = [maker for maker, _ in EXERCISES]
-_SHARES = [share for _, share in EXERCISES]
-_CHATTABLE = [
-    (maker, share)
-    for maker, share in EXERCISES
-    if maker not in (facts.statement, sums.completion, records.continuation)
-]
+_MAKERS = [maker for maker, _, _ in EXERCISES]
+_PLAIN_ONLY = (facts.statement, sums.completion, records.continuation)
 
 
 def draw(rng: random.Random, maker: Maker, split: Split) -> Exercise:
@@ -67,28 +79,30 @@ def draw(rng: random.Random, maker: Maker, split: Split) -> Exercise:
             return exercise
 
 
-def document(rng: random.Random, split: Split = "train", max_chars: int = 700) -> list[Piece]:
+def document(rng: random.Random, split: Split = "train", max_chars: int = 700, mixture: Mixture = EARLY) -> list[Piece]:
     """One training text. `max_chars` bounds how far conversations and stories are drawn out."""
     choice = rng.random()
-    if choice < 0.10:
+    if choice < mixture.forms[0]:
         return _plain("", sums.drill(rng, split))
-    if choice < 0.13:
+    if choice < mixture.forms[1]:
         return _plain("", stories.story(rng, rng.randrange(2, max(4, max_chars // 160)))[0])
-    if choice < 0.18:
+    if choice < mixture.forms[2]:
         return _questions_and_answers(rng, split)
-    if choice < 0.22:
-        return _conversation(rng, split, rng.randrange(200, max_chars), _told(rng, split))
-    if choice < 0.34:
-        return _conversation(rng, split, rng.randrange(200, max_chars), None)
-    return _single(rng, draw(rng, rng.choices(_MAKERS, _SHARES)[0], split))
+    if choice < mixture.forms[3]:
+        return _conversation(rng, split, rng.randrange(200, max_chars), _told(rng, split), mixture)
+    if choice < mixture.forms[4]:
+        return _conversation(rng, split, rng.randrange(200, max_chars), None, mixture)
+    return _single(rng, draw(rng, rng.choices(_MAKERS, mixture.shares)[0], split))
 
 
-def long_document(rng: random.Random, split: Split = "train", max_chars: int = 5200) -> list[Piece]:
+def long_document(
+    rng: random.Random, split: Split = "train", max_chars: int = 5200, mixture: Mixture = EARLY
+) -> list[Piece]:
     """A conversation or story filling most of the context, with something to remember from its beginning."""
     if rng.random() < 0.25:
         return _plain("", stories.story(rng, rng.randrange(8, max_chars // 160))[0])
     told = _told(rng, split) if rng.random() < 0.7 else None
-    return _conversation(rng, split, rng.randrange(max_chars // 3, max_chars), told)
+    return _conversation(rng, split, rng.randrange(max_chars // 3, max_chars), told, mixture)
 
 
 def _plain(given: str, text: str) -> list[Piece]:
@@ -117,7 +131,7 @@ def _questions_and_answers(rng: random.Random, split: Split) -> list[Piece]:
 
 
 def _conversation(
-    rng: random.Random, split: Split, max_chars: int, told: tuple[Exercise, Exercise] | None
+    rng: random.Random, split: Split, max_chars: int, told: tuple[Exercise, Exercise] | None, mixture: Mixture
 ) -> list[Piece]:
     """Exercises one after the other up to a length; what is told first is asked last."""
     messages: list[Message] = []
@@ -133,7 +147,7 @@ def _conversation(
         messages += call.messages
     length = sum(len(message["content"]) for message in messages)
     while length < max_chars:
-        turn = _turn(rng, split, thinking)
+        turn = _turn(rng, split, thinking, mixture)
         messages += turn
         length += sum(len(message["content"]) + 12 for message in turn)
     if told is not None:
@@ -148,11 +162,13 @@ def _told(rng: random.Random, split: Split) -> tuple[Exercise, Exercise]:
             return pair
 
 
-def _turn(rng: random.Random, split: Split, thinking: bool) -> tuple[Message, ...]:
+def _turn(rng: random.Random, split: Split, thinking: bool, mixture: Mixture) -> tuple[Message, ...]:
     if thinking:
         return draw(rng, sums.thought, split).messages
+    pairs = [pair for pair in zip(_MAKERS, mixture.shares, strict=True) if pair[0] not in _PLAIN_ONLY]
+    makers, shares = [maker for maker, _ in pairs], [share for _, share in pairs]
     while True:
-        maker = rng.choices([maker for maker, _ in _CHATTABLE], [share for _, share in _CHATTABLE])[0]
+        maker = rng.choices(makers, shares)[0]
         exercise = draw(rng, maker, split)
         if not (exercise.is_alone or exercise.tools or exercise.thinking):
             return exercise.messages
