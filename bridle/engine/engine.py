@@ -242,10 +242,12 @@ class Engine:
     def _take_opened(self) -> None:
         """Controllers that are ready: their sequences begin, with the prompt they want."""
         for seq, future in list(self._opening.values()):
+            if not (future.done() or seq.is_finished):
+                continue
+            del self._opening[seq.id]
             if seq.is_finished:
                 self._abandon(seq, future)
-            elif future.done():
-                del self._opening[seq.id]
+            else:
                 self._begin_controlled(seq, future)
 
     def _begin_controlled(self, seq: Sequence, future: Future[tuple[int, ...]]) -> None:
@@ -255,15 +257,17 @@ class Engine:
                 self._intake.replace_prompt(seq, prompt)
         except Exception as error:
             self._progress.fail(seq, as_controller_error(error))
+            self._abandon(seq, future)
             return
         self._steering.add(seq, Ask(seq.id, request=seq.request))
         self._begin(seq)
         self._steering.ask()
 
     def _abandon(self, seq: Sequence, future: Future[tuple[int, ...]]) -> None:
-        """The request ended before its controller was ready."""
-        del self._opening[seq.id]
-        if not future.cancel() and seq.pool is not None:
+        """The request ended before its controller was asked anything."""
+        future.cancel()
+        opened = future.done() and not future.cancelled() and future.exception() is None
+        if opened and seq.pool is not None:
             seq.pool.ask([Ask(seq.id, request=seq.request, final=True)])
             seq.pool.close([seq.id])
 
