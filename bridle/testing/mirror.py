@@ -153,7 +153,8 @@ def check_plan(plan: StepPlan, last_step: int, info: ExecutorInfo) -> None:
 
 
 def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:
-    """Copies give the same whether made at once or one after the other: none reads what an earlier one wrote."""
+    """Copies give the same whether made at once or one after the other: none reads what an earlier one
+    wrote."""
     targets: set[int] = set()
     for copy in copies:
         inside = 0 <= copy.source < num_blocks and 0 <= copy.target < num_blocks

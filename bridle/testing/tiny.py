@@ -1,7 +1,9 @@
-"""Real checkpoints, tiny and random: a Hugging Face folder per model family, written in a fraction of a second.
+"""Real checkpoints, tiny and random: a Hugging Face folder per model family, written in a fraction of a
+second.
 
-Weights are drawn so that the next token depends on the whole context and wins by a wide margin: a wrong position, a
-lost key or a neighbor's KV changes the output, rounding does not. The tokenizer has a token per byte.
+Weights are drawn so that the next token depends on the whole context and wins by a wide margin: a wrong
+position, a lost key or a neighbor's KV changes the output, rounding does not. The tokenizer has a token per
+byte.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {**_DENSE, "logits_scaling": 1.0},
     "helium": _DENSE,
     "llama": _DENSE,
+    "ministral": {**_DENSE, **_SLIDING},
     "mistral": {**_DENSE, "sliding_window": 16},
     "mixtral": {**_DENSE, **_MOE},
     "nemotron": _DENSE,
@@ -85,8 +88,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a checkpoint of `family` (a transformers model type) into `folder` and give `folder`.
 
-    `overrides` replace fields of the configuration; a field set to None is left out. The same arguments give the
-    same weights. Families without an entry in `FAMILIES` start from Llama-like fields.
+    `overrides` replace fields of the configuration; a field set to None is left out. The same arguments give
+    the same weights. Families without an entry in `FAMILIES` start from Llama-like fields.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -103,7 +106,8 @@ def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: An
 
 
 def cached_checkpoint(family: str, *, seed: int = 0, **overrides: Any) -> Path:
-    """As `make_checkpoint`, in a temporary folder that lives as long as the process; equal arguments share it."""
+    """As `make_checkpoint`, in a temporary folder that lives as long as the process; equal arguments share
+    it."""
     key = repr((family, seed, sorted(overrides.items())))
     if key not in _cache:
         root = _root()

@@ -51,7 +51,11 @@ def test_a_fork_copies_nothing_until_someone_writes(num_prompt: int, num_copies:
 
 
 def test_branches_go_their_own_ways() -> None:
-    ways = [Branch(), Branch(sample=False, splices=(Splice(0, (7, 8)),)), Branch(sample=False, splices=(Splice(2, (9,)),))]
+    ways = [
+        Branch(),
+        Branch(sample=False, splices=(Splice(0, (7, 8)),)),
+        Branch(sample=False, splices=(Splice(2, (9,)),)),
+    ]
     lab = Lab()
     request = make_request(
         (1, 2, 3), controller=script(Decision.sample(), Decision.sample(), Decision.fork(ways)), max_tokens=6
