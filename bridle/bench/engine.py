@@ -41,6 +41,7 @@ class Figure:
     model: str
     batch: int
     peer: str
+    bits: int
     prompt_tokens: int
     new_tokens: int
     seconds: float
@@ -105,6 +106,7 @@ def _peers(checkpoint: Checkpoint, settings: Settings) -> Iterator[list[Peer]]:
         lambda: GeneratePeer(model),
         lambda: ContinuousPeer(model),
         lambda: BridlePeer(checkpoint, num_threads=settings.threads),
+        lambda: BridlePeer(checkpoint, num_threads=settings.threads, quantization="int8"),
     ]
     peers: list[Peer] = []
     try:
@@ -145,6 +147,7 @@ def _race(
             model=checkpoint.name,
             batch=len(prompts),
             peer=peer.name,
+            bits=peer.bits,
             prompt_tokens=sum(map(len, prompts)),
             new_tokens=num_new * len(prompts),
             seconds=best[peer.name, num_new],
@@ -182,13 +185,14 @@ def _compare(figures: Sequence[Figure], checkpoint: Checkpoint, bandwidth: float
 def _roof(figure: Figure, checkpoint: Checkpoint, bandwidth: float) -> float:
     """Tokens per second if a step took just the time to read the weights and the KV of its sequences."""
     context = figure.prompt_tokens + figure.new_tokens / 2  # of all sequences, halfway through the run
-    return figure.batch * bandwidth / (checkpoint.step_bytes + checkpoint.token_bytes * context)
+    weights = checkpoint.step_bytes * figure.bits / 32
+    return figure.batch * bandwidth / (weights + checkpoint.token_bytes * context)
 
 
 def _print_table(console: Console, checkpoint: Checkpoint, figures: Sequence[Figure]) -> None:
     from rich.table import Table
 
-    title = f"{checkpoint.name}: {checkpoint.num_parameters / 1e6:.0f} million parameters, float32"
+    title = f"{checkpoint.name}: {checkpoint.num_parameters / 1e6:.0f} million parameters"
     table = Table(title=title, caption="x: times transformers' generate; decode: without the prefill")
     for heading in _HEADINGS:
         table.add_column(heading, justify="left" if not heading else "right")

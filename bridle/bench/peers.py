@@ -21,9 +21,13 @@ Prompts = Sequence[Sequence[int]]
 
 
 class Peer(Protocol):
-    """Something that generates. `generate` gives the outputs, in order, and the seconds they took."""
+    """Something that generates. `generate` gives the outputs, in order, and the seconds they took.
+
+    `bits` is what a weight of a linear layer takes.
+    """
 
     name: str
+    bits: int
 
     def generate(self, prompts: Prompts, num_new: int) -> tuple[list[list[int]], float]:
         """`num_new` tokens for each of `prompts`, all at once."""
@@ -47,7 +51,7 @@ class BridlePeer:
         from bridle.engine import Engine
         from bridle.model import load_executor
 
-        self.name = "bridle" if quantization == "none" else f"bridle {quantization}"
+        self.name, self.bits = ("bridle", 32) if quantization == "none" else (f"bridle {quantization}", 8)
         config = ModelConfig(
             model=str(checkpoint.path),
             quantization=quantization,
@@ -84,6 +88,7 @@ class GeneratePeer:
     advises."""
 
     name = "generate"
+    bits = 32
 
     def __init__(self, model: Any) -> None:
         self.model: Any = model
@@ -111,6 +116,7 @@ class ContinuousPeer:
     """transformers' continuous batching, with its manager started before the clock."""
 
     name = "continuous"
+    bits = 32
 
     def __init__(self, model: Any, *, capacity: int = 1 << 14, max_batch_tokens: int = 512) -> None:
         from transformers import ContinuousBatchingConfig

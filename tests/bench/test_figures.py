@@ -22,7 +22,7 @@ CHECKPOINT = Checkpoint("small", Path(), vocab_size=100, num_parameters=10, step
 
 
 def figure(peer: str, seconds: float, first_seconds: float) -> Figure:
-    return Figure("small", 4, peer, 40, 64, seconds, first_seconds)
+    return Figure("small", 4, peer, 32, 40, 64, seconds, first_seconds)
 
 
 def test_roof_counts_weights_once_and_kv_per_sequence() -> None:
