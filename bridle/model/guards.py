@@ -62,7 +62,12 @@ _LAYER_REASONS = {
     "hybrid": "it mixes attention with recurrent layers, whose state is not kept in the paged cache",
     "indexed_attention": "it selects keys by an index of its own, which the paged cache does not hold",
 }
-_NO_ATTENTION = frozenset({"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm"})
+_OWN_ATTENTION = "it brings an attention of its own that cannot be given a paged cache"
+_RECURRENT = "it is recurrent: its state is not kept in the paged cache"
+_REFUSED = {
+    **dict.fromkeys(("bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt"), _OWN_ATTENTION),
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm"), _RECURRENT),
+}
 
 
 def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
@@ -87,8 +92,8 @@ def check_structure(config: PreTrainedConfig) -> None:
         if getattr(config, part, None) is not None:
             kind = part.removesuffix("_config")
             raise UnsupportedModel(f"model type {name!r} also takes {kind} input; bridle serves text-only models")
-    if name in _NO_ATTENTION:
-        raise UnsupportedModel(f"model type {name!r} is recurrent: its state is not kept in the paged cache")
+    if name in _REFUSED:
+        raise UnsupportedModel(f"model type {name!r} cannot be served: {_REFUSED[name]}")
     if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UnsupportedModel(f"model type {name!r} is no causal language model that this library version knows")
     if getattr(config, "alibi", False):

@@ -18,6 +18,7 @@ from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
 from bridle.model import attention, guards, memory
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
+from bridle.model.dense_layer import lower_layers
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.kernels import create_kernel
@@ -58,6 +59,8 @@ def load_executor(
     report("checking the attention layers", 0.7)
     geometry = discover_geometry(model, settings.num_hidden_layers, device)
     _check_unknown_family(model, settings, geometry, device)
+    if device.type == "cpu":
+        lower_layers(model, geometry)
     prepare_linears(model, config, lambda share: report("arranging weights", 0.75 + 0.2 * share))
     report("allocating the KV cache", 0.97)
     executor = build_executor(config, checkpoint, model, geometry, dtype, device, max_model_len, sampler)
@@ -105,6 +108,7 @@ def read_model(
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
+                ignore_mismatched_sizes=True,  # they are refused below, with their shapes
                 output_loading_info=True,
             )
     except BridleError:

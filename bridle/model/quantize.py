@@ -46,7 +46,7 @@ class Int8Linear(nn.Module):
         integers = torch.round(flat / scale).to(torch.int8)
         # The transposed view keeps the weight's rows contiguous, which the integer product wants.
         sums = torch._int_mm(integers, self.quantized.t())  # type: ignore[operator]  # [n, out] int32
-        out = sums.float().mul_(scale).mul_(self.scale)
+        out = sums.float().mul_(scale).mul_(self.scale)  # type: ignore[arg-type]
         if self.bias is not None:
             out += self.bias
         return out.to(rows.dtype).view(*rows.shape[:-1], self.out_features)

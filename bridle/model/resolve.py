@@ -27,7 +27,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     if model == "demo":
         return _demo_folder()
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model and folder.is_dir():
         return folder.resolve()
     if folder.is_file():
         raise UnsupportedModel(f"{model!r} is a file; name the folder that holds config.json and *.safetensors")

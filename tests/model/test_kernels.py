@@ -1,0 +1,205 @@
+"""Kernels against the reference, over random plans: chunks, decodes, forks, truncations, scattered blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bridle.engine.plan import PlanRow
+from bridle.model.forward_context import AttentionOptions
+from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kernels.interface import AttentionKernel
+from bridle.model.kernels.masks import chunk_mask
+from bridle.model.kernels.reference import ReferenceKernel
+from bridle.model.kv_cache import KVCache, LayerCache
+from bridle.model.mirror import Mirror
+from bridle.model.packing import PackedStep, pack_step
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Pool:
+    """A one-layer cache, blocks handed out from a shuffled list, and sequences that live in it."""
+
+    shape: LayerGeometry
+    block_size: int
+    free: list[int]
+    mirrors: list[Mirror] = field(default_factory=list)
+    computed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        geometry = Geometry({0: self.shape}, vocab_size=2)
+        self.cache = KVCache(geometry, len(self.free), self.block_size, torch.float32, CPU)
+        self.generator = torch.Generator().manual_seed(len(self.free))
+        # Unwritten memory must never matter.
+        self.layer.keys.fill_(float("nan"))
+        self.layer.values.fill_(float("nan"))
+
+    @property
+    def layer(self) -> LayerCache:
+        return self.cache.layers[0]
+
+    def grow(self, number: int, length: int) -> PlanRow:
+        mirror = self.mirrors[number]
+        start = self.computed[number]
+        mirror.keep_tokens(start)
+        mirror.tokens.extend([1] * length)
+        needed = -(-(start + length) // self.block_size) - len(mirror.blocks)
+        mirror.add_blocks(self.free.pop() for _ in range(needed))
+        self.computed[number] += length
+        return PlanRow(number, start, length)
+
+    def fork(self, number: int) -> None:
+        """A copy that shares nothing it may write to: its blocks are copied."""
+        twin = self.mirrors[number].copy(self.computed[number], len(self.mirrors[number].blocks))
+        pairs = [(block, self.free.pop()) for block in twin.blocks]
+        if pairs:
+            self.cache.copy_blocks(pairs)
+        twin.keep_blocks(0)
+        twin.add_blocks(target for _, target in pairs)
+        self.mirrors.append(twin)
+        self.computed.append(self.computed[number])
+
+    def truncate(self, number: int, length: int) -> None:
+        mirror = self.mirrors[number]
+        keep = -(-length // self.block_size)
+        self.free.extend(mirror.blocks[keep:])
+        mirror.keep_blocks(keep)
+        self.computed[number] = length
+
+    def compute(self, rows: list[PlanRow]) -> tuple[PackedStep, Tensor]:
+        """Write the rows' keys and values; gives the step and random queries [Hq, T, D]."""
+        step = pack_step(rows, [self.mirrors[row.seq_id] for row in rows], self.block_size, CPU)
+        total, shape = step.num_tokens, self.shape
+        key = self.draw(shape.num_kv_heads, total, shape.key_dim)
+        self.layer.write(step.slots, key, self.draw(shape.num_kv_heads, total, shape.value_dim))
+        return step, self.draw(shape.num_heads, total, shape.key_dim)
+
+    def draw(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+
+def attend(kernel: AttentionKernel, pool: Pool, step: PackedStep, query: Tensor, options: AttentionOptions) -> Tensor:
+    kernel.begin(step)
+    return kernel.attend(query, pool.layer, options)
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> Pool:
+    kv_heads, group = draw(st.sampled_from([(1, 1), (1, 4), (2, 3), (3, 1)]))
+    dim, value_dim = draw(st.sampled_from([(8, 8), (16, 16), (12, 8)]))
+    block_size = draw(st.integers(1, 5))
+    free = list(range(200))
+    draw(st.randoms(use_true_random=False)).shuffle(free) if draw(st.booleans()) else free.reverse()
+    return Pool(LayerGeometry(kv_heads * group, kv_heads, dim, value_dim), block_size, free)
+
+
+@st.composite
+def layer_options(draw: st.DrawFn, num_heads: int) -> AttentionOptions:
+    sinks = torch.linspace(-1, 2, num_heads) if draw(st.booleans()) else None
+    return AttentionOptions(
+        scaling=draw(st.sampled_from([0.2, 0.35])),
+        window=draw(st.none() | st.integers(1, 12)),
+        softcap=draw(st.sampled_from([None, 2.0])),
+        sinks=sinks,
+    )
+
+
+@given(data=st.data())
+def test_cpu_kernel_equals_reference(data: st.DataObject) -> None:
+    pool = data.draw(pools())
+    for _ in range(data.draw(st.integers(1, 3))):
+        pool.mirrors.append(Mirror())
+        pool.computed.append(0)
+    for _ in range(data.draw(st.integers(1, 4))):
+        _disturb(pool, data)
+        lengths = data.draw(st.lists(st.sampled_from([0, 1, 1, 2, 7]), min_size=1, max_size=len(pool.mirrors)))
+        rows = [pool.grow(number, length) for number, length in enumerate(lengths) if length]
+        if not rows:
+            continue
+        step, query = pool.compute(rows)
+        options = data.draw(layer_options(pool.shape.num_heads))
+        want = attend(ReferenceKernel(), pool, step, query, options)
+        have = attend(CpuKernel(), pool, step, query, options)
+        assert have.shape == (step.num_tokens, pool.shape.num_heads, pool.shape.value_dim)
+        torch.testing.assert_close(have, want, atol=2e-5, rtol=1e-4)
+
+
+def _disturb(pool: Pool, data: st.DataObject) -> None:
+    """Perhaps fork a sequence, perhaps take tokens of one back."""
+    number = data.draw(st.integers(0, len(pool.mirrors) - 1))
+    what = data.draw(st.sampled_from(["nothing", "fork", "truncate"]))
+    if what == "fork" and len(pool.mirrors) < 5:
+        pool.fork(number)
+    elif what == "truncate" and pool.computed[number]:
+        pool.truncate(number, data.draw(st.integers(0, pool.computed[number] - 1)))
+
+
+@given(data=st.data())
+def test_result_does_not_depend_on_neighbors(data: st.DataObject) -> None:
+    """Bit for bit: the same row, alone and among others."""
+    pool = data.draw(pools())
+    pool.mirrors, pool.computed = [Mirror(), Mirror(), Mirror()], [0, 0, 0]
+    pool.compute([pool.grow(number, length) for number, length in enumerate((5, 9, 3))])
+    step, query = pool.compute([pool.grow(0, 1), pool.grow(1, 4), pool.grow(2, 1)])
+    options = data.draw(layer_options(pool.shape.num_heads))
+    together = attend(CpuKernel(), pool, step, query, options)
+    alone = pack_step([PlanRow(1, 9, 4)], [pool.mirrors[1]], pool.block_size, CPU)
+    assert torch.equal(attend(CpuKernel(), pool, alone, query[:, 1:5].contiguous(), options), together[1:5])
+
+
+def test_reference_is_plain_softmax() -> None:
+    """The oracle itself, against numbers worked out by hand."""
+    pool = Pool(LayerGeometry(1, 1, 2, 1), 2, [3, 1])
+    pool.mirrors, pool.computed = [Mirror()], [0]
+    step, _ = pool.compute([pool.grow(0, 2)])
+    pool.layer.write(step.slots, torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]), torch.tensor([[[10.0], [20.0]]]))
+    query = torch.tensor([[[5.0, 5.0], [0.0, 2.0]]])
+    out = attend(ReferenceKernel(), pool, step, query, AttentionOptions(0.5))
+    expected = (10 + 20 * torch.e) / (1 + torch.e)
+    torch.testing.assert_close(out.flatten(), torch.tensor([10.0, expected]))
+    sinks = AttentionOptions(0.5, sinks=torch.tensor([0.0]))
+    out = attend(ReferenceKernel(), pool, step, query, sinks)
+    assert out.flatten()[1].item() == pytest.approx((10 + 20 * torch.e) / (2 + torch.e))
+    window = AttentionOptions(0.5, window=1)
+    assert attend(ReferenceKernel(), pool, step, query, window).flatten().tolist() == [10.0, 20.0]
+
+
+@given(st.integers(0, 6), st.integers(1, 6), st.none() | st.integers(1, 8))
+def test_chunk_mask_is_none_only_if_causal_order_is_enough(start: int, length: int, window: int | None) -> None:
+    context = start + length
+    first = max(0, start - window + 1) if window else 0
+    mask = chunk_mask(first, start, context, window, torch.zeros(1))
+    own = torch.arange(start, context)[:, None]
+    other = torch.arange(first, context)[None, :]
+    seen = (other <= own) & (own - other < (window or 100))
+    if mask is None:
+        assert first == start
+        assert torch.equal(seen, torch.ones(length, length, dtype=torch.bool).tril())
+    else:
+        assert torch.equal(mask == 0, seen)
+
+
+# -- mirrors -----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=12), st.integers(1, 4), st.data())
+def test_spans_are_the_block_table(blocks: list[int], size: int, data: st.DataObject) -> None:
+    mirror = Mirror()
+    cut = data.draw(st.integers(0, len(blocks)))
+    mirror.add_blocks(blocks)
+    mirror.keep_blocks(cut)
+    mirror.add_blocks(blocks[cut:])
+    end = data.draw(st.integers(1, len(blocks) * size))
+    start = data.draw(st.integers(0, end - 1))
+    slots = [slot for first, count in mirror.spans(start, end, size) for slot in range(first, first + count)]
+    assert slots == [blocks[p // size] * size + p % size for p in range(start, end)]
+    assert mirror.num_runs == 1 + sum(b != a + 1 for a, b in pairwise(blocks))

@@ -1,0 +1,84 @@
+"""Every family: a packed, paged run gives what the model's own eager attention gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bridle.model import guards
+from bridle.model.parity import TRIAL_WINDOW, check_model
+from bridle.testing import tiny
+
+# Lengths of the trial run that make it longer than the narrowed window several times over.
+LENGTH = 64
+
+
+@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+def test_family_equals_its_own_attention(family: str) -> None:
+    report = check_model(tiny.cached_checkpoint(family), max_tokens=LENGTH)
+    assert report.is_equal, str(report)
+    assert report.num_same_greedy == report.num_positions == LENGTH + LENGTH // 2 + LENGTH // 5
+
+
+def test_known_families_are_the_ones_compared_here() -> None:
+    assert set(tiny.FAMILIES) == guards.KNOWN_FAMILIES
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "mistral", "opt", "phi"])
+def test_reference_kernel_agrees_too(family: str) -> None:
+    report = check_model(tiny.cached_checkpoint(family), kernel="reference", max_tokens=LENGTH)
+    assert report.kernel == "reference"
+    assert report.is_equal, str(report)
+
+
+def test_sliding_windows_take_part() -> None:
+    report = check_model(tiny.cached_checkpoint("gemma2"), max_tokens=LENGTH)
+    assert report.windows == (16,)
+    assert TRIAL_WINDOW < 16 < LENGTH
+
+
+def test_report_reads_well() -> None:
+    report = check_model(tiny.cached_checkpoint("mistral"), max_tokens=LENGTH)
+    text = str(report)
+    assert "mistral" in text and "equal" in text and "sliding windows       16" in text
+    assert f"{report.num_positions} of {report.num_positions} positions" in text
+
+
+def test_bfloat16_is_equal_within_its_rounding() -> None:
+    report = check_model(tiny.cached_checkpoint("qwen3"), dtype="bfloat16", max_tokens=LENGTH)
+    assert report.dtype == "bfloat16"
+    assert report.is_equal, str(report)
+
+
+def test_tied_embeddings(tmp_path: Path) -> None:
+    folder = tiny.make_checkpoint("llama", tmp_path, tie_word_embeddings=True)
+    assert check_model(folder, max_tokens=LENGTH).is_equal
+
+
+def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check itself: a kernel that forgets the oldest position of long contexts is not equal."""
+    from bridle.model.kernels import cpu
+
+    honest = cpu._VisibleRow.read
+
+    def forgetful(row: cpu._VisibleRow, cache: object) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = honest(row, cache)  # type: ignore[arg-type]
+        if row.length > 1 or row.context < 40:
+            return keys, values
+        return keys[:, :, 1:], values[:, :, 1:]
+
+    monkeypatch.setattr(cpu._VisibleRow, "read", forgetful)
+    report = check_model(tiny.cached_checkpoint("llama"), max_tokens=LENGTH)
+    assert not report.is_equal
+    assert "DIFFERENT" in str(report)
+
+
+def test_long_rotary_scaling_is_fixed_at_load() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    scaling = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **factors}
+    path = tiny.cached_checkpoint("phi3", rope_parameters=scaling, original_max_position_embeddings=64)
+    report = check_model(path, max_tokens=LENGTH)
+    assert report.is_equal, str(report)
+    assert "for 512 positions" in report.notes[0]
