@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bridle.aici.protocol import Auth, TagInfo
 from bridle.aici.runtime.limits import DEFAULT_LIMITS, Limits
@@ -82,7 +83,7 @@ class ModuleStore:
             raise InvalidRequest(
                 f"module of {len(wasm)} bytes exceeds the limit of {self._limits.max_module_bytes}", "binary"
             )
-        module = hashlib.sha256(wasm).hexdigest()
+        module = self.identify(wasm)
         with self._transaction():
             if not self._row("SELECT 1 FROM owners WHERE module = ? AND user = ?", module, auth.user):
                 self._make_room(len(wasm), auth.user, module)
@@ -94,6 +95,11 @@ class ModuleStore:
                 "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?)", (module, auth.user, auth.is_admin, now)
             )
         return module
+
+    @staticmethod
+    def identify(wasm: bytes) -> str:
+        """The id that a module of these bytes has, stored or not."""
+        return hashlib.sha256(wasm).hexdigest()
 
     def has(self, module: str) -> bool:
         """Whether a module of this id is stored."""
@@ -226,9 +232,9 @@ class ModuleStore:
             if not nested:
                 self._db.execute("COMMIT")
 
-    def _row(self, query: str, *values: object) -> tuple[object, ...] | None:
+    def _row(self, query: str, *values: object) -> tuple[Any, ...] | None:
         with self._lock:
-            row: tuple[object, ...] | None = self._db.execute(query, values).fetchone()
+            row: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
             return row
 
     def _execute(self, query: str, *values: object) -> None:
@@ -237,7 +243,7 @@ class ModuleStore:
 
     def _number(self, query: str, *values: object) -> int:
         row = self._row(query, *values)
-        return int(str(row[0])) if row and row[0] is not None else 0
+        return int(row[0]) if row and row[0] is not None else 0
 
     def _check_tag_count(self, tags: list[str], auth: Auth) -> None:
         limit = self._limits.max_tags_per_user

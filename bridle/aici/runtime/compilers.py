@@ -1,0 +1,146 @@
+"""Compiled code for modules: from the store, or by a compiler process that is watched and capped.
+
+Only the supervisor writes to the store, and only what a compiler of ours produced from the very bytes that carry
+the module's id: whatever a client sends, it cannot become compiled code of another module.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.modules import Compiled, ModuleStore
+from bridle.aici.runtime.nursery import Nursery, Outcome
+from bridle.aici.runtime.ring import PeerGone, receive_frame
+from bridle.aici.runtime.facts import settings_key
+from bridle.errors import InvalidRequest, Overloaded, ShardUnavailable
+
+_outcomes = m.decoder(Outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Machine code and what the compiler found out."""
+
+    code: bytes
+    facts: str
+    milliseconds: int
+
+
+class Compilers:
+    """Thread-safe. The same module is compiled once, however many ask for it at the same time."""
+
+    def __init__(self, nursery: Nursery, store: ModuleStore, limits: Limits) -> None:
+        self._nursery = nursery
+        self._store = store
+        self._limits = limits
+        self._settings = settings_key(limits)
+        self._slots = threading.BoundedSemaphore(limits.max_compiles)
+        self._lock = threading.Lock()
+        self._known: dict[str, Compiled] = {}
+        self._running: dict[str, Future[Compiled]] = {}
+
+    def get(self, module: str) -> Compiled:
+        """Compiled code of a stored module; compiles it if there is none."""
+        known = self._known.get(module)
+        if known is not None and known.path.exists():
+            return known
+        return self._once(module, lambda: self._from_store(module))
+
+    def compile(self, wasm: bytes) -> Code:
+        """Compile bytes that are not stored yet. Raises `InvalidRequest` with the compiler's words."""
+        if not self._slots.acquire(timeout=self._limits.max_compile_time / 1000):
+            raise Overloaded(f"{self._limits.max_compiles} compilations are running, the limit")
+        try:
+            return self._run(wasm)
+        finally:
+            self._slots.release()
+
+    def keep(self, module: str, code: Code) -> Compiled:
+        """Store what `compile` gave."""
+        compiled = self._store.add_compiled(module, self._settings, code.code, code.facts)
+        self._known[module] = compiled
+        return compiled
+
+    def reject(self, module: str) -> None:
+        """The code of a module could not be loaded: forget it, so that it is made anew."""
+        self._known.pop(module, None)
+        self._store.forget_compiled(module, self._settings)
+
+    def cached(self, module: str) -> Compiled | None:
+        """What is there already."""
+        return self._known.get(module) or self._store.compiled(module, self._settings)
+
+    def _from_store(self, module: str) -> Compiled:
+        compiled = self._store.compiled(module, self._settings)
+        if compiled is None:
+            return self.keep(module, self.compile(self._store.path(module).read_bytes()))
+        self._known[module] = compiled
+        return compiled
+
+    def _once(self, module: str, make: Callable[[], Compiled]) -> Compiled:
+        with self._lock:
+            future = self._running.get(module)
+            is_mine = future is None
+            if future is None:
+                future = self._running[module] = Future()
+        if not is_mine:
+            return future.result()
+        try:
+            future.set_result(make())
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            with self._lock:
+                del self._running[module]
+        return future.result()
+
+    def _run(self, wasm: bytes) -> Code:
+        begin = time.monotonic()
+        source = os.memfd_create("bridle-wasm", os.MFD_CLOEXEC)
+        target = os.memfd_create("bridle-code", os.MFD_CLOEXEC)
+        report, theirs = socket.socketpair()
+        try:
+            with open(source, "wb", closefd=False) as file:
+                file.write(wasm)
+            os.lseek(source, 0, os.SEEK_SET)
+            outcome = self._wait([source, target, theirs.fileno()], theirs, report)
+            if outcome.error:
+                raise InvalidRequest(outcome.error, "binary")
+            os.lseek(target, 0, os.SEEK_SET)
+            with open(target, "rb", closefd=False) as file:
+                code = file.read()
+            return Code(code, outcome.facts, int(1000 * (time.monotonic() - begin)))
+        finally:
+            report.close()
+            theirs.close()
+            os.close(source)
+            os.close(target)
+
+    def _wait(self, descriptors: list[int], theirs: socket.socket, report: socket.socket) -> Outcome:
+        limit = self._limits.max_compile_time
+        process = self._nursery.compiler(descriptors)
+        theirs.close()
+        try:
+            report.settimeout(limit / 1000)
+            data, _ = receive_frame(report)
+            outcome: Outcome = _outcomes.decode(data)
+            return outcome
+        except PeerGone as error:
+            if isinstance(error.__context__, TimeoutError):
+                raise InvalidRequest(f"compiling took longer than the limit of {limit} ms", "binary") from None
+            if not process.wait(0.5):
+                raise ShardUnavailable(f"the compiler hung up: {error}") from None
+            raise InvalidRequest(
+                f"the compiler died; a module may use {self._limits.max_compile_memory} bytes to compile", "binary"
+            ) from None
+        finally:
+            process.kill()
+            process.close()

@@ -1,0 +1,109 @@
+"""Threads of a worker: one leads and does all the work; when a guest keeps it too long, another takes the lead.
+
+So in the normal case nothing is handed between threads, and in the bad case the neighbours of a slow guest wait a
+few milliseconds, not until it is done. A ticker, which also drives the epoch clock, does the watching.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import wasmtime
+
+from bridle.aici.runtime.wasm import Ticker
+
+#: A task that runs longer loses the lead.
+SLICE = 0.003
+#: Ticks without work after which the clock sleeps.
+_IDLE_TICKS = 25
+MAX_THREADS = 24
+
+
+class Task:
+    """Something to run. `run` may take long; everything else about it is quick."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run = run
+        self.started = 0.0
+        self.is_detached = False
+
+
+class Crew:
+    """Runs tasks that `next_task` gives. It is called by the leader only and blocks until there is one."""
+
+    def __init__(self, engine: wasmtime.Engine, next_task: Callable[[], Task | None]) -> None:
+        self._next_task = next_task
+        self._baton = threading.Lock()
+        self._mutex = threading.Lock()
+        self._current: Task | None = None
+        self._num_threads = 1
+        self._num_waiting = 0
+        self._idle_ticks = 0
+        self.ticker = Ticker(engine, self._on_tick)
+
+    def run(self) -> None:
+        """Lead, or wait to lead, until `next_task` gives None. Starts the ticker."""
+        self.ticker.start()
+        self._work()
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: the calling thread is the only one, and leads with its present task."""
+        self._baton = threading.Lock()
+        self._baton.acquire()
+        self._mutex = threading.Lock()
+        self._num_threads, self._num_waiting = 1, 0
+
+    def _work(self) -> None:
+        while True:
+            with self._mutex:
+                self._num_waiting += 1
+            self._baton.acquire()
+            with self._mutex:
+                self._num_waiting -= 1
+            if not self._lead():
+                return
+
+    def _lead(self) -> bool:
+        """Take tasks until the lead is lost (True) or there are no more (False)."""
+        while True:
+            task = self._next_task()
+            if task is None:
+                self._baton.release()
+                return False
+            task.started = time.monotonic()
+            self._current = task
+            self.ticker.awake()
+            task.run()
+            with self._mutex:
+                if task.is_detached:
+                    return True
+                self._current = None
+
+    def _on_tick(self) -> None:
+        task = self._current
+        if task is None:
+            self._idle_ticks += 1
+            if self._idle_ticks > _IDLE_TICKS:
+                self.ticker.park()
+                if self._current is not None:  # it came just now
+                    self.ticker.awake()
+            return
+        self._idle_ticks = 0
+        if time.monotonic() - task.started > SLICE:
+            self._detach(task)
+
+    def _detach(self, task: Task) -> None:
+        """Let somebody else lead; the task goes on in its thread."""
+        with self._mutex:
+            if self._current is not task:
+                return
+            if not self._num_waiting:
+                if self._num_threads >= MAX_THREADS:
+                    return
+                self._num_threads += 1
+                threading.Thread(target=self._work, name="follower", daemon=True).start()
+            task.is_detached = True
+            self._current = None
+        self._baton.release()

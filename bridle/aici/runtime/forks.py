@@ -1,0 +1,40 @@
+"""Forking a sequence, from the supervisor's view: a copy inside its worker, or a fork of its whole process."""
+
+from __future__ import annotations
+
+from bridle.aici.runtime.pool import WorkerPool
+from bridle.aici.runtime.sequences import Sequence, SequenceTable
+from bridle.errors import InvalidRequest
+
+#: How long a process may take to fork, in seconds.
+_SPLIT_TIMEOUT = 2.0
+
+
+class Forks:
+    """Makes sequences out of sequences."""
+
+    def __init__(self, table: SequenceTable, pool: WorkerPool) -> None:
+        self._table = table
+        self._pool = pool
+
+    def fork(self, parent: Sequence, seq_id: int, branch: int) -> tuple[Sequence, int | None]:
+        """The new sequence, and the key of the parent if the worker has still to copy it (before any callback of
+        the step). Raises `BridleError` with what the child's result will say."""
+        if seq_id in self._table.by_id:
+            raise InvalidRequest(f"sequence {seq_id} exists already")
+        if parent.error is not None:
+            raise InvalidRequest(f"sequence {parent.seq_id} has failed: {parent.error}")
+        if parent.is_outstanding:
+            raise InvalidRequest(f"sequence {parent.seq_id} has not answered yet and cannot be forked")
+        problem = self._table.check_fork(parent.request, 1)
+        if problem:
+            raise InvalidRequest(problem)
+        key = self._table.new_key()
+        worker, copies = parent.worker, True
+        if parent.splits:
+            worker, copies = self._pool.split(worker, parent.key, key, branch, _SPLIT_TIMEOUT), False
+        else:
+            worker.keys.add(key)
+        child = Sequence(key, parent.request, worker, seq_id, splits=parent.splits)
+        self._table.add(child)
+        return child, parent.key if copies else None

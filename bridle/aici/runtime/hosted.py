@@ -1,0 +1,316 @@
+"""A sequence as a worker hosts it: an instance and what is known of its tokens, driven by an engine of either dialect.
+
+Engine and guest may speak different dialects; the four combinations meet here. D1 guests under a D2 engine answer
+"suspend" with a noop, forced tokens with a splice and a wish to fork with noop branches, after which each fork gets
+its mid callback. D2 guests under a D1 engine are asked in the pre phase, and the mid phase just hands out what they
+said.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from bridle.aici.protocol import Branch, MidResult, PreResult, Splice
+from bridle.aici.runtime.guests import Choice, Guest, Guest1, Guest2, Mid1, Wait, guest_of, is_noop, noop
+from bridle.aici.runtime.instance import Instance
+from bridle.errors import ControllerError, ControllerTrap
+
+#: Rounds of forced tokens that a pre phase may have; one more is an error.
+MAX_ROUNDS = 10
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What the next call must know of the last one."""
+
+    choice: Choice | None = None  # D2 guest, D1 engine: decided in pre, handed out in mid
+    branch: int = 0  # which branch of it is this sequence's
+    wants_mid: bool = False  # D1 guest, D2 engine: pre is done, mid comes next
+    group: list[int] | None = None  # D1 engine: fork group the guest has not seen yet
+    wait: Wait | None = None
+    wait_end: float | None = None
+    told: list[int] = field(default_factory=list)  # D2 guest, D1 engine: tokens not told yet
+    told_backtrack: int = 0
+    cached_pre: PreResult | None = None  # D1b: result of the pre that ran at instantiation
+
+    def copy(self, branch: int) -> _Stage:
+        return _Stage(self.choice, branch, self.wants_mid, None, None, None, list(self.told), self.told_backtrack)
+
+
+class Hosted:
+    """One sequence. Raises `ControllerError` for everything its guest does wrong."""
+
+    def __init__(self, key: int, instance: Instance) -> None:
+        self.key = key
+        self.instance = instance
+        self.guest: Guest = guest_of(instance)
+        self.length = 0
+        self.rewound = 0
+        self.waits = 0
+        self._stage = _Stage()
+
+    def start(self, prompt: list[int], budget_ms: float) -> list[int]:
+        """Run the callbacks of instantiation; gives the prompt, maybe rewritten."""
+        limits = self.instance.surroundings.limits
+        begin = time.thread_time()
+        self.instance.create(budget_ms)
+        left = max(budget_ms - 1000 * (time.thread_time() - begin), limits.max_pre_step_time)
+        prompt = self.guest.init_prompt(prompt, left)
+        self.length = len(prompt)
+        return prompt
+
+    def fork(self, key: int, branch: int) -> Hosted:
+        """A copy for a branch of the last answer."""
+        other = object.__new__(Hosted)
+        other.key, other.instance = key, self.instance.fork()
+        other.guest = guest_of(other.instance)
+        other.length, other.rewound, other.waits = self.length, self.rewound, 0
+        other._stage = self._stage.copy(branch)
+        return other
+
+    def become(self, key: int, branch: int) -> None:
+        """What `fork` does, after the process itself was forked: this object is the copy."""
+        self.key = key
+        self._stage = self._stage.copy(branch)
+        self.instance.log.take()
+        self.instance.writes = []
+
+    # -- a D2 engine ---------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        backtrack: int,
+        tokens: list[int],
+        sampled: int | None,
+        group: list[int],
+        candidates: list[tuple[int, float]] | None,
+        budget_ms: float,
+    ) -> Choice:
+        """One op of mid_process."""
+        self._account(backtrack, len(tokens))
+        if self._still_waits() and not tokens and not backtrack:
+            return self._count_wait(Choice([noop(waits=True)]))
+        self._stage.wait = None
+        if isinstance(self.guest, Guest2):
+            choice = self.guest.mid(backtrack, tokens, sampled, group, candidates, budget_ms)
+        else:
+            choice = self._step_old(self.guest, backtrack, tokens, group, budget_ms)
+        self._check_backtrack(choice)
+        if choice.wait is not None:
+            self._begin_wait(choice.wait)
+        return self._count_wait(choice)
+
+    def _step_old(
+        self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float
+    ) -> Choice:
+        """A D1 guest: post, pre, mid, as far as it goes in one step."""
+        if not self._stage.wants_mid:
+            if (tokens or backtrack) and guest.post(tokens, backtrack, budget_ms):
+                return Choice([])
+            pre = guest.pre(budget_ms)
+            if pre.suspend:
+                return Choice([noop(waits=True)])
+            if pre.num_forks == 0:
+                return Choice([])
+            if pre.ff_tokens:
+                return Choice([Branch(splices=[Splice([], 0, pre.ff_tokens)])])
+            if pre.num_forks > 1:
+                self._stage.wants_mid = True
+                return Choice([noop() for _ in range(min(pre.num_forks, 1 << 16))])
+        self._stage.wants_mid = False
+        return self._choice_of(guest.mid(group, budget_ms))
+
+    def _choice_of(self, mid: Mid1) -> Choice:
+        if mid.is_stop:
+            return Choice([])
+        if mid.splice is not None:
+            backtrack, tokens = mid.splice
+            return Choice([Branch(splices=[Splice([], backtrack, tokens)])])
+        mask = mid.mask
+        if mask is None or not any(mask):  # in D1 an empty set does not constrain
+            mask = self._all_tokens()
+        return Choice([Branch(sample_mask=0)], [mask])
+
+    # -- a D1 engine ---------------------------------------------------------------------------------------
+
+    def first_pre(self, budget_ms: float) -> PreResult:
+        """D1b: the pre callback that runs at instantiation. Its tokens belong to the prompt."""
+        result = self.pre(budget_ms)
+        if result.suspend or result.num_forks == 0:
+            raise self.instance.broke(ControllerTrap("the first pre callback must neither suspend nor stop"))
+        self.length += len(result.ff_tokens)
+        if result.ff_tokens:
+            self._stage.cached_pre = PreResult(False, result.num_forks, [])
+        return PreResult(False, 1, result.ff_tokens)
+
+    def post(self, tokens: list[int], backtrack: int, budget_ms: float) -> bool:
+        """Tell what the last step did; gives whether the guest stops. `backtrack` counts the discarded sample."""
+        older = max(backtrack - 1, 0)
+        self._account(older, len(tokens))
+        self._stage.cached_pre = None
+        if isinstance(self.guest, Guest1):
+            if not tokens and not older:  # a noop of ours
+                return False
+            return self.guest.post(tokens, older, budget_ms)
+        stage = self._stage
+        shorter = min(older, len(stage.told))
+        del stage.told[len(stage.told) - shorter :]
+        stage.told_backtrack += older - shorter
+        stage.told += tokens
+        stage.choice = None
+        return False
+
+    def pre(self, budget_ms: float) -> PreResult:
+        """Ask whether, and how, the sequence goes on in this step."""
+        if self._stage.cached_pre is not None:
+            cached, self._stage.cached_pre = self._stage.cached_pre, None
+            return cached
+        if isinstance(self.guest, Guest1):
+            result = self._pre_old(self.guest, budget_ms)
+        else:
+            result = self._pre_new(self.guest, budget_ms)
+        self.length += len(result.ff_tokens)
+        self._count(result.suspend)
+        return result
+
+    def mid(self, group: list[int], budget_ms: float) -> tuple[MidResult | None, bytes]:
+        """The decision for a sequence that is scheduled: a splice or None, and its mask."""
+        self._stage.cached_pre = None
+        if isinstance(self.guest, Guest1):
+            return self._handed_out(self.guest.mid(group, budget_ms))
+        stage = self._stage
+        if stage.choice is None:  # the engine skipped the pre phase
+            self._pre_new(self.guest, budget_ms)
+        if stage.choice is None:
+            return MidResult([], 1), self._all_tokens()
+        choice, stage.choice = stage.choice, None
+        if len(choice.branches) > 1:
+            stage.group = group
+        return self._handed_out_new(choice, choice.branches[min(stage.branch, len(choice.branches) - 1)])
+
+    def _pre_old(self, guest: Guest1, budget_ms: float) -> PreResult:
+        forced: list[int] = []
+        for _ in range(MAX_ROUNDS + 1):
+            result = guest.pre(budget_ms)
+            if not result.ff_tokens:
+                result.ff_tokens = forced
+                if result.suspend and forced:  # tokens first; it is asked again in the next step
+                    return PreResult(False, 1, forced)
+                return result
+            forced += result.ff_tokens
+            if guest.post(result.ff_tokens, 0, budget_ms):
+                return PreResult(False, 0, result.ff_tokens)
+        raise self.instance.broke(ControllerTrap(f"more than {MAX_ROUNDS} rounds of forced tokens in a step"))
+
+    def _pre_new(self, guest: Guest2, budget_ms: float) -> PreResult:
+        """Ask a D2 guest until it does something that needs the model."""
+        stage = self._stage
+        if self._still_waits():
+            return PreResult(suspend=True)
+        forced: list[int] = []
+        for _ in range(MAX_ROUNDS + 1):
+            told, backtrack = stage.told, stage.told_backtrack
+            group = stage.group or [self.instance.seq_id]
+            stage.told, stage.told_backtrack, stage.group, stage.branch = [], 0, None, 0
+            sampled = told[0] if len(told) == 1 and not backtrack and not forced else None
+            choice = guest.mid(backtrack, told, sampled, group, None, budget_ms)
+            self._check_backtrack(choice, len(forced))
+            if choice.wait is not None:
+                self._begin_wait(choice.wait)
+            if not choice.branches:
+                return PreResult(False, 0, forced)
+            if choice.is_noop:
+                return PreResult(False, 1, forced) if forced else PreResult(suspend=True)
+            splice = choice.branches[0].splices[0] if choice.branches[0].sample_mask is None else None
+            if len(choice.branches) > 1 or splice is None or splice.backtrack:
+                stage.choice = choice
+                return PreResult(False, len(choice.branches), forced)
+            forced += splice.ff_tokens
+            stage.told = list(splice.ff_tokens)
+        raise self.instance.broke(ControllerTrap(f"more than {MAX_ROUNDS} rounds of forced tokens in a step"))
+
+    def _handed_out(self, mid: Mid1) -> tuple[MidResult | None, bytes]:
+        """A D1 guest's result with the bias row that D1 prescribes for it."""
+        size = len(self._all_tokens())
+        if mid.is_stop:
+            return None, self._only(self.instance.surroundings.vocabulary.eos)
+        if mid.splice is None:
+            return None, mid.mask if mid.mask is not None else bytes(size)
+        backtrack, tokens = mid.splice
+        if backtrack > self.length:
+            raise self._too_far(backtrack)
+        if backtrack:
+            return MidResult(tokens, backtrack + 1), self._all_tokens()
+        return MidResult(tokens, 0), self._only(tokens[0])
+
+    def _handed_out_new(self, choice: Choice, branch: Branch) -> tuple[MidResult | None, bytes]:
+        """A branch of a D2 guest in D1's words."""
+        everything = self._all_tokens()
+        if branch.sample_mask is not None:
+            mask = choice.masks[branch.sample_mask]
+            if not branch.splices:
+                return None, mask
+            splice = branch.splices[0]
+            if splice.when_sampled or not splice.backtrack:
+                raise self.instance.broke(ControllerTrap("a splice that depends on the sample needs a D2 engine"))
+            return MidResult(splice.ff_tokens, splice.backtrack), mask
+        splice = branch.splices[0]
+        if splice.backtrack or not splice.ff_tokens:
+            return MidResult(splice.ff_tokens, splice.backtrack + 1), everything
+        return MidResult(splice.ff_tokens, 0), self._only(splice.ff_tokens[0])
+
+    # -- accounts ------------------------------------------------------------------------------------------
+
+    def _account(self, backtrack: int, num_tokens: int) -> None:
+        limit = self.instance.surroundings.limits.max_rewound_tokens
+        self.length = max(self.length - backtrack, 0) + num_tokens
+        self.rewound += backtrack
+        if self.rewound > limit:
+            raise self.instance.broke(ControllerTrap(f"{self.rewound} tokens taken back exceed the limit of {limit}"))
+
+    def _check_backtrack(self, choice: Choice, ahead: int = 0) -> None:
+        """Nobody takes back more than there is. `ahead` tokens were forced but are not accounted yet."""
+        for branch in choice.branches:
+            sampled = 0 if branch.sample_mask is None else 1
+            for splice in branch.splices:
+                if splice.backtrack - sampled > self.length + ahead:
+                    raise self._too_far(splice.backtrack - sampled)
+
+    def _too_far(self, backtrack: int) -> ControllerError:
+        return self.instance.broke(
+            ControllerTrap(f"backtrack of {backtrack} tokens, but the sequence has only {self.length}")
+        )
+
+    def _count_wait(self, choice: Choice) -> Choice:
+        self._count(choice.is_noop)
+        return choice
+
+    def _count(self, waits: bool) -> None:
+        limit = self.instance.surroundings.limits.max_waits
+        self.waits = self.waits + 1 if waits else 0
+        if self.waits > limit:
+            raise self.instance.broke(ControllerTrap(f"waited for more than {limit} steps in a row"))
+
+    def _begin_wait(self, wait: Wait) -> None:
+        self._stage.wait = wait
+        self._stage.wait_end = None if wait.ms is None else time.monotonic() + wait.ms / 1000
+
+    def _still_waits(self) -> bool:
+        wait, end = self._stage.wait, self._stage.wait_end
+        if wait is None:
+            return False
+        if end is not None and time.monotonic() >= end:
+            return False
+        return wait.variable is None or self.instance.variables.version(wait.variable) <= wait.newer_than
+
+    def _all_tokens(self) -> bytes:
+        return b"\xff" * (4 * ((self.instance.surroundings.vocabulary.size + 31) // 32))
+
+    def _only(self, token: int) -> bytes:
+        row = bytearray(len(self._all_tokens()))
+        row[token >> 3] = 1 << (token & 7)
+        return bytes(row)
+
+
+__all__ = ["MAX_ROUNDS", "Hosted", "is_noop"]

@@ -1,0 +1,295 @@
+"""One running copy of a controller: a store, its memory, what host functions keep for it, and how it is copied.
+
+Callbacks are called by name and give their JSON result as bytes; what the JSON means is `guests`' business. An
+instance that failed once stays broken: what it might do next is not defined.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import wasmtime
+
+from bridle.aici.protocol import WriteVar
+from bridle.aici.runtime import constraints, host, wasi
+from bridle.aici.runtime.facts import Facts
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.logs import LogBuffer
+from bridle.aici.runtime.storage import Variables
+from bridle.aici.runtime.vocabulary import Vocabulary
+from bridle.aici.runtime.wasm import (
+    LOOK_TICKS,
+    Crossing,
+    GuestFault,
+    GuestMemory,
+    crossing,
+    make_config,
+    running,
+)
+from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, InvalidRequest
+
+#: What `aici_host_self_seq_id` says before an engine has given a number.
+NO_SEQ_ID = 424242
+_MAX_ERROR = 8 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all instances of a runtime share. `capabilities` are the engine's: fork, backtrack, ff_tokens."""
+
+    vocabulary: Vocabulary
+    limits: Limits
+    capabilities: frozenset[str] = frozenset()
+    timer_resolution_ns: int = 0
+
+
+class Sandbox:
+    """An engine with everything that guests may import, ready to load compiled code. One for each process."""
+
+    def __init__(self, limits: Limits, way: Crossing | None = None) -> None:
+        self.engine = wasmtime.Engine(make_config(limits, reference_types=True, parallel=False))
+        self.crossing = way or crossing()
+        self._linkers = {old: self._link(old) for old in (False, True)}
+
+    def load(self, path: str, facts: Facts) -> Program:
+        """Compiled code from a file that the module store vouches for."""
+        module = wasmtime.Module.deserialize_file(self.engine, path)
+        try:
+            pre = self._linkers[facts.old_bias].instantiate_pre(module)
+        except wasmtime.WasmtimeError as error:
+            raise InvalidRequest(f"the module does not link: {error}", "module_id") from None
+        return Program(self, pre, facts)
+
+    def _link(self, old_bias: bool) -> wasmtime.Linker:
+        linker = wasmtime.Linker(self.engine)
+        bias = host.BIAS_OLD if old_bias else host.BIAS_NEW
+        for function in (*host.FUNCTIONS, bias, *wasi.FUNCTIONS, *constraints.FUNCTIONS):
+            self.crossing.define(linker, function)
+        return linker
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Loaded code, linked."""
+
+    sandbox: Sandbox
+    pre: wasmtime.InstancePre
+    facts: Facts
+
+
+class NoMemory:
+    """Stands in until an instance has its memory."""
+
+    size = 0
+
+    def read(self, start: int, length: int) -> bytes:
+        raise GuestFault("the instance has no memory yet")
+
+    def write(self, start: int, data: bytes | memoryview) -> None:
+        raise GuestFault("the instance has no memory yet")
+
+    def read_u32(self, start: int) -> int:
+        raise GuestFault("the instance has no memory yet")
+
+    def write_u32(self, start: int, value: int) -> None:
+        raise GuestFault("the instance has no memory yet")
+
+
+class Instance:
+    """A controller that runs. Host functions read and write its plain attributes; one thread at a time uses it,
+    except for `cancel`."""
+
+    def __init__(
+        self, program: Program, surroundings: Surroundings, argument: bytes, variables: Variables
+    ) -> None:
+        """Link and run the start function. Raises `ControllerError`, `InvalidRequest`."""
+        self.program = program
+        self.surroundings = surroundings
+        self.dialect, self.layout = program.facts.dialect, program.facts.layout
+        self.argument = argument
+        self.variables = variables
+        self.process_argument = b"{}"
+        self.blobs: dict[int, bytes] = {}
+        self.result: bytes | None = None
+        self.log = LogBuffer(surroundings.limits.max_log)
+        self.writes: list[WriteVar] = []
+        self.masks: list[bytes] = []
+        self.constraints: dict[int, Any] = {}
+        self.next_constraint = 0
+        self.seq_id = NO_SEQ_ID
+        self.handle = 0
+        self.failure: BaseException | None = None
+        self.broken: str | None = None
+        self.memory: GuestMemory = NoMemory()
+        self._exports: Any = {}
+        self.spent_tokenizing = self.num_commands = 0
+        self.born_ns = time.monotonic_ns()
+        self._cancelled: ControllerError | None = None
+        self._budget_end = 0.0
+        self._functions: dict[str, Callable[..., int]] = {}
+        self._open()
+        if program.facts.has_start:
+            self._run(f"{program.facts.prefix}s", (), surroundings.limits.max_init_time)
+
+    # -- calling -------------------------------------------------------------------------------------------
+
+    def create(self, budget_ms: float) -> None:
+        """Run `aici_init` and `aici_create` within so much CPU time."""
+        self._begin()
+        self._run("aici_init", (), budget_ms)
+        self.handle = self._run("aici_create", (), budget_ms)
+
+    def callback(self, name: str, argument: bytes, budget_ms: float) -> bytes:
+        """Run an export that gets `argument` as its process argument; gives what it returned, as JSON text."""
+        self._begin()
+        self.process_argument = argument
+        self._run(name, (self.handle,), budget_ms)
+        if self.result is None:
+            raise self.broke(ControllerTrap(f"{name} did not call aici_host_return_process_result"))
+        return self.result
+
+    def main(self, prompt: list[int], budget_ms: float) -> None:
+        """Let the guest see a prompt, then run its `aici_main`, or a C `main`. There is no ticker here."""
+        self.callback("aici_init_prompt", msgspec.json.encode({"prompt": prompt}), budget_ms)
+        name = "aici_main" if "aici_main" in self._exports else "main"
+        if name not in self._exports:
+            raise InvalidRequest("the module exports neither aici_main nor main")
+        self._run(name, (self.handle,) if name == "aici_main" else (0, 0), budget_ms)
+
+    def cancel(self, reason: ControllerError) -> None:
+        """End the callback that runs, and refuse further ones. May be called from any thread."""
+        self._cancelled = reason
+
+    def stop_reason(self) -> ControllerError | None:
+        """Why the running callback should end, or None."""
+        if self._cancelled is not None:
+            return self._cancelled
+        if time.thread_time() > self._budget_end:
+            return ControllerTimeout(f"callback used more than its {self._budget_ms:g} ms of CPU time")
+        return None
+
+    def add_mask(self, bits: bytes) -> int:
+        """Keep a mask of the running callback; gives its name, 1 more than its place."""
+        limit = self.surroundings.limits.max_masks
+        if len(self.masks) >= limit:
+            raise GuestFault(f"more than {limit} masks in a callback")
+        self.masks.append(bits)
+        return len(self.masks)
+
+    def broke(self, error: ControllerError) -> ControllerError:
+        """Remember that this instance failed, with the memory it used beside its limit."""
+        limit = self.surroundings.limits.max_memory
+        text = f"{error}\nmemory: {self.memory.size} of at most {limit} bytes"
+        self.broken = text[:_MAX_ERROR]
+        error.args = (self.broken,)
+        return error
+
+    # -- copying -------------------------------------------------------------------------------------------
+
+    def fork(self, variables: Variables | None = None) -> Instance:
+        """A copy of the complete state. Only between callbacks, and only if the facts say `is_copyable`."""
+        assert self.program.facts.is_copyable and self.broken is None
+        other = object.__new__(Instance)
+        other.__dict__.update(self.__dict__)
+        other.blobs = dict(self.blobs)
+        other.log = LogBuffer(self.surroundings.limits.max_log)
+        other.writes, other.masks = [], []
+        other.constraints = {handle: matcher.deep_copy() for handle, matcher in self.constraints.items()}
+        other.variables = variables or self.variables
+        other.failure = None
+        other._open()
+        other._copy_state(self)
+        return other
+
+    def _copy_state(self, source: Instance) -> None:
+        prefix = self.program.facts.prefix
+        theirs, ours = source._exports, self._exports
+        memory = ours.get(f"{prefix}m")
+        if memory is not None:
+            size = source.memory.size
+            missing = (size - self.memory.size) >> 16
+            if missing:
+                memory.grow(self._store, missing)
+            base = theirs[f"{prefix}m"].data_ptr(source._store)
+            ctypes.memmove(memory.data_ptr(self._store), base, size)
+        for index in range(self.program.facts.num_globals):
+            name = f"{prefix}g{index}"
+            ours[name].set_value(self._store, theirs[name].value(source._store))
+
+    # -- helpers -------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the memory now rather than when Python finds the time. No callback may be running."""
+        self._functions = {}
+        self.memory = NoMemory()
+        self.broken = self.broken or "the instance is closed"
+        self._store.close()
+
+    def _open(self) -> None:
+        """A fresh store and instance of the program."""
+        limits = self.surroundings.limits
+        sandbox = self.program.sandbox
+        store = wasmtime.Store(sandbox.engine)
+        store.set_limits(
+            memory_size=limits.max_memory, table_elements=100_000, instances=1, tables=2, memories=1
+        )
+        sandbox.crossing.arm(store, limits.max_call_time)
+        store.set_epoch_deadline(LOOK_TICKS)
+        try:
+            instance = self.program.pre.instantiate(store)
+        except (wasmtime.WasmtimeError, wasmtime.Trap) as error:
+            raise ControllerTrap(f"{error} (memory is limited to {limits.max_memory} bytes)") from None
+        exports: Any = instance.exports(store)
+        self._store, self._exports = store, exports
+        memory = exports.get("memory")
+        if isinstance(memory, wasmtime.Memory):
+            self.memory = sandbox.crossing.memory(store, memory)
+        self._functions = {}
+
+    def _begin(self) -> None:
+        """Forget what the previous callback left for this one's time only."""
+        self.result = None
+        self.masks = []
+        self.spent_tokenizing = self.num_commands = 0
+        if self.broken is not None:
+            raise ControllerTrap(f"Previous WASM Error: {self.broken}")
+
+    def _run(self, name: str, arguments: tuple[int, ...], budget_ms: float) -> int:
+        function = self._functions.get(name)
+        if function is None:
+            export = self._exports[name]
+            function = self.program.sandbox.crossing.bind(self._store, export, len(arguments))
+            self._functions[name] = function
+        self.failure = None
+        self._budget_ms = budget_ms
+        self._budget_end = time.thread_time() + budget_ms / 1000
+        before, running.guest = running.guest, self
+        try:
+            return function(*arguments)
+        except ControllerError as error:
+            self._panic(error)
+            raise self.broke(error) from None
+        except Exception as error:
+            raise self.broke(ControllerError(f"internal error in a host function: {error!r}")) from error
+        finally:
+            running.guest = before
+
+    def _panic(self, error: ControllerError) -> None:
+        """After a fatal host error the guest may say a last word through `aici_panic`."""
+        if not isinstance(error, GuestFault):
+            return
+        self.log.write(f"FATAL ERROR: {str(error).splitlines()[0]}\n".encode())
+        panic = self._exports.get("aici_panic")
+        if panic is None:
+            return
+        self.failure = None
+        self._budget_end = time.thread_time() + self.surroundings.limits.max_pre_step_time / 1000
+        try:
+            self.program.sandbox.crossing.bind(self._store, panic, 0)()
+        except Exception:
+            self.failure = None  # it had its chance

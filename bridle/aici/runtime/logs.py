@@ -1,0 +1,34 @@
+"""What a guest prints: kept up to a limit between two reports, the newest part first of all."""
+
+from __future__ import annotations
+
+
+class LogBuffer:
+    """Text of fds 1 and 2. When it is full, the oldest quarter goes."""
+
+    __slots__ = ("_data", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+
+    def write(self, data: bytes) -> None:
+        if len(data) >= self._limit:
+            self._data[:] = data[-self._limit :]
+            return
+        if len(self._data) + len(data) > self._limit:
+            del self._data[: max(self._limit // 4, len(self._data) + len(data) - self._limit)]
+        self._data += data
+
+    def take(self) -> str:
+        """Everything since the last call, leniently decoded."""
+        if not self._data:
+            return ""
+        text = self._data.decode(errors="replace")
+        self._data.clear()
+        return text
+
+    def copy(self) -> LogBuffer:
+        other = LogBuffer(self._limit)
+        other._data[:] = self._data
+        return other

@@ -1,0 +1,155 @@
+"""The runtime's process from its first line: options, vocabulary, nursery, then serving or a single command.
+
+The order matters: the nursery is forked while there is no thread yet, and after the vocabulary is in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from bridle.aici.channels import MIB, attach_link
+from bridle.aici.protocol import Auth
+from bridle.aici.runtime import options as o
+from bridle.aici.runtime.compilers import Compilers
+from bridle.aici.runtime.instance import Instance, Sandbox, Surroundings
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.modules import ModuleStore
+from bridle.aici.runtime.nursery import Nursery, start
+from bridle.aici.runtime.side import SideOptions
+from bridle.aici.runtime.storage import SharedVariables
+from bridle.aici.runtime.supervisor import RuntimeOptions, Supervisor
+from bridle.aici.runtime.tags import is_module_id
+from bridle.aici.runtime.vocabulary import Vocabulary, load_vocabulary
+from bridle.errors import BridleError, InvalidRequest
+
+_ADMIN = Auth("local", True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; gives the exit status. Serving does not come back before the engine is gone."""
+    parser = o.make_parser()
+    options = parser.parse_args(arguments)
+    try:
+        return _run(options, parser)
+    except (BridleError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if not (options.server or options.module or options.save_tokenizer):
+        parser.print_usage(sys.stderr)
+        print("error: one of --server, --module and --save-tokenizer is needed", file=sys.stderr)
+        return 2
+    limits = o.limits_of(options)
+    needs_tokens = options.server or options.save_tokenizer or options.run
+    vocabulary = (
+        load_vocabulary(o.tokenizer_of(options), options.logits_size) if needs_tokens else _no_vocabulary()
+    )
+    if options.save_tokenizer:
+        Path(options.save_tokenizer).write_bytes(vocabulary.trie(1 if o.dialect_of(options).name != "2" else 2))
+        return 0
+    if options.server:
+        for dialect in (1, 2):
+            vocabulary.trie(dialect)  # so that every worker shares them
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+    surroundings = Surroundings(
+        vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000
+    )
+    nursery = start(surroundings)
+    if options.module:
+        return _install(options, limits, nursery, surroundings)
+    _serve(options, limits, nursery, vocabulary)
+    return 0
+
+
+def _no_vocabulary() -> Vocabulary:
+    return Vocabulary([b"\0"], 0, lambda text: [0])
+
+
+# -- serving -----------------------------------------------------------------------------------------------
+
+
+def _serve(options: argparse.Namespace, limits: Limits, nursery: Nursery, vocabulary: Vocabulary) -> None:
+    dialect = o.dialect_of(options)
+    json_size, bin_size = dialect.defaults
+    link = attach_link(
+        options.name,
+        json_size=(options.json_size or json_size) * MIB,
+        mask_size=(options.bin_size or bin_size) * MIB,
+        futex=options.futex,
+    )
+    settings = RuntimeOptions(
+        dialect=dialect.name,
+        dtype=options.bias_dtype or "f32",
+        capabilities=o.capabilities_of(options),
+        folder=o.folder_of(options),
+        side=SideOptions(options.isolation, options.fork_by, options.restricted),
+        allow_downloads=options.allow_downloads and not options.restricted,
+        stay=options.stay,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, _leave)
+    Supervisor(settings, limits, link, nursery, vocabulary).run()
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """Ended from outside: what we started ends with us."""
+    os._exit(0)
+
+
+# -- single commands ---------------------------------------------------------------------------------------
+
+
+def _install(options: argparse.Namespace, limits: Limits, nursery: Nursery, surroundings: Surroundings) -> int:
+    store = ModuleStore(o.folder_of(options), limits)
+    compilers = Compilers(nursery, store, limits)
+    module = str(options.module)
+    if not is_module_id(module):
+        wasm = Path(module).read_bytes()
+        code = None if store.has(store.identify(wasm)) else compilers.compile(wasm)
+        module = store.add(wasm, _ADMIN)
+        if code is not None:
+            compilers.keep(module, code)
+    elif not store.has(module):
+        raise InvalidRequest(f"unknown module {module}")
+    if options.tag:
+        store.set_tags(module, options.tag, _ADMIN)
+    if options.gh_module:
+        store.link(options.gh_module, module)
+    print(module)
+    if options.run:
+        _run_main(options, compilers, module, surroundings)
+    store.close()
+    return 0
+
+
+def _run_main(
+    options: argparse.Namespace, compilers: Compilers, module: str, surroundings: Surroundings
+) -> None:
+    """Instantiate with the prompt "Hello world!" and call the module's main. This process has no engine."""
+    from bridle.aici.runtime.registry import Registry
+
+    compiled = compilers.get(module)
+    facts = Registry(surroundings.limits).facts(compiled.facts)
+    if facts.problem:
+        raise InvalidRequest(facts.problem)
+    argument = Path(options.run_arg).read_bytes() if options.run_arg else b'{"steps":[]}'
+    program = Sandbox(surroundings.limits).load(str(compiled.path), facts)
+    instance = Instance(program, surroundings, argument, SharedVariables(surroundings.limits))
+    try:
+        instance.create(surroundings.limits.max_init_time)
+        prompt = list(surroundings.vocabulary.encode("Hello world!"))
+        instance.main(prompt, surroundings.limits.max_call_time)
+    finally:
+        sys.stdout.write(instance.log.take())
+        sys.stdout.flush()
+

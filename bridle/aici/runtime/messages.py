@@ -1,0 +1,184 @@
+"""What supervisor and workers say to each other: msgpack arrays, by rings (steps) and sockets (the rest).
+
+`key` names an instance for its whole life, whatever sequence numbers the engine uses. Nothing here is public: both
+ends are always the same version.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from bridle.aici.protocol import Branch, MidResult, PreResult, WriteVar
+
+
+class Packed(Struct, array_like=True, tag=True):
+    pass
+
+
+# -- a step ------------------------------------------------------------------------------------------------
+
+
+class Step2(Packed):
+    """One op of a D2 engine. `parent` is the key to fork from, `branch` the number of the branch."""
+
+    key: int
+    seq_id: int
+    backtrack: int
+    tokens: list[int]
+    sampled: int | None
+    group: list[int]
+    parent: int | None = None
+    branch: int = 0
+    candidates: list[tuple[int, float]] | None = None
+
+
+class PostPre(Packed):
+    """One sequence in a D1 engine's post_pre_process. `tokens` of None: nothing to tell about the last step."""
+
+    key: int
+    seq_id: int
+    tokens: list[int] | None
+    backtrack: int
+
+
+class Mid1(Packed):
+    """One op of a D1 engine's mid_process."""
+
+    key: int
+    seq_id: int
+    group: list[int]
+    parent: int | None = None
+    branch: int = 0
+
+
+class Batch(Packed):
+    """All that a worker has to do in a step. `budget_ms` is what one callback may use at most; `cancelled` are
+    keys of guests that are too late, with what to tell them."""
+
+    number: int
+    ops: list[Step2 | PostPre | Mid1]
+    freed: list[int]
+    budget_ms: float
+    cancelled: list[tuple[int, str]] = []
+
+
+class Chosen(Packed):
+    """D2: branches, whose `sample_mask` is a place in the answer's `masks`."""
+
+    branches: list[Branch]
+
+
+class Phases(Packed):
+    """D1: results of post (None: it did not run) and pre. Logs and writes of post stand apart from the answer's."""
+
+    stop: bool | None
+    pre: PreResult
+    post_logs: str = ""
+    post_storage: list[WriteVar] = []
+    post_micros: int = 0
+
+
+class Sampled(Packed):
+    """D1: the mask is always there."""
+
+    splice: MidResult | None
+
+
+class Answer(Packed):
+    """What one sequence answered. `failed_in_post` tells in which D1 phase the error came."""
+
+    key: int
+    error: str
+    logs: str
+    storage: list[WriteVar]
+    micros: int
+    result: Chosen | Phases | Sampled | None
+    masks: list[memoryview]
+    failed_in_post: bool = False
+
+
+class Answers(Packed):
+    """Answers of a batch, or a late one. Sequences of the batch that are missing still run."""
+
+    number: int
+    answers: list[Answer]
+
+
+# -- the rest ----------------------------------------------------------------------------------------------
+
+
+class Create(Packed):
+    """Make an instance. The module's compiled code is at `path`; `first_pre` runs D1b's first pre callback."""
+
+    rid: int
+    key: int
+    request: int
+    path: str
+    module: str
+    facts: bytes
+    argument: str
+    prompt: list[int]
+    first_pre: bool
+
+
+class Created(Packed):
+    rid: int
+    error: str
+    logs: str
+    storage: list[WriteVar]
+    micros: int
+    prompt: list[int]
+    pre: PreResult | None = None
+    is_refused: bool = False  # the module cannot be instantiated at all: no fault of a guest
+
+
+class Drop(Packed):
+    """Instances nobody will ask for again, running or not."""
+
+    keys: list[int]
+    reason: str
+
+
+class Split(Packed):
+    """Fork this process; the child is branch `branch` and serves the ring and the sockets that come with the
+    message: ring memory, doorbell, side, storage."""
+
+    rid: int
+    key: int
+    new_key: int
+    branch: int
+
+
+class SplitDone(Packed):
+    """Comes with a handle of the child."""
+
+    rid: int
+    error: str
+    pid: int = 0
+
+
+class Variable(Packed):
+    """A storage command of a guest in a process of its own: a read, a write, or (neither) just the version."""
+
+    name: str
+    write: WriteVar | None = None
+    only_version: bool = False
+
+
+class VariableReply(Packed):
+    reply: bytes = b""
+    error: str = ""
+    version: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+encode_into = _encoder.encode_into
+
+
+def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A decoder for one type or a union of message types."""
+    return msgspec.msgpack.Decoder(kind)

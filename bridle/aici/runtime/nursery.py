@@ -1,0 +1,181 @@
+"""The nursery: a process without threads that forks workers and compilers on the supervisor's behalf.
+
+It is forked from the supervisor before that has any thread, with the vocabulary in memory and the sandbox set up, so
+that a new worker costs a few milliseconds and shares those pages. It never compiles, since a process that has
+compiled must not be forked. Everything it forks dies with it, and it dies with the supervisor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.instance import Sandbox, Surroundings
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
+from bridle.errors import InternalError
+
+_PR_SET_PDEATHSIG = 1
+_WORKER, _COMPILER = "worker", "compiler"
+
+
+@dataclass(slots=True)
+class Process:
+    """A process that the supervisor may watch and end, safe against reuse of its number."""
+
+    pid: int
+    handle: int
+
+    def kill(self) -> None:
+        """End it now. Idempotent."""
+        try:
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def wait(self, timeout: float | None) -> bool:
+        """Whether it is gone, at latest after `timeout` seconds."""
+        poll = select.poll()
+        poll.register(self.handle, select.POLLIN)
+        return bool(poll.poll(None if timeout is None else max(int(timeout * 1000), 0)))
+
+    def close(self) -> None:
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
+
+
+class Nursery:
+    """The supervisor's end. Thread-safe."""
+
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+        self.pid = pid
+
+    def worker(self, descriptors: list[int]) -> Process:
+        """Fork a worker that serves ring memory, doorbell, side socket and, if there is a fourth, storage."""
+        return self._spawn(_WORKER, descriptors)
+
+    def compiler(self, descriptors: list[int]) -> Process:
+        """Fork a compiler: a module's file, a memory file for the code, a socket for the outcome."""
+        return self._spawn(_COMPILER, descriptors)
+
+    def _spawn(self, kind: str, descriptors: list[int]) -> Process:
+        with self._lock:
+            send_frame(self._socket, kind.encode(), descriptors)
+            data, handles = receive_frame(self._socket, 1)
+        if not handles:
+            raise InternalError(f"cannot fork a {kind}: {data.decode(errors='replace')}")
+        return Process(int(data), handles[0])
+
+
+def start(surroundings: Surroundings) -> Nursery:
+    """Fork the nursery. The caller must not have any threads yet."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        try:
+            die_with_parent()
+            _serve(theirs, surroundings)
+        finally:
+            os._exit(0)
+    theirs.close()
+    return Nursery(ours, pid)
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, however that happens."""
+    parent = os.getppid()
+    _prctl = ctypes.CDLL(None, use_errno=True).prctl
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _serve(sock: socket.socket, surroundings: Surroundings) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no burial
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    sandbox = Sandbox(surroundings.limits)
+    while True:
+        try:
+            kind, descriptors = receive_frame(sock, 8)
+        except PeerGone:
+            return
+        try:
+            pid = os.fork()
+        except OSError as error:
+            send_frame(sock, str(error).encode())
+        else:
+            if pid == 0:
+                sock.close()
+                _child(kind.decode(), descriptors, surroundings, sandbox)
+            handle = os.pidfd_open(pid)
+            send_frame(sock, str(pid).encode(), [handle])
+            os.close(handle)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _child(kind: str, descriptors: list[int], surroundings: Surroundings, sandbox: Sandbox) -> None:
+    try:
+        die_with_parent()
+        if kind == _WORKER:
+            _be_worker(descriptors, surroundings, sandbox)
+        else:
+            be_compiler(descriptors, surroundings.limits)
+    except BaseException as error:
+        os.write(2, f"runtime {kind} {os.getpid()} failed: {error!r}\n".encode())
+    finally:
+        os._exit(1)
+
+
+def _be_worker(descriptors: list[int], surroundings: Surroundings, sandbox: Sandbox) -> None:
+    from bridle.aici.runtime.worker import Worker
+
+    memory, bell, side, *storage = descriptors
+    port = Port(memory, socket.socket(fileno=bell), is_worker=True)
+    os.close(memory)
+    remote = socket.socket(fileno=storage[0]) if storage else None
+    Worker(surroundings, sandbox, port, socket.socket(fileno=side), remote).run()
+
+
+class Outcome(msgspec.Struct):
+    """What a compiler says at its end; the code is in the memory file."""
+
+    error: str = ""
+    facts: str = ""
+
+
+def be_compiler(descriptors: list[int], limits: Limits) -> None:
+    """Compile one module, tell the outcome, end."""
+    from bridle.aici.runtime import compiler
+
+    source, target, report = descriptors
+    outcome = Outcome()
+    compiler.cap_resources(limits)
+    try:
+        with open(source, "rb") as file:
+            code, facts = compiler.compile_module(file.read(), limits)
+        outcome.facts = msgspec.json.encode(facts).decode()
+        with open(target, "wb", closefd=False) as file:
+            file.write(code)
+    except MemoryError:
+        outcome.error = f"compiling needs more than {limits.max_compile_memory} bytes"
+    except Exception as error:
+        outcome.error = str(error)
+    send_frame(socket.socket(fileno=report), m.encode(outcome))
+    os._exit(0)
+
+

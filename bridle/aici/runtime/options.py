@@ -1,0 +1,186 @@
+"""The runtime's command line: the original's options with their meanings, and our own beside them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from bridle.aici.masks import DTYPES
+from bridle.aici.runtime.limits import DEFAULT_LIMITS, MIB, Limits
+from bridle.errors import InvalidRequest
+
+#: Short tokenizer names of the original, and what they stand for on the hub.
+TOKENIZERS = {
+    "gpt4": "Xenova/gpt-4",
+    "llama70": "codellama/CodeLlama-70b-Instruct-hf",
+    "llama16": "codellama/CodeLlama-13b-Instruct-hf",
+    "llama": "codellama/CodeLlama-34b-Instruct-hf",
+    "orca": "microsoft/Orca-2-13b@refs/pr/23",
+    "falcon": "tiiuae/falcon-7b",
+    "mistral": "mistralai/Mistral-7B-Instruct-v0.2",
+    "mpt": "mosaicml/mpt-7b",
+    "phi": "microsoft/phi-1_5",
+    "gpt2": "gpt2",
+}
+#: Options that only engines of dialect 2 use: their presence tells the dialect.
+_DIALECT_2 = ("cap_fork", "cap_backtrack", "cap_ff_tokens", "bias_dtype", "logits_size", "restricted")
+_STEP_TIME_1 = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`name` is 1, 1b or 2."""
+
+    name: str
+
+    @property
+    def defaults(self) -> tuple[int, int]:
+        """Sizes of a message region and of the bias region, in MiB."""
+        return (128, 64) if self.name == "2" else (8, 16)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All options. Their help is the reference of `bridle runtime`."""
+    parser = argparse.ArgumentParser(
+        prog="bridle runtime", description="Host sandboxed controllers for an engine, over shared memory."
+    )
+    _add_serving(parser)
+    _add_limits(parser)
+    _add_capabilities(parser)
+    _add_modules(parser)
+    _add_own(parser)
+    return parser
+
+
+def _add_serving(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("serving")
+    group.add_argument("-s", "--server", action="store_true", help="serve over shared memory")
+    group.add_argument("-n", "--name", default="/aici0-", metavar="PREFIX", help="prefix of object names")
+    group.add_argument("-t", "--tokenizer", default="llama", help="short name, hub id[@revision], or a path")
+    group.add_argument("--json-size", type=int, metavar="MB", help="size of each message region")
+    group.add_argument("--bin-size", type=int, metavar="MB", help="size of the bias region")
+    group.add_argument(
+        "--busy-wait-time", type=int, default=200, metavar="MS", help="accepted; waiting never spins here"
+    )
+    group.add_argument("--futex", action="store_true", help="synchronize by futex instead of semaphores")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("limits")
+    group.add_argument("--wasm-max-forks", type=int, metavar="N")
+    group.add_argument("--wasm-max-memory", type=int, metavar="MB")
+    group.add_argument("--wasm-max-pre-step-time", type=int, metavar="MS")
+    group.add_argument("--wasm-max-step-time", type=int, metavar="MS")
+    group.add_argument("--wasm-max-init-time", type=int, metavar="MS")
+    group.add_argument("--wasm-max-timeout-steps", type=int, metavar="N")
+    group.add_argument("--wasm-timer-resolution-us", type=int, default=0, metavar="US")
+    group.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="any other limit: " + ", ".join(field.name for field in fields(Limits)),
+    )
+
+
+def _add_capabilities(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what the engine can do")
+    group.add_argument("--cap-fork", action="store_true")
+    group.add_argument("--cap-backtrack", action="store_true")
+    group.add_argument("--cap-ff-tokens", action="store_true")
+    group.add_argument("--bias-dtype", choices=sorted(DTYPES), help="type of bias rows; f32 if not given")
+    group.add_argument("--logits-size", type=int, metavar="N", help="pad the vocabulary to N tokens")
+
+
+def _add_modules(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("modules")
+    group.add_argument("-m", "--module", metavar="FILE", help="install a .wasm file, print its id, exit")
+    group.add_argument("--tag", action="append", default=[], help="with --module: tag it")
+    group.add_argument("--gh-module", metavar="REF", help="with --module: let this gh: reference mean it")
+    group.add_argument("-r", "--run", action="store_true", help="with --module: instantiate and run its main")
+    group.add_argument("--run-arg", metavar="FILE", help="argument for --run")
+    group.add_argument("--restricted", action="store_true", help="no uploads, no tagging, no downloads")
+    group.add_argument("--save-tokenizer", metavar="FILE", help="write the token trie, exit")
+    group.add_argument("--bench", action="store_true", help=argparse.SUPPRESS)
+    group.add_argument("--fork", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("additions of bridle")
+    group.add_argument(
+        "--dialect", choices=("auto", "1", "1b", "2"), default="auto", help="what the engine speaks"
+    )
+    group.add_argument("--store", type=Path, metavar="FOLDER", help="where modules and compiled code are kept")
+    group.add_argument(
+        "--isolation", choices=("tenant", "request"), default="tenant", help="who shares a worker process"
+    )
+    group.add_argument(
+        "--fork-by", choices=("copy", "process"), default="copy", help="how an instance is forked"
+    )
+    group.add_argument(
+        "--allow-downloads", action="store_true", help="fetch gh: controllers that are not installed"
+    )
+    group.add_argument("--stay", action="store_true", help="go on when the parent process ends")
+
+
+def dialect_of(options: argparse.Namespace) -> Dialect:
+    """What the engine speaks, as far as the command line tells."""
+    if options.dialect != "auto":
+        return Dialect(options.dialect)
+    return Dialect("2" if any(getattr(options, name) for name in _DIALECT_2) else "1")
+
+
+def limits_of(options: argparse.Namespace) -> Limits:
+    """The limits, with what the command line changes. Raises `InvalidRequest`."""
+    names = {
+        "wasm_max_forks": "max_forks",
+        "wasm_max_pre_step_time": "max_pre_step_time",
+        "wasm_max_step_time": "max_step_time",
+        "wasm_max_init_time": "max_init_time",
+        "wasm_max_timeout_steps": "max_timeout_steps",
+    }
+    changes: dict[str, int] = {}
+    if dialect_of(options).name != "2":
+        changes["max_step_time"] = _STEP_TIME_1
+    for option, name in names.items():
+        if getattr(options, option) is not None:
+            changes[name] = getattr(options, option)
+    if options.wasm_max_memory is not None:
+        changes["max_memory"] = options.wasm_max_memory * MIB
+    for text in options.limit:
+        name, _, value = text.partition("=")
+        if name not in DEFAULT_LIMITS.__dataclass_fields__ or not value.isdigit():
+            raise InvalidRequest(f"--limit {text!r}: NAME=N with one of the names in --help", "limit")
+        changes[name] = int(value)
+    return replace(DEFAULT_LIMITS, **changes)
+
+
+def capabilities_of(options: argparse.Namespace) -> frozenset[str]:
+    """Names of what the engine can do. An engine of dialect 1 can do everything."""
+    if dialect_of(options).name != "2":
+        return frozenset({"fork", "backtrack", "ff_tokens"})
+    flags = {"fork": options.cap_fork, "backtrack": options.cap_backtrack, "ff_tokens": options.cap_ff_tokens}
+    return frozenset(name for name, flag in flags.items() if flag)
+
+
+def folder_of(options: argparse.Namespace) -> Path:
+    """Where modules are kept: `--store`, or a folder of the user's own."""
+    if options.store is not None:
+        return Path(options.store)
+    base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return Path(base) / "bridle" / "controllers"
+
+
+def tokenizer_of(options: argparse.Namespace) -> str:
+    """The path or hub id of the tokenizer. A name without '/' must be a known one. Raises `InvalidRequest`."""
+    name = str(options.tokenizer)
+    if name in TOKENIZERS:
+        return TOKENIZERS[name]
+    if "/" in name or name.startswith(".") or Path(name).exists():
+        return name
+    raise InvalidRequest(
+        f"unknown tokenizer {name!r}: {', '.join(TOKENIZERS)}, a hub id user/model[@revision], or a path",
+        "tokenizer",
+    )

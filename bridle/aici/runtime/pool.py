@@ -1,0 +1,258 @@
+"""Workers: few processes, each leased to one tenant at a time, and the supervisor's ends of their connections.
+
+A tenant's sequences are spread over its workers; when none of its sequences is left, a worker stays warm for it
+until another tenant needs the place, and is then replaced, so that no process ever serves two tenants. With request
+isolation (or for guests that can only be forked with their process) a worker belongs to one request alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.nursery import Nursery, Process
+from bridle.aici.runtime.remote import serve
+from bridle.aici.runtime.ring import PeerGone, Port, make_memory, receive_frame, send_frame
+from bridle.aici.runtime.sequences import RequestState
+from bridle.errors import Overloaded, ShardUnavailable
+
+_replies = m.decoder(m.Created | m.SplitDone)
+#: Workers of a tenant beyond this many sequences each call for another one, if there is room.
+_COMFORTABLE = 4
+
+
+class WorkerPort:
+    """The supervisor's end of a worker. The main thread uses `port`, side threads `call` and `tell`."""
+
+    def __init__(self, process: Process, port: Port, side: socket.socket, tenant: str) -> None:
+        self.process = process
+        self.port = port
+        self.side = side
+        self.tenant = tenant
+        self.owner: RequestState | None = None  # the request that has this process for itself
+        self.storage: socket.socket | None = None
+        self.keys: set[int] = set()
+        self.is_dead = False
+        self.calls: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+
+    def call(self, rid: int, message: m.Packed, descriptors: list[int] | None = None) -> Future[Any]:
+        """Send over the side socket; the future gives (reply, files that came with it)."""
+        future: Future[Any] = Future()
+        self.calls[rid] = future
+        try:
+            self._send(message, descriptors)
+        except PeerGone as error:
+            self.calls.pop(rid, None)
+            future.set_exception(ShardUnavailable(f"Worker: {error}"))
+        return future
+
+    def tell(self, message: m.Packed) -> None:
+        """Send without a reply; a dead worker does not mind."""
+        try:
+            self._send(message, None)
+        except PeerGone:
+            pass
+
+    def _send(self, message: m.Packed, descriptors: list[int] | None) -> None:
+        data = m.encode(message)
+        with self._lock:
+            send_frame(self.side, data, descriptors)
+
+    def close(self) -> None:
+        """Kill the process and let go of everything. Idempotent."""
+        self.is_dead = True
+        if self.process.handle < 0:
+            return
+        self.process.kill()
+        self.process.close()
+        for sock in (self.side, self.port.bell, self.storage):
+            if sock is not None:
+                sock.close()
+
+
+class WorkerPool:
+    """Leases workers, notices their deaths, and reads their side sockets in a thread of its own."""
+
+    def __init__(self, nursery: Nursery, limits: Limits, on_death: Callable[[WorkerPort], None]) -> None:
+        self._nursery = nursery
+        self._limits = limits
+        self._on_death = on_death
+        self._room = threading.Condition()
+        self.workers: list[WorkerPort] = []
+        self._rids = itertools.count(1)
+        self._poll = select.epoll()
+        self._sockets: dict[int, WorkerPort] = {}
+        threading.Thread(target=self._listen, name="workers", daemon=True).start()
+
+    def new_rid(self) -> int:
+        return next(self._rids)
+
+    # -- leasing -------------------------------------------------------------------------------------------
+
+    def lease(self, request: RequestState, key: int, *, alone: bool) -> WorkerPort:
+        """A worker for an instance. Waits for `max_queue_time` when all are busy, then raises `Overloaded`."""
+        end = time.monotonic() + self._limits.max_queue_time / 1000
+        with self._room:
+            while True:
+                worker = self._find(request, alone)
+                if worker is not None:
+                    worker.keys.add(key)
+                    return worker
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise Overloaded(
+                        f"all {self._limits.max_workers} workers are busy; waited {self._limits.max_queue_time} ms"
+                    )
+                self._room.wait(left)
+
+    def release(self, worker: WorkerPort, key: int) -> None:
+        """An instance is gone. A process that belonged to its request ends with it."""
+        with self._room:
+            worker.keys.discard(key)
+            if worker.keys:
+                return
+            if worker.owner is not None:
+                self._remove(worker)
+            self._room.notify_all()
+
+    def bury(self, worker: WorkerPort) -> None:
+        """A worker died, or must: its instances are lost."""
+        with self._room:
+            if worker not in self.workers:
+                return
+            self._remove(worker)
+            self._room.notify_all()
+        for future in list(worker.calls.values()):
+            if not future.done():
+                future.set_exception(ShardUnavailable("Worker: the process died"))
+        worker.calls.clear()
+        self._on_death(worker)
+
+    def close(self) -> None:
+        with self._room:
+            for worker in list(self.workers):
+                self._remove(worker)
+
+    def _find(self, request: RequestState, alone: bool) -> WorkerPort | None:
+        mine = [w for w in self.workers if w.tenant == request.tenant and w.owner is None and not w.is_dead]
+        if not alone and mine:
+            best = min(mine, key=lambda worker: len(worker.keys))
+            cores = os.cpu_count() or 1
+            if len(best.keys) < _COMFORTABLE or len(mine) >= min(cores, self._limits.max_workers):
+                return best
+            return self._start(request, alone) or best
+        return self._start(request, alone)
+
+    def _start(self, request: RequestState, alone: bool) -> WorkerPort | None:
+        """A new process, in the place of a warm one of another tenant if need be."""
+        if len(self.workers) >= self._limits.max_workers:
+            warm = [worker for worker in self.workers if not worker.keys and not worker.calls]
+            if not warm:
+                return None
+            self._remove(warm[0])
+        return self._spawn(request, alone)
+
+    def _spawn(self, request: RequestState, alone: bool) -> WorkerPort:
+        ends = _Ends(alone)
+        process = self._nursery.worker(ends.theirs)
+        return self._register(ends, process, request, alone)
+
+    def _register(self, ends: _Ends, process: Process, request: RequestState, alone: bool) -> WorkerPort:
+        worker = WorkerPort(process, ends.port, ends.side, request.tenant)
+        worker.owner = request if alone else None
+        worker.storage = ends.storage
+        ends.close_theirs()
+        self.workers.append(worker)
+        for sock in (worker.side, worker.storage):
+            if sock is not None:
+                self._sockets[sock.fileno()] = worker
+                self._poll.register(sock.fileno(), select.EPOLLIN)
+        return worker
+
+    def _remove(self, worker: WorkerPort) -> None:
+        self.workers.remove(worker)
+        for sock in (worker.side, worker.storage):
+            if sock is not None and self._sockets.pop(sock.fileno(), None) is not None:
+                self._poll.unregister(sock.fileno())
+        worker.close()
+
+    # -- forking a process ---------------------------------------------------------------------------------
+
+    def split(self, worker: WorkerPort, key: int, new_key: int, branch: int, timeout: float) -> WorkerPort:
+        """Fork the process of a sequence for a new one. Raises `ShardUnavailable`, `Overloaded`."""
+        assert worker.owner is not None
+        with self._room:
+            if len(self.workers) >= self._limits.max_workers:
+                raise Overloaded(f"all {self._limits.max_workers} workers are busy")
+        ends = _Ends(True)
+        rid = self.new_rid()
+        future = worker.call(rid, m.Split(rid, key, new_key, branch), ends.theirs)
+        try:
+            done, handles = future.result(timeout)
+        except TimeoutError:
+            raise ShardUnavailable(f"Worker: the process did not fork within {timeout} s") from None
+        finally:
+            ends.close_theirs()
+        if done.error or not handles:
+            raise ShardUnavailable(done.error or "Worker: the process did not fork")
+        with self._room:
+            made = self._register(ends, Process(done.pid, handles[0]), worker.owner, True)
+            made.keys.add(new_key)
+        return made
+
+    # -- listening -----------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while True:
+            for descriptor, _ in self._poll.poll():
+                worker = self._sockets.get(descriptor)
+                if worker is None:
+                    continue
+                try:
+                    self._hear(worker, descriptor)
+                except (PeerGone, OSError, ValueError):
+                    self.bury(worker)
+
+    def _hear(self, worker: WorkerPort, descriptor: int) -> None:
+        if worker.storage is not None and descriptor == worker.storage.fileno():
+            assert worker.owner is not None
+            serve(worker.storage, worker.owner.variables)
+            return
+        data, handles = receive_frame(worker.side, 1)
+        reply = _replies.decode(data)
+        future = worker.calls.pop(reply.rid, None)
+        if future is not None and not future.done():
+            future.set_result((reply, handles))
+            return
+        for handle in handles:
+            os.close(handle)
+
+
+class _Ends:
+    """Both ends of the connections of a worker that is about to be forked."""
+
+    def __init__(self, alone: bool) -> None:
+        memory = make_memory()
+        bell, their_bell = socket.socketpair()
+        self.side, their_side = socket.socketpair()
+        self.theirs = [memory, their_bell.detach(), their_side.detach()]
+        self.storage: socket.socket | None = None
+        if alone:
+            self.storage, their_storage = socket.socketpair()
+            self.theirs.append(their_storage.detach())
+        self.port = Port(memory, bell, is_worker=False)
+
+    def close_theirs(self) -> None:
+        for descriptor in self.theirs:
+            os.close(descriptor)
+        self.theirs = []

@@ -1,0 +1,77 @@
+"""The table of sequences as the supervisor's threads share it: reservations, expiry, what a worker's death means."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from bridle.aici.runtime.facts import Facts
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.pool import WorkerPort
+from bridle.aici.runtime.sequences import RequestState, Sequence, SequenceTable
+from bridle.errors import InvalidRequest
+
+_facts = msgspec.json.Decoder(Facts)
+
+
+class Registry:
+    """Guards the table. The main thread holds `lock` during a step, side threads for a moment each."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.lock = threading.RLock()
+        self.table = SequenceTable(limits)
+        self._reserved: set[str] = set()
+        self.doomed: list[Sequence] = []  # to be released by the main thread
+
+    def facts(self, text: str) -> Facts:
+        """What the compiler found out about a module."""
+        return _facts.decode(text)
+
+    @contextlib.contextmanager
+    def reserve(self, state: RequestState) -> Iterator[int]:
+        """A key for an instance in the making. Raises `InvalidRequest` if the request has one already."""
+        with self.lock:
+            if state.name in self._reserved or state.name in self.table.pending:
+                raise InvalidRequest(f"req_id {state.name[:80]!r} is in use already", "req_id")
+            self.table.check_room(state.tenant)
+            self._reserved.add(state.name)
+            key = self.table.new_key()
+        try:
+            yield key
+        finally:
+            with self.lock:
+                self._reserved.discard(state.name)
+
+    def add(self, key: int, state: RequestState, worker: WorkerPort, splits: bool) -> None:
+        """The instance is there and waits for a sequence."""
+        with self.lock:
+            sequence = Sequence(key, state, worker, splits=splits)
+            if worker.is_dead:
+                sequence.error = "Worker: the process died"
+            self.table.add(sequence)
+
+    def discard(self, name: str) -> None:
+        """A request that will never run."""
+        with self.lock:
+            sequence = self.table.pending.pop(name, None)
+            if sequence is not None:
+                self.doomed.append(sequence)
+
+    def expire(self) -> None:
+        """Doom instances that no sequence has claimed for too long."""
+        limit = self._limits.max_unbound_time / 1000
+        with self.lock:
+            for name, sequence in list(self.table.pending.items()):
+                if time.monotonic() - sequence.created > limit:
+                    self.discard(name)
+
+    def worker_died(self, worker: WorkerPort) -> None:
+        """Its sequences are over; they stay in the table until the engine frees them."""
+        for sequence in list(self.table.by_key.values()):
+            if sequence.worker is worker and sequence.error is None:
+                sequence.error = "Worker: the process died"

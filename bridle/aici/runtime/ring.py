@@ -1,0 +1,177 @@
+"""How two of the runtime's processes talk: a ring in shared memory for steps, and framed messages over a socket.
+
+A ring message is written in place; one byte on a socket says that it is there, which also orders the memory and
+makes the peer's death visible as an end of file. The memory is anonymous, so nothing can be left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+from bridle.errors import ProtocolError
+
+_HEADER = 64
+_LENGTH = struct.Struct("<I")
+_WRAP = 0xFFFFFFFF
+#: Bytes of each direction. Pages that are never touched cost nothing.
+RING_SIZE = 16 << 20
+_MAX_FRAME = 256 << 20
+_FULL_TIMEOUT = 30.0
+
+
+class PeerGone(ProtocolError):
+    """The other process is dead."""
+
+
+def make_memory() -> int:
+    """A file descriptor of anonymous memory for both directions."""
+    descriptor = os.memfd_create("bridle-ring", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, 2 * RING_SIZE)
+    return descriptor
+
+
+class Ring:
+    """One direction. Exactly one process writes, exactly one reads."""
+
+    def __init__(self, memory: mmap.mmap, offset: int) -> None:
+        self._view = memoryview(memory)[offset + _HEADER : offset + RING_SIZE]
+        self._consumed = ctypes.c_uint64.from_buffer(memory, offset)
+        self._capacity = len(self._view)
+        self._position = 0
+
+    @property
+    def max_message(self) -> int:
+        """Half of the ring, so that a message always fits in an empty one, wherever the end is."""
+        return self._capacity // 2 - 16
+
+    def write(self, message: bytes | bytearray) -> None:
+        """Store a message. Waits while the reader is behind by a whole ring."""
+        if len(message) > self.max_message:
+            raise ProtocolError(f"message of {len(message)} bytes exceeds the ring's {self.max_message}")
+        need = _LENGTH.size + len(message)
+        start = self._position % self._capacity
+        skip = self._capacity - start if start + need > self._capacity else 0
+        self._wait_for_room(skip + need)
+        if skip:
+            if skip >= _LENGTH.size:
+                _LENGTH.pack_into(self._view, start, _WRAP)
+            start = 0
+        _LENGTH.pack_into(self._view, start, len(message))
+        self._view[start + _LENGTH.size : start + need] = message
+        self._position += skip + need
+
+    def peek(self) -> memoryview:
+        """The next message, in place. It stays valid until `advance`."""
+        start = self._position % self._capacity
+        left = self._capacity - start
+        if left < _LENGTH.size or _LENGTH.unpack_from(self._view, start)[0] == _WRAP:
+            self._position += left
+            start = 0
+        (length,) = _LENGTH.unpack_from(self._view, start)
+        if length > self.max_message:
+            raise ProtocolError(f"ring message of {length} bytes exceeds {self.max_message}")
+        self._pending = _LENGTH.size + length
+        return self._view[start + _LENGTH.size : start + _LENGTH.size + length]
+
+    def advance(self) -> None:
+        """Done with the message that `peek` gave."""
+        self._position += self._pending
+        self._consumed.value = self._position
+
+    def _wait_for_room(self, need: int) -> None:
+        end = time.monotonic() + _FULL_TIMEOUT
+        pause = 0.0001
+        while self._position + need - self._consumed.value > self._capacity:
+            if time.monotonic() > end:
+                raise PeerGone(f"the peer did not read its ring for {_FULL_TIMEOUT} s")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+
+
+class Port:
+    """Both directions and the doorbell, as seen from one side. `send` may be called by several threads."""
+
+    def __init__(self, memory: int, bell: socket.socket, *, is_worker: bool) -> None:
+        mapped = mmap.mmap(memory, 2 * RING_SIZE)
+        rings = (Ring(mapped, 0), Ring(mapped, RING_SIZE))
+        self._incoming, self._outgoing = rings if is_worker else rings[::-1]
+        self.bell = bell
+        self._lock = threading.Lock()
+
+    @property
+    def max_message(self) -> int:
+        return self._outgoing.max_message
+
+    def send(self, message: bytes | bytearray) -> None:
+        """Store and ring. Raises `PeerGone`."""
+        with self._lock:
+            self._outgoing.write(message)
+            try:
+                self.bell.send(b"\0")
+            except OSError as error:
+                raise PeerGone(f"worker is gone: {error}") from None
+
+    def receive(self) -> Iterator[memoryview]:
+        """The messages that have been rung for, each valid until the next is asked for. Call when `bell` is
+        readable; raises `PeerGone` at the end of file."""
+        try:
+            rung = self.bell.recv(64)
+        except OSError as error:
+            raise PeerGone(f"worker is gone: {error}") from None
+        if not rung:
+            raise PeerGone("worker is gone")
+        for _ in rung:
+            yield self._incoming.peek()
+            self._incoming.advance()
+
+
+# -- framed messages ---------------------------------------------------------------------------------------
+
+
+def send_frame(sock: socket.socket, message: bytes, descriptors: list[int] | None = None) -> None:
+    """A whole message over a stream socket, with open files if wanted. Raises `PeerGone`."""
+    header = _LENGTH.pack(len(message))
+    try:
+        if descriptors:
+            socket.send_fds(sock, [header], descriptors)
+            sock.sendall(message)
+        else:
+            sock.sendall(header + message)
+    except OSError as error:
+        raise PeerGone(f"peer is gone: {error}") from None
+
+
+def receive_frame(sock: socket.socket, max_descriptors: int = 0) -> tuple[bytearray, list[int]]:
+    """The next message and the files that came with it. Raises `PeerGone`."""
+    try:
+        header, descriptors, _, _ = socket.recv_fds(sock, _LENGTH.size, max_descriptors or 1)
+    except OSError as error:
+        raise PeerGone(f"peer is gone: {error}") from None
+    header = bytes(header)
+    if len(header) < _LENGTH.size:
+        header += bytes(_receive(sock, _LENGTH.size - len(header)))
+    (length,) = _LENGTH.unpack(header)
+    if length > _MAX_FRAME:
+        raise ProtocolError(f"frame of {length} bytes exceeds {_MAX_FRAME}")
+    return _receive(sock, length), list(descriptors)
+
+
+def _receive(sock: socket.socket, length: int) -> bytearray:
+    data = bytearray(length)
+    view = memoryview(data)
+    while view:
+        try:
+            count = sock.recv_into(view)
+        except OSError as error:
+            raise PeerGone(f"peer is gone: {error}") from None
+        if not count:
+            raise PeerGone("peer is gone")
+        view = view[count:]
+    return data

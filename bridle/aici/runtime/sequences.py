@@ -1,0 +1,122 @@
+"""What the supervisor knows of requests and sequences: where they live, whether they are late, how many there are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.storage import SharedVariables
+from bridle.errors import InvalidRequest, Overloaded
+
+if TYPE_CHECKING:
+    from bridle.aici.runtime.pool import WorkerPort
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One user request: its sequences share variables and limits. `variables` is used by process isolation only."""
+
+    id: int
+    name: str
+    tenant: str
+    module: str
+    variables: SharedVariables
+    num_alive: int = 0
+    num_ever: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence (before it is bound: an instance). `error` ends it for good."""
+
+    key: int
+    request: RequestState
+    worker: WorkerPort
+    seq_id: int | None = None
+    splits: bool = False  # forks by forking its process
+    error: str | None = None
+    is_outstanding: bool = False  # an op was sent and is not answered yet
+    last_op: m.Step2 | m.PostPre | m.Mid1 | None = None  # the op that was sent last
+    ready: m.Answer | None = None  # an answer that came too late for its step
+    misses: int = 0
+    cancelled_at: float | None = None
+    created: float = field(default_factory=time.monotonic)
+
+
+class SequenceTable:
+    """All sequences, by the engine's number or, until they have one, by request. Used by the main thread and,
+    for what is not bound yet, by side threads: every method is a single atomic change or runs under the lock of
+    its caller."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.by_id: dict[int, Sequence] = {}
+        self.by_key: dict[int, Sequence] = {}
+        self.pending: dict[str, Sequence] = {}
+        self._next_key = 0
+        self._tenants: dict[str, int] = {}
+
+    def new_key(self) -> int:
+        self._next_key += 1
+        return self._next_key
+
+    def check_room(self, tenant: str) -> None:
+        """Raises `Overloaded` when there is no room for another instance of `tenant`."""
+        limits = self._limits
+        mine = self._tenants.get(tenant, 0)
+        if len(self.by_key) >= limits.max_instances or mine >= limits.max_instances_per_user:
+            raise Overloaded(
+                f"{len(self.by_key)} of at most {limits.max_instances} instances are alive, {mine} of at most "
+                f"{limits.max_instances_per_user} of user {tenant!r}"
+            )
+
+    def add(self, sequence: Sequence) -> None:
+        """A new instance that no sequence has claimed, or a fork."""
+        request = sequence.request
+        request.num_alive += 1
+        request.num_ever += 1
+        self.by_key[sequence.key] = sequence
+        self._tenants[request.tenant] = self._tenants.get(request.tenant, 0) + 1
+        if sequence.seq_id is None:
+            self.pending[request.name] = sequence
+        else:
+            self.by_id[sequence.seq_id] = sequence
+
+    def bind(self, req_id: str, seq_id: int) -> Sequence:
+        """Give a pending instance its number; a request is consumed by its first use."""
+        if seq_id in self.by_id:
+            raise InvalidRequest(f"sequence {seq_id} exists already")
+        sequence = self.pending.pop(req_id, None)
+        if sequence is None:
+            raise InvalidRequest(f"unknown req_id {req_id[:80]!r}: not instantiated, used before, or expired")
+        sequence.seq_id = seq_id
+        self.by_id[seq_id] = sequence
+        return sequence
+
+    def check_fork(self, request: RequestState, more: int) -> str | None:
+        """Why a request cannot have `more` further sequences, or None."""
+        limits = self._limits
+        if request.num_alive + more > limits.max_forks:
+            return f"{request.num_alive + more} sequences of one request exceed the limit of {limits.max_forks} forks"
+        if request.num_ever + more > limits.max_total_forks:
+            return f"more than {limits.max_total_forks} sequences in the life of one request"
+        return None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence. Idempotent."""
+        if self.by_key.pop(sequence.key, None) is None:
+            return
+        if sequence.seq_id is not None:
+            self.by_id.pop(sequence.seq_id, None)
+        if self.pending.get(sequence.request.name) is sequence:
+            del self.pending[sequence.request.name]
+        request = sequence.request
+        request.num_alive -= 1
+        left = self._tenants.get(request.tenant, 0) - 1
+        if left > 0:
+            self._tenants[request.tenant] = left
+        else:
+            self._tenants.pop(request.tenant, None)

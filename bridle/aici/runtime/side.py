@@ -1,0 +1,202 @@
+"""The side channel: uploads, tags, instantiation. Many requests at a time, answered in any order."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from bridle.aici.protocol import (
+    Auth,
+    Discard,
+    GetTags,
+    Instantiate,
+    MkModule,
+    ModuleData,
+    PreResult,
+    PromptResult,
+    SeqResult,
+    SetTags,
+    StorageCommand,
+    TagsData,
+    auth_of,
+)
+from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.compilers import Compilers
+from bridle.aici.runtime.github import Downloads
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.modules import ModuleStore
+from bridle.aici.runtime.pool import WorkerPool, WorkerPort
+from bridle.aici.runtime.registry import Registry
+from bridle.aici.runtime.sequences import RequestState
+from bridle.aici.runtime.storage import SharedVariables
+from bridle.aici.runtime.vocabulary import Vocabulary
+from bridle.errors import ControllerTimeout, InvalidRequest
+
+#: Wall-clock allowance for an instantiation, as a multiple of its CPU limit: machines are busy.
+_PATIENCE = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SideOptions:
+    """`isolation`: `tenant` shares workers, `request` gives each request processes of its own; `fork`: `copy`
+    or `process`."""
+
+    isolation: str = "tenant"
+    fork: str = "copy"
+    is_restricted: bool = False
+
+
+class SideOps:
+    """Thread-safe handlers. They raise `BridleError`; the caller turns that into a reply."""
+
+    def __init__(
+        self,
+        store: ModuleStore,
+        compilers: Compilers,
+        downloads: Downloads,
+        pool: WorkerPool,
+        registry: Registry,
+        vocabulary: Vocabulary,
+        limits: Limits,
+        options: SideOptions,
+    ) -> None:
+        self._store, self._compilers, self._downloads = store, compilers, downloads
+        self._pool, self._registry, self._vocabulary = pool, registry, vocabulary
+        self._limits, self._options = limits, options
+        self._requests = itertools.count(1)
+
+    # -- modules -------------------------------------------------------------------------------------------
+
+    def mk_module(self, request: MkModule) -> ModuleData:
+        """Compile, then store: what does not compile leaves nothing."""
+        self._check_unrestricted("uploading")
+        limit = self._limits.max_module_bytes
+        if len(request.binary) > (limit + 2) // 3 * 4 + 4:
+            raise InvalidRequest(f"module of more than the limit of {limit} bytes", "binary")
+        try:
+            wasm = base64.b64decode(request.binary, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidRequest(f"binary is not base64: {error}", "binary") from None
+        return self.install(wasm, auth_of(request))
+
+    def install(self, wasm: bytes, auth: Auth) -> ModuleData:
+        """Take a module in. The second time is cheap."""
+        module = self._store.identify(wasm)
+        compiled = self._compilers.cached(module) if self._store.has(module) else None
+        if compiled is not None:
+            self._store.add(wasm, auth)
+            return ModuleData(module, len(wasm), compiled.size, 0)
+        code = self._compilers.compile(wasm)
+        self._store.add(wasm, auth)
+        compiled = self._compilers.keep(module, code)
+        return ModuleData(module, len(wasm), compiled.size, code.milliseconds)
+
+    def set_tags(self, request: SetTags) -> TagsData:
+        self._check_unrestricted("tagging")
+        return TagsData(self._store.set_tags(request.module_id, request.tags, auth_of(request)))
+
+    def get_tags(self, request: GetTags) -> TagsData:
+        return TagsData(self._store.tags())
+
+    def _check_unrestricted(self, what: str) -> None:
+        if self._options.is_restricted:
+            raise InvalidRequest(f"{what} is not allowed: the runtime was started with --restricted")
+
+    # -- instances -----------------------------------------------------------------------------------------
+
+    def instantiate(self, request: Instantiate, dialect: str) -> Any:
+        """Make an instance; the data of the reply depends on the engine's dialect: 1, 1b or 2."""
+        auth = auth_of(request)
+        argument = request.argument
+        if len(argument) > self._limits.max_argument:
+            raise InvalidRequest(
+                f"module_arg of {len(argument)} characters exceeds the limit of {self._limits.max_argument}"
+            )
+        prompt = self._prompt(request.prompt)
+        module = self._resolve(request.module_id)
+        state = RequestState(
+            next(self._requests), request.req_id, auth.user, module, SharedVariables(self._limits)
+        )
+        created = self._create(state, argument, prompt, first_pre=dialect == "1b")
+        return self._reply(created, dialect)
+
+    def discard(self, request: Discard) -> dict[str, Any]:
+        """Drop an instance that will never be used."""
+        self._registry.discard(request.req_id)
+        return {}
+
+    def _resolve(self, name: str) -> str:
+        if name.startswith("gh:"):
+            return self._downloads.resolve(name, self.install)
+        return self._store.resolve(name)
+
+    def _prompt(self, prompt: list[int] | str) -> list[int]:
+        if isinstance(prompt, str):
+            prompt = list(self._vocabulary.encode("<s> " + prompt if prompt else "<s>"))
+        if len(prompt) > self._limits.max_prompt:
+            raise InvalidRequest(f"prompt of {len(prompt)} tokens exceeds the limit of {self._limits.max_prompt}")
+        size = self._vocabulary.size
+        if prompt and max(prompt) >= size:
+            raise InvalidRequest(f"prompt token {max(prompt)} is outside the vocabulary of {size}", "prompt")
+        return prompt
+
+    def _create(self, state: RequestState, argument: str, prompt: list[int], *, first_pre: bool) -> m.Created:
+        compiled = self._compilers.get(state.module)
+        facts = self._registry.facts(compiled.facts)
+        splits = self._options.fork == "process" or not facts.is_copyable
+        alone = splits or self._options.isolation == "request"
+        with self._registry.reserve(state) as key:
+            worker = self._pool.lease(state, key, alone=alone)
+            try:
+                created = self._ask(worker, state, key, argument, prompt, str(compiled.path), compiled.facts, first_pre)
+            except BaseException:
+                worker.tell(m.Drop([key], "instantiation failed"))
+                self._pool.release(worker, key)
+                raise
+            if created.error:
+                self._pool.release(worker, key)
+                if created.is_refused:
+                    self._compilers.reject(state.module)
+                    raise InvalidRequest(created.error, "module_id")
+                return created
+            self._registry.add(key, state, worker, splits)
+        return created
+
+    def _ask(
+        self,
+        worker: WorkerPort,
+        state: RequestState,
+        key: int,
+        argument: str,
+        prompt: list[int],
+        path: str,
+        facts: str,
+        first_pre: bool,
+    ) -> m.Created:
+        rid = self._pool.new_rid()
+        message = m.Create(
+            rid, key, state.id, path, state.module, facts.encode(), argument, prompt, first_pre
+        )
+        patience = self._limits.max_init_time / 1000 * _PATIENCE
+        try:
+            reply, _ = worker.call(rid, message).result(patience)
+        except TimeoutError:
+            worker.calls.pop(rid, None)
+            raise ControllerTimeout(f"instantiation took longer than {patience:g} s") from None
+        created: m.Created = reply
+        return created
+
+    def _reply(self, created: m.Created, dialect: str) -> Any:
+        if dialect == "1":
+            if created.error:
+                raise InvalidRequest(f"{created.logs}{created.error}")
+            return {}
+        result: PreResult | PromptResult | None = None
+        if not created.error:
+            result = created.pre if dialect == "1b" else PromptResult(created.prompt)
+        storage = [StorageCommand(write=write) for write in created.storage]
+        return SeqResult(created.error, result, storage, created.logs, created.micros)
+

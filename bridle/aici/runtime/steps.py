@@ -1,0 +1,192 @@
+"""One step of many sequences: ops out to their workers, answers back until a deadline, and what is late.
+
+A sequence that does not answer in time costs itself this step: it is told apart from its neighbours, its answer is
+kept when it comes, and after too many late steps in a row it is cancelled. Only the main thread is here.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable, Sequence as Listing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.pool import WorkerPool, WorkerPort
+from bridle.aici.runtime.ring import PeerGone
+from bridle.aici.runtime.sequences import Sequence, SequenceTable
+
+_answers = m.decoder(m.Answers)
+#: How long a cancelled guest gets to say its last words, in seconds.
+_LAST_WORDS = 0.1
+
+Op = m.Step2 | m.PostPre | m.Mid1
+
+
+@dataclass(slots=True)
+class Job:
+    """A sequence's part in a step. Afterwards `answer` is there, or `is_late`, or the sequence has an `error`."""
+
+    sequence: Sequence
+    op: Op
+    answer: m.Answer | None = None
+    is_late: bool = False
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one worker gets."""
+
+    ops: list[Op] = field(default_factory=list)
+    freed: list[int] = field(default_factory=list)
+    cancelled: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Steps:
+    """Runs steps."""
+
+    def __init__(self, pool: WorkerPool, table: SequenceTable, limits: Limits) -> None:
+        self._pool = pool
+        self._table = table
+        self._limits = limits
+        self._number = 0
+
+    def run(self, jobs: list[Job], deadline: float) -> None:
+        """Give every job its answer, as far as they come before `deadline` (monotonic seconds)."""
+        shares: dict[WorkerPort, _Share] = {}
+        waiting: dict[int, Job] = {}
+        for job in jobs:
+            sequence = job.sequence
+            if sequence.error is not None:
+                continue
+            if sequence.ready is not None:
+                job.answer, sequence.ready = sequence.ready, None
+                continue
+            waiting[sequence.key] = job
+            if not sequence.is_outstanding:
+                sequence.is_outstanding, sequence.last_op = True, job.op
+                shares.setdefault(sequence.worker, _Share()).ops.append(job.op)
+        self._send(shares)
+        self._collect(waiting, deadline)
+        self._judge(waiting)
+
+    def release(self, sequences: Iterable[Sequence], reason: str) -> None:
+        """These sequences are gone, running or not."""
+        keys: dict[WorkerPort, list[int]] = {}
+        for sequence in sequences:
+            self._table.remove(sequence)
+            keys.setdefault(sequence.worker, []).append(sequence.key)
+        for worker, dropped in keys.items():
+            if not worker.is_dead:
+                worker.tell(m.Drop(dropped, reason))
+            for key in dropped:
+                self._pool.release(worker, key)
+
+    # -- helpers -------------------------------------------------------------------------------------------
+
+    def _send(self, shares: dict[WorkerPort, _Share]) -> None:
+        self._number += 1
+        budget = float(self._limits.max_call_time)
+        for worker, share in shares.items():
+            batch = m.Batch(self._number, share.ops, share.freed, budget, share.cancelled)
+            try:
+                if worker.is_dead:
+                    raise PeerGone("worker is gone")
+                worker.port.send(m.encode(batch))
+            except PeerGone:
+                self._pool.bury(worker)
+
+    def _collect(self, waiting: dict[int, Job], deadline: float) -> None:
+        """Read answers until all of `waiting` are there or time is up."""
+        poll = select.poll()
+        ports: dict[int, WorkerPort] = {}
+        for job in waiting.values():
+            worker = job.sequence.worker
+            if not worker.is_dead:
+                ports[worker.port.bell.fileno()] = worker
+        for descriptor in ports:
+            poll.register(descriptor, select.POLLIN)
+        open_jobs = {key for key, job in waiting.items() if job.sequence.error is None}
+        while open_jobs:
+            left = deadline - time.monotonic()
+            ready = poll.poll(max(left * 1000, 0))
+            if not ready and left <= 0:
+                return
+            for descriptor, _ in ready:
+                if not self._hear(ports[descriptor], waiting, open_jobs):
+                    poll.unregister(descriptor)
+            open_jobs = {key for key in open_jobs if waiting[key].sequence.error is None}
+
+    def _hear(self, worker: WorkerPort, waiting: dict[int, Job], open_jobs: set[int]) -> bool:
+        """Take what a worker has said; False if it is dead."""
+        try:
+            for message in worker.port.receive():
+                for answer in _answers.decode(message).answers:
+                    self._take(answer, waiting, open_jobs)
+        except (PeerGone, msgspec.DecodeError, OSError, ValueError):
+            self._pool.bury(worker)
+            return False
+        return True
+
+    def _take(self, answer: m.Answer, waiting: dict[int, Job], open_jobs: set[int]) -> None:
+        sequence = self._table.by_key.get(answer.key)
+        if sequence is None:
+            return
+        answer.masks = [memoryview(bytes(mask)) for mask in answer.masks]  # the ring will be written again
+        sequence.is_outstanding = False
+        job = waiting.get(answer.key)
+        if job is None:
+            sequence.ready = answer
+            return
+        job.answer = answer
+        open_jobs.discard(answer.key)
+
+    def _judge(self, waiting: dict[int, Job]) -> None:
+        """Count who is late; end who is late too often."""
+        too_late: dict[int, Job] = {}
+        for key, job in waiting.items():
+            sequence = job.sequence
+            if job.answer is not None:
+                sequence.misses = 0
+            elif sequence.error is None:
+                job.is_late = True
+                sequence.misses += 1
+                if sequence.misses > self._limits.max_timeout_steps:
+                    too_late[key] = job
+        if too_late:
+            self._end_late(too_late)
+
+    def _end_late(self, jobs: dict[int, Job]) -> None:
+        """Cancel guests, and wait a moment for the backtraces and logs that they leave."""
+        shares: dict[WorkerPort, _Share] = {}
+        limit = self._limits.max_timeout_steps
+        text = f"the controller did not answer within the step limit for {limit} steps in a row (the limit)"
+        for key, job in jobs.items():
+            share = shares.setdefault(job.sequence.worker, _Share())
+            share.cancelled.append((key, f"timeout: {text}"))
+            job.sequence.cancelled_at = time.monotonic()
+        self._send(shares)
+        self._collect(jobs, time.monotonic() + _LAST_WORDS)
+        for job in jobs.values():
+            job.is_late = False
+            sequence = job.sequence
+            if job.answer is None:
+                sequence.error = sequence.error or f"Worker: timeout: {text}"
+            elif not job.answer.error:  # it came with an answer at the very last moment
+                sequence.misses = 0
+                sequence.cancelled_at = None
+                job.answer.error = f"timeout: {text}"
+
+    def end_silent(self, sequences: Listing[Sequence]) -> None:
+        """Kill workers in which a cancelled guest still runs long after it was told to stop."""
+        now = time.monotonic()
+        for sequence in sequences:
+            since = sequence.cancelled_at
+            if since is None or not sequence.is_outstanding:
+                continue
+            if now - since > self._limits.max_silence / 1000:
+                self._pool.bury(sequence.worker)
+

@@ -1,0 +1,101 @@
+"""Shared variables of a request: byte strings with versions, seen by all of its sequences.
+
+A write may be conditional on the version, which makes it an atomic exchange between forks. Everything a guest can
+make grow here is bounded, and each refusal names its limit.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from bridle.aici.protocol import ReadVar, StorageCommand, WriteVar
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.wasm import GuestFault
+
+_commands = msgspec.json.Decoder(StorageCommand)
+_MISSING = b'{"VariableMissing":{}}'
+
+
+def parse_command(data: bytes) -> ReadVar | WriteVar:
+    """A storage command of a guest. Raises `GuestFault` when it makes no sense."""
+    try:
+        command = _commands.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise GuestFault(f"malformed storage command: {error}") from None
+    if isinstance(command.write, WriteVar) and command.read is msgspec.UNSET:
+        if command.write.op not in ("Set", "Append"):
+            raise GuestFault(f"storage command: op {command.write.op[:40]!r} is neither Set nor Append")
+        return command.write
+    if isinstance(command.read, ReadVar) and command.write is msgspec.UNSET:
+        return command.read
+    raise GuestFault("storage command must be exactly one of ReadVar and WriteVar")
+
+
+class Variables(Protocol):
+    """Where a guest's storage commands go."""
+
+    def execute(self, command: ReadVar | WriteVar) -> bytes:
+        """The JSON reply. Raises `GuestFault` when a quota is exceeded."""
+        raise NotImplementedError
+
+    def version(self, name: str) -> int:
+        """Version of a variable, 0 if it is not set."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class SharedVariables:
+    """The variables of one request. Thread-safe."""
+
+    limits: Limits
+    _values: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    _size: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def execute(self, command: ReadVar | WriteVar) -> bytes:
+        with self._lock:
+            if isinstance(command, ReadVar):
+                return self._read(command.name)
+            return self._write(command)
+
+    def version(self, name: str) -> int:
+        found = self._values.get(name)
+        return found[0] if found else 0
+
+    def _read(self, name: str) -> bytes:
+        found = self._values.get(name)
+        if found is None:
+            return _MISSING
+        return msgspec.json.encode({"ReadVar": {"version": found[0], "value": found[1].hex()}})
+
+    def _write(self, command: WriteVar) -> bytes:
+        old = self._values.get(command.name)
+        if command.when_version_is is not None and (old is None or old[0] != command.when_version_is):
+            return self._read(command.name)
+        try:
+            value = bytes.fromhex(command.value)
+        except ValueError:
+            raise GuestFault("storage command: value is not hexadecimal") from None
+        if command.op == "Append" and old is not None:
+            value = old[1] + value
+        self._check(command.name, len(value), len(old[1]) if old else None)
+        version = old[0] + 1 if old else 1
+        self._size += len(value) - (len(old[1]) if old else 0)
+        self._values[command.name] = (version, value)
+        return msgspec.json.encode({"WriteVar": {"version": version}})
+
+    def _check(self, name: str, size: int, old_size: int | None) -> None:
+        limits = self.limits
+        if len(name) > limits.max_variable_name:
+            raise GuestFault(f"variable name of {len(name)} characters; at most {limits.max_variable_name}")
+        if old_size is None and len(self._values) >= limits.max_variables:
+            raise GuestFault(f"more than the {limits.max_variables} variables that a request may have")
+        total = self._size + size - (old_size or 0)
+        if total > limits.max_variable_bytes:
+            raise GuestFault(
+                f"variables of {total} bytes exceed the limit of {limits.max_variable_bytes} for a request"
+            )

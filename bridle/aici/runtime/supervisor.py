@@ -1,0 +1,261 @@
+"""The supervisor: reads both channels, runs steps, owns everything that outlives a request. Runs no Wasm.
+
+The main thread serves the main channel, one request at a time; the side channel has a reader and a few threads. The
+process ends when the engine's process does, and everything that it started ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bridle.aici import protocol as p
+from bridle.aici.channels import Duplex, Link
+from bridle.aici.runtime.compilers import Compilers
+from bridle.aici.runtime.engine1 import Engine1
+from bridle.aici.runtime.engine2 import Engine2
+from bridle.aici.runtime.forks import Forks
+from bridle.aici.runtime.github import Downloads
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.modules import ModuleStore
+from bridle.aici.runtime.nursery import Nursery
+from bridle.aici.runtime.pool import WorkerPool
+from bridle.aici.runtime.registry import Registry
+from bridle.aici.runtime.side import SideOps, SideOptions
+from bridle.aici.runtime.steps import Steps
+from bridle.aici.runtime.vocabulary import Vocabulary
+from bridle.errors import BridleError, ControllerError, InvalidRequest, Overloaded, ProtocolError
+
+_SIDE_THREADS = 16
+#: How long a reply may wait for the engine to read it before the engine is looked at again, in seconds.
+_REPLY_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """How a runtime is set up. `dialect` is what the engine speaks as far as it is known: 1, 1b or 2."""
+
+    dialect: str
+    dtype: str
+    capabilities: frozenset[str]
+    folder: Path
+    side: SideOptions
+    allow_downloads: bool
+    stay: bool
+
+
+class Supervisor:
+    """Serves one engine until it stops or dies."""
+
+    def __init__(
+        self, options: RuntimeOptions, limits: Limits, link: Link, nursery: Nursery, vocabulary: Vocabulary
+    ) -> None:
+        self._options, self._limits, self._link = options, limits, link
+        self._vocabulary = vocabulary
+        self._dialect = options.dialect
+        self._parent = os.getppid()
+        self._registry = Registry(limits)
+        self._store = ModuleStore(options.folder, limits)
+        self._pool = WorkerPool(nursery, limits, self._registry.worker_died)
+        compilers = Compilers(nursery, self._store, limits)
+        downloads = Downloads(self._store, limits, allowed=options.allow_downloads)
+        self._side = SideOps(
+            self._store, compilers, downloads, self._pool, self._registry, vocabulary, limits, options.side
+        )
+        self._steps = Steps(self._pool, self._registry.table, limits)
+        self._forks = Forks(self._registry.table, self._pool)
+        self._engine1: Engine1 | None = None
+        self._engine2: Engine2 | None = None
+        self._threads = ThreadPoolExecutor(_SIDE_THREADS, "side")
+        self._num_side = 0
+        self._side_lock = threading.Lock()
+        self._reply_lock = threading.Lock()
+
+    def run(self) -> None:
+        """Serve until the engine is gone. Returns then; a `stop` request ends the process."""
+        threading.Thread(target=self._listen_side, name="side-reader", daemon=True).start()
+        try:
+            while True:
+                data = self._link.main.receive(timeout=1.0, alive=self._engine_lives)
+                if data is None:
+                    self._tidy()
+                    continue
+                reply = self._answer(data, self._main_op)
+                self._send(self._link.main, reply)
+        except ProtocolError as error:
+            self._goodbye(error)
+
+    # -- main channel --------------------------------------------------------------------------------------
+
+    def _main_op(self, request: p.Request) -> Any:
+        with self._registry.lock:
+            if isinstance(request, p.PostPreProcess):
+                self._spoke("1")
+                data: Any = self._get_engine1().post_pre_process(request)
+            elif isinstance(request, p.MidProcess):
+                if request.dialect == 1:
+                    data = self._get_engine1().mid_process(request)
+                else:
+                    self._spoke("2")
+                    data = self._get_engine2().mid_process(request)
+            else:
+                return self._any_op(request)
+            self._after_step()
+            return data
+
+    def _any_op(self, request: p.Request) -> Any:
+        """What both channels understand."""
+        if isinstance(request, p.Ping):
+            return p.Pong()
+        if isinstance(request, p.Tokens):
+            if self._dialect != "2":
+                return p.TokensData(self._vocabulary.size)
+            return p.TokensData(self._vocabulary.size, self._vocabulary.eos, list(p.EXTENSIONS))
+        if isinstance(request, p.Stop):
+            self.stop()
+        return self._side_op(request)
+
+    def _side_op(self, request: p.Request) -> Any:
+        if isinstance(request, p.MkModule):
+            return self._side.mk_module(request)
+        if isinstance(request, p.SetTags):
+            return self._side.set_tags(request)
+        if isinstance(request, p.GetTags):
+            return self._side.get_tags(request)
+        if isinstance(request, p.Instantiate):
+            return self._side.instantiate(request, self._dialect)
+        if isinstance(request, p.Discard):
+            return self._side.discard(request)
+        raise ProtocolError("this operation belongs to the main channel")
+
+    def _spoke(self, dialect: str) -> None:
+        """The engine's dialect shows by its first step."""
+        if self._dialect[0] != dialect:
+            self._dialect = dialect
+
+    def _get_engine1(self) -> Engine1:
+        if self._engine1 is None:
+            table, size = self._registry.table, self._vocabulary.size
+            self._engine1 = Engine1(table, self._steps, self._forks, self._limits, self._link.masks, size)
+        return self._engine1
+
+    def _get_engine2(self) -> Engine2:
+        if self._engine2 is None:
+            self._engine2 = Engine2(
+                self._registry.table,
+                self._steps,
+                self._forks,
+                self._limits,
+                self._options.capabilities,
+                self._link.masks,
+                self._options.dtype,
+                self._vocabulary.size,
+            )
+        return self._engine2
+
+    def _after_step(self) -> None:
+        doomed, self._registry.doomed = self._registry.doomed, []
+        if doomed:
+            self._steps.release(doomed, "the request was discarded")
+
+    def _tidy(self) -> None:
+        """Nothing happens on the main channel: see after what may have been left."""
+        with self._registry.lock:
+            self._registry.expire()
+            self._after_step()
+            self._steps.end_silent(list(self._registry.table.by_key.values()))
+
+    # -- side channel --------------------------------------------------------------------------------------
+
+    def _listen_side(self) -> None:
+        try:
+            while True:
+                data = self._link.side.receive(timeout=60.0, alive=self._engine_lives)
+                if data is not None:
+                    self._take_side(data)
+        except ProtocolError as error:
+            self._goodbye(error)
+
+    def _take_side(self, data: bytes) -> None:
+        limit = self._limits.max_pending_side
+        with self._side_lock:
+            is_full = self._num_side >= limit
+            if not is_full:
+                self._num_side += 1
+        if is_full:
+            error = p.Failure(f"{limit} requests are pending on the side channel, the limit", True, p.rid_of(data))
+            self._reply_side(p.encode(error))
+        else:
+            self._threads.submit(self._serve_side, data)
+
+    def _serve_side(self, data: bytes) -> None:
+        try:
+            self._reply_side(self._answer(data, self._side_any))
+        except ProtocolError as error:
+            self._goodbye(error)
+        finally:
+            with self._side_lock:
+                self._num_side -= 1
+
+    def _side_any(self, request: p.Request) -> Any:
+        if isinstance(request, (p.PostPreProcess, p.MidProcess)):
+            raise ProtocolError("steps belong to the main channel")
+        return self._any_op(request)
+
+    def _reply_side(self, reply: bytes) -> None:
+        with self._reply_lock:
+            self._send(self._link.side, reply)
+
+    # -- both ----------------------------------------------------------------------------------------------
+
+    def _answer(self, data: bytes, handle: Callable[[p.Request], Any]) -> bytes:
+        """The reply to a request, whatever happens."""
+        try:
+            request = p.decode_request(data)
+        except ProtocolError as error:
+            return p.encode(p.Failure(str(error), False, p.rid_of(data)))
+        except msgspec.DecodeError as error:
+            return p.encode(p.JsonFailure(f"not JSON: {error}"))
+        rid = p.rid_of(request)
+        try:
+            return p.encode(p.Ok(handle(request), rid))
+        except BridleError as error:
+            is_user_error = isinstance(error, (InvalidRequest, ControllerError, Overloaded))
+            return p.encode(p.Failure(str(error), is_user_error, rid))
+        except Exception as error:  # our own mistake: the engine is told, the runtime goes on
+            print(f"runtime: internal error: {error!r}", file=sys.stderr, flush=True)
+            return p.encode(p.Failure(f"internal error: {error!r}", False, rid))
+
+    def _send(self, channel: Duplex, reply: bytes) -> None:
+        if len(reply) > channel.max_message:
+            text = f"reply of {len(reply)} bytes exceeds the channel's {channel.max_message}"
+            reply = p.encode(p.Failure(text, False, p.rid_of(reply)))
+        channel.send(reply, _REPLY_TIMEOUT, self._engine_lives)
+
+    def _engine_lives(self) -> bool:
+        return self._options.stay or os.getppid() == self._parent
+
+    def _goodbye(self, error: ProtocolError) -> None:
+        """The engine is gone, or broke the channel for good. It cannot clean up behind itself any more."""
+        if not self._engine_lives():
+            self._link.unlink()
+        print(f"runtime: {error}; ending", file=sys.stderr, flush=True)
+        self.stop()
+
+    def stop(self) -> None:
+        """End this process and all that it started, now."""
+        self._pool.close()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGUSR1)
+        os._exit(0)
+

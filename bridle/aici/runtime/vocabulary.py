@@ -1,0 +1,86 @@
+"""The vocabulary that a runtime serves: bytes of every token, tokenization, and the tries that guests walk.
+
+The tokenizer itself is `bridle.text`'s; this module only gives its tokens the form that controllers expect: special
+tokens have no bytes, and there may be more tokens than the tokenizer knows (`--logits-size`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from bridle.aici.runtime.trie import TokenTrie, build_trie
+from bridle.errors import InvalidRequest
+
+#: How many tokens a model may have beyond its tokenizer.
+MAX_ADDED = 4096
+
+
+@dataclass
+class Vocabulary:
+    """`tokens[i]` are the bytes of token i, empty for special ones; `encode` tokenizes text without adding special
+    tokens, but recognizing their names."""
+
+    tokens: Sequence[bytes]
+    eos: int
+    encode: Callable[[str], Sequence[int]]
+    special: frozenset[int] = frozenset()
+    llguidance: Any = None
+    _tries: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+    def trie(self, dialect: int) -> bytes:
+        """The trie blob in the layout of a guest dialect; built once."""
+        blob = self._tries.get(dialect)
+        if blob is None:
+            blob = self._tries[dialect] = build_trie(self.tokens, self.eos, dialect)
+        return blob
+
+    @cached_property
+    def _reader(self) -> TokenTrie:
+        return TokenTrie(self.trie(2), 2)
+
+    def tokenize(self, data: bytes, dialect: int) -> list[int]:
+        """Tokens of bytes. Bytes that are no text are replaced for D1 guests; for D2 guests, an incomplete tail
+        is tokenized greedily."""
+        if dialect == 1:
+            return list(self.encode(data.decode(errors="replace")))
+        try:
+            return list(self.encode(data.decode()))
+        except UnicodeDecodeError as error:
+            head = data[: error.start]
+            return list(self.encode(head.decode())) + self._reader.tokenize(data[error.start :])
+
+    def padded(self, size: int | None) -> Vocabulary:
+        """The same up to `size` tokens. Those that the tokenizer does not know have no bytes, so that no constraint
+        can reach them. Raises `InvalidRequest`."""
+        if size is None or size == self.size:
+            return self
+        extra = size - self.size
+        if not 0 < extra <= MAX_ADDED:
+            raise InvalidRequest(
+                f"logits size {size} must be the vocabulary's {self.size} or up to {MAX_ADDED} more", "logits_size"
+            )
+        added = frozenset(range(self.size, size))
+        return Vocabulary([*self.tokens, *[b""] * extra], self.eos, self.encode, self.special | added)
+
+
+def load_vocabulary(name: str, logits_size: int | None = None) -> Vocabulary:
+    """The vocabulary of a `tokenizer.json`, a model folder, or a hub id with optional `@revision`."""
+    from bridle.text import Tokenizer
+
+    path, _, revision = name.partition("@") if not name.startswith(("/", ".")) else (name, "", "")
+    tokenizer = Tokenizer.load(path, revision=revision or None)
+    special = frozenset(tokenizer.special_token_ids)
+    tokens = [b"" if i in special else tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+    eos = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else 0
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    return Vocabulary(tokens, eos, encode, special).padded(logits_size)

@@ -1,0 +1,184 @@
+"""The thin layer over wasmtime: engine settings, host functions, calls into guests, and how they are interrupted.
+
+There are two ways to cross the border between host and guest with the same interface: `wasm_fast`, a few pre-bound
+functions of wasmtime's C API, several times cheaper, but with private names, so bound to tested versions; and
+`wasm_public`, over the documented API, which takes over with any other version. Nothing here knows controllers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import wasmtime
+from wasmtime import _ffi as ffi
+
+from bridle.aici.runtime.facts import WASMTIME_VERSION
+from bridle.aici.runtime.limits import Limits
+from bridle.errors import ControllerError, ControllerTrap
+
+#: Versions of wasmtime that `wasm_fast` was tested with.
+FAST_VERSIONS = ("50.",)
+#: Seconds between two ticks of the epoch clock, and ticks between two looks at a running guest.
+TICK = 0.002
+LOOK_TICKS = 2
+
+
+class GuestFault(ControllerTrap):
+    """A guest broke a rule of the host interface: a bad pointer, a limit of one callback."""
+
+
+class GuestStopped(ControllerError):
+    """A guest was ended from outside: it is too late, or nobody wants it any more."""
+
+
+class Interruptible(Protocol):
+    """What a crossing needs to know of the guest that runs. `failure` keeps what a host function raised, because
+    an exception cannot travel through Wasm frames."""
+
+    failure: BaseException | None
+
+    def stop_reason(self) -> ControllerError | None:
+        """Asked every few milliseconds of running: why to end, or None to go on."""
+        raise NotImplementedError
+
+
+class _Running(threading.local):
+    """The guest that runs on this thread."""
+
+    guest: Any = None
+
+
+running = _Running()
+
+
+@dataclass(frozen=True, slots=True)
+class HostFunction:
+    """A function that guests may import. `params` has one letter for each parameter (`i`: i32, `I`: i64); the
+    function gets the running guest, then the parameters as unsigned numbers."""
+
+    module: str
+    name: str
+    params: str
+    has_result: bool
+    function: Callable[..., int | None]
+
+
+class GuestMemory(Protocol):
+    """Linear memory. Every access is checked against its present size; a bad pointer raises `GuestFault`."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, length: int) -> bytes: ...
+
+    def write(self, start: int, data: bytes | memoryview) -> None: ...
+
+    def read_u32(self, start: int) -> int: ...
+
+    def write_u32(self, start: int, value: int) -> None: ...
+
+
+class Crossing(Protocol):
+    """One way across the border."""
+
+    def define(self, linker: wasmtime.Linker, function: HostFunction) -> None:
+        """Let modules that are linked with `linker` import a function."""
+
+    def bind(self, store: wasmtime.Store, function: wasmtime.Func, num_params: int) -> Callable[..., int]:
+        """A callable that runs an export on this thread; `running.guest` must be set. A trap raises
+        `ControllerTrap` with a backtrace, unless the guest has a `failure`, which is raised instead."""
+        raise NotImplementedError
+
+    def arm(self, store: wasmtime.Store, limit_ms: int) -> None:
+        """Make calls into a new store interruptible."""
+
+    def memory(self, store: wasmtime.Store, memory: wasmtime.Memory) -> GuestMemory:
+        raise NotImplementedError
+
+
+def crossing() -> Crossing:
+    """The fastest way that is known to work with the installed wasmtime."""
+    if WASMTIME_VERSION.startswith(FAST_VERSIONS):
+        from bridle.aici.runtime.wasm_fast import FastCrossing
+
+        return FastCrossing()
+    from bridle.aici.runtime.wasm_public import PublicCrossing
+
+    return PublicCrossing()
+
+
+def check_span(start: int, length: int, size: int) -> None:
+    """Raises `GuestFault` unless the bytes lie inside a memory of `size` bytes."""
+    if start + length > size:
+        raise GuestFault(f"pointer {start:#x} with {length} bytes is outside the memory of {size} bytes")
+
+
+def make_config(limits: Limits, *, reference_types: bool, parallel: bool) -> wasmtime.Config:
+    """What guests may use. Without threads, tail calls, memory64, relaxed SIMD and exceptions, as the original."""
+    config = wasmtime.Config()
+    config.wasm_threads = False
+    config.wasm_tail_call = False
+    config.wasm_multi_memory = False
+    config.wasm_memory64 = False
+    config.wasm_relaxed_simd = False
+    config.wasm_exceptions = False
+    config.wasm_gc = False
+    if not reference_types:
+        config.wasm_reference_types = False
+        ffi.wasmtime_config_wasm_component_model_async_set(config.ptr(), False)  # it insists on them
+    config.epoch_interruption = True
+    config.max_wasm_stack = limits.max_wasm_stack
+    config.parallel_compilation = parallel
+    return config
+
+
+class Ticker:
+    """The epoch clock of an engine. It runs only while guests do, and not across a fork of the process."""
+
+    def __init__(self, engine: wasmtime.Engine, on_tick: Callable[[], None]) -> None:
+        self._engine = engine
+        self._on_tick = on_tick
+        self._wanted = threading.Event()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin (again) in this process."""
+        self._ended = False
+        self._wanted = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it: needed before this process forks."""
+        self._ended = True
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+
+    def awake(self) -> None:
+        """A guest is about to run."""
+        if not self._wanted.is_set():
+            self._wanted.set()
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._wanted.wait()
+            time.sleep(TICK)
+            self._engine.increment_epoch()
+            self._on_tick()
+
+    def park(self) -> None:
+        """Called from `on_tick` when nothing has run for a while: sleep until `awake`."""
+        self._wanted.clear()
+
+
+def pointer_value(pointer: Any) -> int:
+    """The address in a ctypes pointer, 0 for null."""
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0

@@ -1,0 +1,195 @@
+"""Reading and rewriting Wasm modules as bytes, for what the engine's API does not offer.
+
+A fork by copy needs every memory and every mutable global of an instance. Those that a module does not export are
+added to its export section here, under names that it cannot have chosen itself. Also tells whether a module can
+change its tables while it runs, which a copy could not follow. Input has been validated by the engine before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bridle.errors import InvalidRequest
+
+_IMPORT, _MEMORY, _GLOBAL, _EXPORT, _START, _CODE = 2, 5, 6, 7, 8, 10
+_EXTERN_FUNCTION, _EXTERN_MEMORY, _EXTERN_GLOBAL = 0, 2, 3
+_NUMBER_TYPES = b"\x7f\x7e\x7d\x7c"
+#: Order of sections in a module: 12 (data count) stands before 10, 13 (tags) behind 5.
+_ORDER = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 13: 6, 6: 7, 7: 8, 8: 9, 9: 10, 12: 11, 10: 12, 11: 13}
+_CONST_IMMEDIATES = {0x41: "leb", 0x42: "leb", 0x43: 4, 0x44: 8, 0x23: "leb", 0xD0: "leb", 0xD2: "leb"}
+#: table.init, elem.drop, table.copy and, with reference types, table.grow, .size, .fill; padded forms too.
+_TABLE_INSTRUCTION = re.compile(rb"\xfc(?:[\x0c-\x11]|[\x8c-\x91]\x80*\x00)")
+
+MAX_GLOBALS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A module with everything exported that a copy needs. `prefix` starts the names of the added exports;
+    `is_copyable` is False if a mutable global is no number, or the tables may change."""
+
+    wasm: bytes
+    prefix: str
+    num_globals: int
+    has_start: bool
+    is_copyable: bool
+
+
+def is_component(wasm: bytes) -> bool:
+    """Whether these are the bytes of a component rather than of a core module."""
+    return wasm[:4] == b"\0asm" and wasm[4:8] == b"\x0d\0\x01\0"
+
+
+def expose_state(wasm: bytes) -> Rewritten:
+    """Export memory 0 as `<prefix>m` and each mutable global as `<prefix>g<n>`. A start function becomes an export
+    `<prefix>s`, since a copy must not run it again."""
+    sections = list(_sections(wasm))
+    bodies = dict(sections)
+    imported = _imported_globals(bodies.get(_IMPORT, b"\0"))
+    types = _global_types(bodies.get(_GLOBAL, b"\0"))
+    mutable = [(imported + i, kind) for i, (kind, is_mutable) in enumerate(types) if is_mutable]
+    prefix = _unused_prefix(wasm)
+    added = [_export(f"{prefix}g{i}", _EXTERN_GLOBAL, index) for i, (index, _) in enumerate(mutable)]
+    if bodies.get(_MEMORY, b"\0")[:1] != b"\0":
+        added.append(_export(f"{prefix}m", _EXTERN_MEMORY, 0))
+    if _START in bodies:
+        added.append(_export(f"{prefix}s", _EXTERN_FUNCTION, _leb(bodies[_START], 0)[0]))
+    count, start = _leb(bodies.get(_EXPORT, b"\0"), 0)
+    body = _encode_leb(count + len(added)) + bodies.get(_EXPORT, b"\0")[start:] + b"".join(added)
+    copyable = all(kind in _NUMBER_TYPES for _, kind in mutable) and not may_change_tables(wasm)
+    return Rewritten(_with_exports(sections, body), prefix, len(mutable), _START in bodies, copyable)
+
+
+def may_change_tables(wasm: bytes) -> bool:
+    """Whether the code may contain an instruction that changes a table. Errs on the side of yes; assumes that
+    the module is valid without reference types, so that `table.set` cannot occur."""
+    return any(kind == _CODE and _TABLE_INSTRUCTION.search(body) is not None for kind, body in _sections(wasm))
+
+
+# -- pieces ------------------------------------------------------------------------------------------------
+
+
+def _sections(wasm: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and body of each section, custom ones included."""
+    position = 8
+    while position < len(wasm):
+        kind = wasm[position]
+        size, start = _leb(wasm, position + 1)
+        if start + size > len(wasm):
+            raise InvalidRequest(f"section {kind} of {size} bytes ends behind the module")
+        yield kind, wasm[start : start + size]
+        position = start + size
+
+
+def _with_exports(sections: list[tuple[int, bytes]], body: bytes) -> bytes:
+    """The module again, with `body` as its export section."""
+    parts = [b"\0asm\x01\0\0\0"]
+    exports = bytes([_EXPORT]) + _encode_leb(len(body)) + body
+    done = False
+    for kind, content in sections:
+        if not done and kind != 0 and _ORDER.get(kind, 99) >= _ORDER[_EXPORT]:
+            parts.append(exports)
+            done = True
+        if kind not in (_EXPORT, _START):
+            parts.append(bytes([kind]) + _encode_leb(len(content)) + content)
+    if not done:
+        parts.append(exports)
+    return b"".join(parts)
+
+
+def _imported_globals(body: bytes) -> int:
+    """How many globals come from outside. Such a module will not link, but its indices must be right."""
+    count, position = _leb(body, 0)
+    found = 0
+    for _ in range(count):
+        for _ in range(2):
+            length, position = _leb(body, position)
+            position += length
+        kind = body[position]
+        position += 1
+        if kind == 0:  # function: type index
+            _, position = _leb(body, position)
+        elif kind == 1:  # table: element type, limits
+            position = _skip_limits(body, position + 1)
+        elif kind == 2:
+            position = _skip_limits(body, position)
+        elif kind == 3:
+            position += 2
+            found += 1
+        else:
+            raise InvalidRequest(f"import of unknown kind {kind}")
+    return found
+
+
+def _skip_limits(body: bytes, position: int) -> int:
+    flags = body[position]
+    _, position = _leb(body, position + 1)
+    if flags & 1:
+        _, position = _leb(body, position)
+    return position
+
+
+def _global_types(body: bytes) -> list[tuple[int, bool]]:
+    """Value type and mutability of each global that the module defines."""
+    count, position = _leb(body, 0)
+    if count > MAX_GLOBALS:
+        raise InvalidRequest(f"module has {count} globals; at most {MAX_GLOBALS} are allowed")
+    types = []
+    for _ in range(count):
+        types.append((body[position], body[position + 1] == 1))
+        position = _skip_constant(body, position + 2)
+    return types
+
+
+def _skip_constant(body: bytes, position: int) -> int:
+    """Behind the `end` of a constant expression."""
+    while (opcode := body[position]) != 0x0B:
+        position += 1
+        if opcode == 0xFD:  # v128.const
+            _, position = _leb(body, position)
+            position += 16
+            continue
+        immediate = _CONST_IMMEDIATES.get(opcode, 0)
+        if immediate == "leb":
+            while body[position] & 0x80:
+                position += 1
+            position += 1
+        else:
+            position += int(immediate)
+    return position + 1
+
+
+def _unused_prefix(wasm: bytes) -> str:
+    """A name that does not occur anywhere in the module."""
+    number = 0
+    while f"bridle:{number}:".encode() in wasm:
+        number += 1
+    return f"bridle:{number}:"
+
+
+def _export(name: str, kind: int, index: int) -> bytes:
+    text = name.encode()
+    return _encode_leb(len(text)) + text + bytes([kind]) + _encode_leb(index)
+
+
+def _leb(data: bytes, position: int) -> tuple[int, int]:
+    """An unsigned LEB128 number and the position behind it."""
+    result = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            return result, position
+        shift += 7
+
+
+def _encode_leb(value: int) -> bytes:
+    parts = bytearray()
+    while True:
+        value, low = value >> 7, value & 0x7F
+        parts.append(low | (0x80 if value else 0))
+        if not value:
+            return bytes(parts)

@@ -1,0 +1,379 @@
+"""A worker process: hosts sequences, runs their callbacks, copies them on a fork. It never compiles.
+
+Steps arrive through the ring, everything else through the side socket. The answers of a step go back together as
+soon as every sequence has been tried; one that is still running by then answers later, on its own. When the
+supervisor dies, the worker ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+
+import msgspec
+
+from bridle.aici.protocol import PreResult
+from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.facts import Facts
+from bridle.aici.runtime.crew import Crew, Task
+from bridle.aici.runtime.hosted import Hosted
+from bridle.aici.runtime.instance import Instance, Program, Sandbox, Surroundings
+from bridle.aici.runtime.remote import RemoteVariables
+from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
+from bridle.aici.runtime.storage import SharedVariables, Variables
+from bridle.aici.runtime.wasm import GuestStopped
+from bridle.errors import BridleError, ControllerError, ControllerTimeout, ControllerTrap, InvalidRequest
+
+_MAX_PROGRAMS = 32
+#: Answers are sent on when so many bytes of masks have come together.
+_FLUSH_BYTES = 1 << 20
+
+_batches = m.decoder(m.Batch)
+_sides = m.decoder(m.Create | m.Drop | m.Split)
+_facts = msgspec.json.Decoder(Facts)
+
+Op = m.Step2 | m.PostPre | m.Mid1
+
+
+class _Seat:
+    """A hosted sequence in its worker. `is_running` and `is_dropped` are guarded by the worker's mutex."""
+
+    __slots__ = ("hosted", "is_dropped", "is_running", "request")
+
+    def __init__(self, hosted: Hosted, request: int) -> None:
+        self.hosted = hosted
+        self.request = request
+        self.is_running = False
+        self.is_dropped = False
+
+
+class _Step:
+    """A batch in work: answers that have come together, and whether they went out already."""
+
+    def __init__(self, batch: m.Batch) -> None:
+        self.number = batch.number
+        self.budget_ms = batch.budget_ms
+        self.queue = deque(batch.ops)
+        self.answers: list[m.Answer] = []
+        self.num_bytes = 0
+        self.is_flushed = False
+
+
+class Worker:
+    """See the module. `storage`, if given, is the socket to the variables of the one request hosted here."""
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        sandbox: Sandbox,
+        port: Port,
+        side: socket.socket,
+        storage: socket.socket | None = None,
+    ) -> None:
+        self._surroundings = surroundings
+        self._sandbox = sandbox
+        self._port, self._side = port, side
+        self._remote = RemoteVariables(storage) if storage is not None else None
+        self._seats: dict[int, _Seat] = {}
+        self._variables: dict[int, tuple[SharedVariables, int]] = {}
+        self._programs: dict[str, Program] = {}
+        self._step: _Step | None = None
+        self._tasks: deque[Task] = deque()
+        self._mutex = threading.Lock()
+        self._side_lock = threading.Lock()
+        self._watch()
+        self._crew = Crew(sandbox.engine, self._next_task)
+
+    def run(self) -> None:
+        """Serve until the supervisor is gone; does not return."""
+        try:
+            self._crew.run()
+        except PeerGone:
+            pass
+        finally:
+            os._exit(0)
+
+    # -- the leader's loop ---------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        self._poll = select.poll()
+        self._poll.register(self._port.bell, select.POLLIN)
+        self._poll.register(self._side, select.POLLIN)
+
+    def _next_task(self) -> Task:
+        try:
+            while True:
+                if self._tasks:
+                    return self._tasks.popleft()
+                step = self._step
+                if step is not None:
+                    if step.queue:
+                        op = step.queue.popleft()
+                        return Task(lambda: self._run_op(step, op))
+                    self._flush(step)
+                    self._step = None
+                self._read()
+        except PeerGone:
+            os._exit(0)  # running guests have nobody to answer to
+
+    def _read(self) -> None:
+        ready = {descriptor for descriptor, _ in self._poll.poll()}
+        if self._side.fileno() in ready:
+            data, descriptors = receive_frame(self._side, 8)
+            self._take_side(_sides.decode(data), descriptors)
+        elif self._port.bell.fileno() in ready:
+            for message in self._port.receive():
+                self._take_batch(_batches.decode(message))
+
+    def _take_side(self, message: m.Create | m.Drop | m.Split, descriptors: list[int]) -> None:
+        if isinstance(message, m.Create):
+            self._tasks.append(Task(lambda: self._create(message)))
+        elif isinstance(message, m.Drop):
+            self._drop(message.keys, GuestStopped(message.reason))
+        else:
+            self._split(message, descriptors)
+
+    def _take_batch(self, batch: m.Batch) -> None:
+        for key, reason in batch.cancelled:
+            seat = self._seats.get(key)
+            if seat is not None:
+                seat.hosted.instance.cancel(ControllerTimeout(reason))
+        step = _Step(batch)
+        if self._step is not None:  # the supervisor gave up on the last one: finish what it still holds
+            self._tasks.extend(self._leftovers(self._step))
+        self._step = step
+        for op in list(step.queue):
+            if not isinstance(op, m.PostPre) and op.parent is not None:
+                self._fork(step, op)
+        self._drop(batch.freed, GuestStopped("the sequence was freed"))
+
+    def _leftovers(self, step: _Step) -> list[Task]:
+        tasks = [Task(lambda op=op: self._run_op(step, op)) for op in step.queue]  # type: ignore[misc]
+        step.queue.clear()
+        self._flush(step)
+        return tasks
+
+    def _flush(self, step: _Step) -> None:
+        """Send what has come together; later answers of this step go out one by one."""
+        with self._mutex:
+            answers, step.answers = step.answers, []
+            step.is_flushed, step.num_bytes = True, 0
+        if answers:
+            self._send(step.number, answers)
+
+    def _send(self, number: int, answers: list[m.Answer]) -> None:
+        data = m.encode(m.Answers(number, answers))
+        if len(data) <= self._port.max_message:
+            self._port.send(data)
+        elif len(answers) > 1:
+            for answer in answers:
+                self._send(number, [answer])
+        else:
+            text = f"answer of {len(data)} bytes exceeds the {self._port.max_message} that a worker can send"
+            self._port.send(m.encode(m.Answers(number, [_failed(answers[0].key, text)])))
+
+    # -- callbacks -----------------------------------------------------------------------------------------
+
+    def _run_op(self, step: _Step, op: Op) -> None:
+        seat = self._seats.get(op.key)
+        if seat is None:
+            self._answer(step, _failed(op.key, "Worker: the sequence is not here"))
+            return
+        with self._mutex:
+            seat.is_running = True
+        seat.hosted.instance.seq_id = op.seq_id
+        begin = time.perf_counter_ns()
+        answer = _run(seat.hosted, op, step.budget_ms)
+        answer.micros = (time.perf_counter_ns() - begin) // 10_000 * 10
+        instance = seat.hosted.instance
+        answer.logs = instance.log.take()
+        answer.storage, instance.writes = instance.writes, []
+        with self._mutex:
+            seat.is_running = False
+            is_dropped = seat.is_dropped
+        if is_dropped:
+            instance.close()
+        else:
+            self._answer(step, answer)
+
+    def _answer(self, step: _Step, answer: m.Answer) -> None:
+        with self._mutex:
+            if not step.is_flushed:
+                step.answers.append(answer)
+                step.num_bytes += sum(map(len, answer.masks))
+                if step.num_bytes < _FLUSH_BYTES:
+                    return
+                answers, step.answers, step.num_bytes = step.answers, [], 0
+            else:
+                answers = [answer]
+        self._send(step.number, answers)
+
+    # -- coming and going ----------------------------------------------------------------------------------
+
+    def _create(self, message: m.Create) -> None:
+        """Make an instance and run its first callbacks."""
+        created = m.Created(message.rid, "", "", [], 0, message.prompt)
+        begin = time.perf_counter_ns()
+        instance: Instance | None = None
+        try:
+            program = self._program(message)
+            variables = self._lease_variables(message.request)
+            instance = Instance(program, self._surroundings, message.argument.encode(), variables)
+            hosted = Hosted(message.key, instance)
+            self._seats[message.key] = _Seat(hosted, message.request)
+            created.prompt, created.pre = _start(hosted, message, self._surroundings.limits.max_init_time)
+        except ControllerError as error:
+            created.error = str(error)
+            self._drop([message.key], GuestStopped("instantiation failed"))
+        except BridleError as error:
+            created.error, created.is_refused = str(error), True
+        if instance is not None:
+            created.logs = instance.log.take()
+            created.storage = instance.writes
+            instance.writes = []
+        created.micros = (time.perf_counter_ns() - begin) // 10_000 * 10
+        with self._side_lock:
+            send_frame(self._side, m.encode(created))
+
+    def _program(self, message: m.Create) -> Program:
+        program = self._programs.get(message.module)
+        if program is None:
+            facts = _facts.decode(message.facts)
+            if facts.problem:
+                raise InvalidRequest(facts.problem, "module_id")
+            if len(self._programs) >= _MAX_PROGRAMS:
+                self._programs.pop(next(iter(self._programs)))
+            program = self._programs[message.module] = self._sandbox.load(message.path, facts)
+        return program
+
+    def _lease_variables(self, request: int) -> Variables:
+        if self._remote is not None:
+            return self._remote
+        with self._mutex:
+            variables, count = self._variables.get(request, (None, 0))
+            variables = variables or SharedVariables(self._surroundings.limits)
+            self._variables[request] = (variables, count + 1)
+        return variables
+
+    def _fork(self, step: _Step, op: m.Step2 | m.Mid1) -> None:
+        """Copy the parent, before any callback of this step runs."""
+        assert op.parent is not None
+        seat = self._seats.get(op.parent)
+        try:
+            if seat is None or seat.is_running:
+                raise ControllerTrap("Worker: the sequence to fork from is not here, or still running")
+            hosted = seat.hosted.fork(op.key, op.branch)
+        except ControllerError as error:
+            step.queue.remove(op)
+            self._answer(step, _failed(op.key, str(error)))
+            return
+        self._seats[op.key] = _Seat(hosted, seat.request)
+        self._lease_variables(seat.request)
+
+    def _drop(self, keys: list[int], reason: ControllerError) -> None:
+        for key in keys:
+            seat = self._seats.pop(key, None)
+            if seat is None:
+                continue
+            seat.hosted.instance.cancel(reason)
+            with self._mutex:
+                seat.is_dropped = True
+                is_running = seat.is_running
+                variables, count = self._variables.get(seat.request, (None, 0))
+                if variables is not None and count > 1:
+                    self._variables[seat.request] = (variables, count - 1)
+                else:
+                    self._variables.pop(seat.request, None)
+            if not is_running:
+                seat.hosted.instance.close()
+
+    # -- splitting the process -----------------------------------------------------------------------------
+
+    def _split(self, message: m.Split, descriptors: list[int]) -> None:
+        """Fork this process: the child becomes the worker of the new sequence, with the files it was sent."""
+        seat = self._seats.get(message.key)
+        if seat is None or seat.is_running or len(self._seats) != 1:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            text = "Worker: only an idle sequence alone in its process can be forked with it"
+            send_frame(self._side, m.encode(m.SplitDone(message.rid, text)))
+            return
+        self._crew.ticker.stop()
+        pid = os.fork()
+        if pid == 0:
+            self._adopt(message, descriptors, seat)
+            return
+        handle = os.pidfd_open(pid)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._crew.ticker.start()
+        with self._side_lock:
+            send_frame(self._side, m.encode(m.SplitDone(message.rid, "", pid)), [handle])
+        os.close(handle)
+
+    def _adopt(self, message: m.Split, descriptors: list[int], seat: _Seat) -> None:
+        """In the child: let go of the parent's connections, and lead a crew of our own."""
+        memory, bell, side, storage = descriptors
+        self._port.bell.close()
+        self._side.close()
+        assert self._remote is not None
+        self._remote.close()
+        self._port = Port(memory, socket.socket(fileno=bell), is_worker=True)
+        os.close(memory)
+        self._side = socket.socket(fileno=side)
+        self._remote = RemoteVariables(socket.socket(fileno=storage))
+        seat.hosted.instance.variables = self._remote
+        seat.hosted.become(message.new_key, message.branch)
+        self._seats = {message.new_key: seat}
+        self._mutex, self._side_lock = threading.Lock(), threading.Lock()
+        self._watch()
+        self._crew.reset_after_fork()
+        self._crew.ticker.start()
+
+
+def _start(hosted: Hosted, message: m.Create, budget_ms: float) -> tuple[list[int], PreResult | None]:
+    prompt = hosted.start(message.prompt, budget_ms)
+    return prompt, hosted.first_pre(budget_ms) if message.first_pre else None
+
+
+def _run(hosted: Hosted, op: Op, budget_ms: float) -> m.Answer:
+    """The callbacks of one op, as an answer without the parts that every answer has."""
+    answer = m.Answer(op.key, "", "", [], 0, None, [])
+    try:
+        if isinstance(op, m.Step2):
+            choice = hosted.step(op.backtrack, op.tokens, op.sampled, op.group, op.candidates, budget_ms)
+            answer.result = m.Chosen(choice.branches)
+            answer.masks = [memoryview(mask) for mask in choice.masks]
+        elif isinstance(op, m.PostPre):
+            _run_phases(hosted, op, budget_ms, answer)
+        else:
+            splice, mask = hosted.mid(op.group, budget_ms)
+            answer.result, answer.masks = m.Sampled(splice), [memoryview(mask)]
+    except ControllerError as error:
+        answer.error = str(error)
+    except Exception as error:  # our own mistake: it must not take the neighbours along
+        answer.error = f"internal error of the runtime: {error!r}"
+    return answer
+
+
+def _run_phases(hosted: Hosted, op: m.PostPre, budget_ms: float, answer: m.Answer) -> None:
+    phases = m.Phases(None, PreResult())
+    if op.tokens is not None:
+        begin = time.perf_counter_ns()
+        answer.failed_in_post = True
+        phases.stop = hosted.post(op.tokens, op.backtrack, budget_ms)
+        answer.failed_in_post = False
+        phases.post_micros = (time.perf_counter_ns() - begin) // 10_000 * 10
+        phases.post_logs = hosted.instance.log.take()
+        phases.post_storage, hosted.instance.writes = hosted.instance.writes, []
+    phases.pre = hosted.pre(budget_ms)
+    answer.result = phases
+
+
+def _failed(key: int, error: str) -> m.Answer:
+    return m.Answer(key, error, "", [], 0, None, [])
+
