@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bridle.errors import BridleError, RequestCancelled
+from bridle.errors import BridleError
 from bridle.http.errors import internal_error_body, json_response
 from bridle.outputs import Usage
 from bridle.service import new_request_id
@@ -112,7 +112,5 @@ def _tell(call: Call, seconds: float) -> None:
         story["finish"] = ",".join(sorted(set(call.finish)))
     if call.error is not None:
         story["error"] = f"{call.error.code}: {call.error}"[:300]
-    if isinstance(call.error, RequestCancelled):
-        story["status"] = 499
     log = _log.debug if call.path.startswith(_QUIET) else _log.info
     log("request", **story)

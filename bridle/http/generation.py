@@ -87,16 +87,20 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Counts over all parts."""
+        """Counts over all parts; of outputs that were broken off, what is known."""
         total = Usage()
         for part in self.parts:
-            total.add(part.collector.output.usage)
+            usage = part.collector.output.usage
+            usage.prompt_tokens = usage.prompt_tokens or len(part.collector.output.prompt_token_ids)
+            broken = (output for output in part.outputs if output.finish_reason is None)
+            usage.completion_tokens += sum(len(output.token_ids) for output in broken)
+            total.add(usage)
         return total
 
     def _tell(self) -> None:
         self.call.usage = self.usage
-        outputs = [output for part in self.parts for output in part.outputs]
-        self.call.finish = [output.finish_reason.value for output in outputs if output.finish_reason is not None]
+        reasons = [output.finish_reason for part in self.parts for output in part.outputs]
+        self.call.finish = [(reason or FinishReason.CANCELLED).value for reason in reasons]
 
 
 def reserve(http: HttpState, call: Call, model: LoadedModel, num_prompts: int, n: int) -> Ticket:

@@ -73,7 +73,7 @@ class SseResponse(Response):
         try:
             await run_while_connected(receive, self._run(writer))
         except RequestCancelled as error:
-            call.error = error
+            call.error, call.status = error, 499
             return  # nobody listens
         except BridleError as error:
             call.error = error

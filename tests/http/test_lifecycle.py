@@ -13,10 +13,10 @@ import pytest
 
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, InternalError, Overloaded, RequestCancelled, ShardUnavailable
-from bridle.http import HttpSettings
+from bridle.http import HttpSettings, create_app
 from bridle.http.sse import SseWriter
 from bridle.outputs import Event, Finished, FinishReason, TokenEvent
-from bridle.service import LoadedModel
+from bridle.service import LoadedModel, ModelRegistry
 from tests.http.harness import local_client, saying, scripted_model, served
 from tests.service.fakes import FakeClient, fake_model, prompt_event, say
 
@@ -73,6 +73,38 @@ def test_a_client_that_leaves_cancels_its_requests(path: str, body: dict[str, An
         assert len(fake_of(model).streams) == num_prompts
         assert all(stream.gone.wait(WAIT) for stream in fake_of(model).streams)
         assert httpx.get(url + "/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_what_a_client_left_is_counted(is_stream: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    def two_tokens(request: Request) -> list[list[Event]]:
+        return [[prompt_event(request)], [TokenEvent(request.id, 0, 97, "a"), TokenEvent(request.id, 0, 98, "b")]]
+
+    model = fake_model(two_tokens, is_endless=True)
+    app = create_app(ModelRegistry([model]))
+    body = json.dumps({"prompt": "abc", "stream": is_stream, "max_tokens": 5}).encode()
+    inbox = [{"type": "http.request", "body": body}]
+
+    async def receive() -> Any:
+        if inbox:
+            return inbox.pop()
+        await fake_of(model).said_all.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": headers, "query_string": b""}
+    await app(scope, receive, send)  # type: ignore[arg-type]
+    state = app.state.http
+    assert state.admission.num_requests == 0
+    metrics = state.metrics.render().decode()
+    assert f'bridle_http_requests_total{{model="fake",route="{COMPLETIONS}",status="499"}} 1.0' in metrics
+    assert 'bridle_http_tokens_total{kind="prompt",model="fake"} 3.0' in metrics
+    assert 'bridle_http_tokens_total{kind="completion",model="fake"} 2.0' in metrics
+    assert 'bridle_http_choices_total{model="fake",reason="cancelled"} 1.0' in metrics
+    assert "the client went away" in capsys.readouterr().out
 
 
 def test_a_client_that_reads_to_the_end_cancels_nothing() -> None:

@@ -63,7 +63,8 @@ Script = Callable[[Request], Iterable[list[Event]]]
 class FakeStream:
     """Plays lists of events; after the scripted ones of an endless request it waits to be cancelled."""
 
-    def __init__(self, batches: Iterable[list[Event]], is_endless: bool) -> None:
+    def __init__(self, batches: Iterable[list[Event]], is_endless: bool, said_all: asyncio.Event) -> None:
+        self._said_all = said_all
         self._batches = iter(batches)
         self._is_endless = is_endless
         self.is_cancelled = False
@@ -90,6 +91,7 @@ class FakeStream:
         await asyncio.sleep(0)
         for batch in self._batches:
             return batch
+        self._said_all.set()
         if self._is_endless:
             await self._cancelled.wait()
         self.is_over = True
@@ -113,6 +115,7 @@ class FakeClient:
         self.requests: list[Request] = []
         self.streams: list[FakeStream] = []
         self.submitted = threading.Event()
+        self.said_all = asyncio.Event()  # some stream has no scripted events left
         self.refusal: Exception | None = None
         self.closed_with: float | None = None
 
@@ -120,7 +123,7 @@ class FakeClient:
         if self.refusal is not None:
             raise self.refusal
         self.requests.append(request)
-        self.streams.append(FakeStream(self.script(request), self.is_endless))
+        self.streams.append(FakeStream(self.script(request), self.is_endless, self.said_all))
         self.submitted.set()
         return self.streams[-1]
 
