@@ -72,7 +72,7 @@ class PythonControllerPool:
             self._answers[ask.seq_id] = Answer(error=_as_error(error, "fork"))
             return
         seen = parent.view
-        view = SequenceView(seen.tokens.copy(), seen.num_prompt, seen.vocab_size, branch)
+        view = SequenceView(seen.tokens.copy(), seen.num_prompt, seen.vocab_size, ask.index)
         self._live[ask.seq_id] = _Instance(controller, view)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:

@@ -118,7 +118,7 @@ class Branching:
         outputs.sequences[child.id] = child
         self._scheduler.add_fork(seq, child)
         if child.is_controlled:
-            self._steering.add(child, Ask(child.id, parent=seq.id, branch=number))
+            self._steering.add(child, Ask(child.id, parent=seq.id, branch=number, index=child.index))
         out.forks.append((seq, child))
         return child
 

@@ -108,6 +108,8 @@ class Engine:
     @property
     def is_stalled(self) -> bool:
         """Whether nothing can be computed now: all there is waits for controllers."""
+        if any(future.done() for _, future in self._opening.values()):
+            return False
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
         return not any(seq.is_ready for seq in sequences)
 

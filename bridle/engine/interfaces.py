@@ -83,7 +83,7 @@ class Ask:
 
     `tokens` were appended after `backtrack` older ones were taken back; `sampled` is the token that was drawn, even
     if a splice replaced it. The first ask of a request names `request`, that of a fork its `parent` (which is in
-    the same call) and its `branch` number, counted from 1. A `final` ask wants no decision, only last logs.
+    the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. A `final` ask wants no decision, only last logs.
     """
 
     seq_id: int
@@ -93,6 +93,7 @@ class Ask:
     request: Request | None = None
     parent: int | None = None
     branch: int | None = None
+    index: int = 0
     final: bool = False
 
 
