@@ -121,11 +121,12 @@ def test_controllers_steer_and_criteria_stop(llm: LLM) -> None:
         assert (output.text, output.outputs[0].stop_reason) == ("aaa", "enough")
 
 
-def test_one_failing_output_leaves_the_others_alone(llm: LLM) -> None:
+def test_one_failing_output_leaves_the_others_alone(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     outputs = llm.generate(["x", "y"], GREEDY, controller=[Broken(), None])
     assert outputs[0].outputs[0].finish_reason is FinishReason.ERROR
     assert isinstance(outputs[0].outputs[0].error, ControllerError)
     assert outputs[1].outputs[0].finish_reason is FinishReason.LENGTH
+    assert "1 outputs of 2 requests failed" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -189,8 +190,9 @@ def test_cancelling_the_task_cancels_the_requests(llm: LLM) -> None:
 
     async def give_up() -> None:
         task = asyncio.ensure_future(llm.generate_async(PROMPTS, forever))
-        async for _ in llm.stream("x", GREEDY):  # admitted after them: now they run
-            break
+        async with llm.stream("x", forever) as later:
+            async for _ in later:  # admitted after them: now they run
+                break
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -9,6 +9,7 @@ cache.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     from bridle.engine.statistics import EngineStatistics
     from bridle.text import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
@@ -143,7 +146,7 @@ class LLM:
         """`generate` for an event loop. Cancelling the task cancels the requests."""
         collectors = self._collectors(prompts, _one_of(sampling, sampling_params), multi_modal_data, how)
         await batch.run_batch(self._model.client, collectors, lambda output: None)
-        return [collector.output for collector in collectors]
+        return _outputs_of(collectors)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **how: Unpack[How]) -> TextStream:
         """Continue one prompt, and read the text as it comes, with `for` or `async for`."""
@@ -263,7 +266,7 @@ class LLM:
     def _run(self, collectors: list[OutputCollector], use_tqdm: bool) -> list[RequestOutput]:
         with batch.progress(len(collectors), use_tqdm) as report:
             batch.run(batch.run_batch(self._model.client, collectors, report))
-        return [collector.output for collector in collectors]
+        return _outputs_of(collectors)
 
 
 class LLMBuilder:
@@ -297,3 +300,12 @@ def _one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:
     if sampling is not None and sampling_params is not None:
         raise InvalidRequest("both sampling and sampling_params were given; they are the same", "sampling")
     return sampling if sampling_params is None else sampling_params
+
+
+def _outputs_of(collectors: list[OutputCollector]) -> list[RequestOutput]:
+    """All outputs; a failure in one of them is logged, not raised: the others may have taken hours."""
+    outputs = [collector.output for collector in collectors]
+    errors = [each.error for output in outputs for each in output.outputs if each.error is not None]
+    if errors:
+        _log.warning("%d outputs of %d requests failed; the first: %s", len(errors), len(outputs), errors[0])
+    return outputs

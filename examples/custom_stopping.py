@@ -1,0 +1,49 @@
+"""Stop where you want: criteria of your own beside `max_tokens` and stop strings.
+
+    python examples/custom_stopping.py demo
+
+A criterion is a function that is called after every token with all tokens so far and the number of them that
+are prompt. It returns a short reason to stop, or None. The same object serves many outputs at once, so it
+should look at the tokens and remember nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from bridle import LLM, SamplingParams
+from bridle.engine import StopOnRepetition, StoppingCriteria
+from bridle.text import Tokenizer
+
+
+class Sentences:
+    """Stop after `limit` sentences."""
+
+    def __init__(self, tokenizer: Tokenizer, limit: int) -> None:
+        self.limit = limit
+        self.ends = {
+            token
+            for token in range(tokenizer.vocab_size)
+            if tokenizer.token_text(token).rstrip().endswith((".", "!", "?"))
+        }
+
+    def __call__(self, tokens: Sequence[int], num_prompt: int) -> str | None:
+        """Counts only when a sentence has just ended, so that most tokens cost one look-up."""
+        if tokens[-1] not in self.ends:
+            return None
+        count = sum(token in self.ends for token in tokens[num_prompt:])
+        return f"{count} sentences" if count >= self.limit else None
+
+
+def main(model: str = "demo") -> None:
+    """Two sentences of each story; and none that goes round in circles."""
+    with LLM(model) as llm:
+        criteria: list[StoppingCriteria] = [Sentences(llm.tokenizer, 2), StopOnRepetition(num_tokens=3, times=3)]
+        prompts = ["Once upon a time", "There was a fox who"]
+        for output in llm.generate(prompts, SamplingParams(max_tokens=200), stopping_criteria=criteria):
+            print(f"{output.prompt}{output.text}\n  stopped: {output.outputs[0].stop_reason}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,105 @@
+"""The examples run as they stand in the folder."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+
+from bridle import LLM, SamplingParams
+from bridle.testing.tiny import make_checkpoint
+from tests.sources import ROOT
+
+FOLDER = ROOT / "examples"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_examples_say_what_they_are_for(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert f"python examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
+
+
+def test_steer_writes_valid_json(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    load("steer").main(folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        record = ast.literal_eval(line[: line.index("}") + 1])
+        assert set(record) == {"name", "age", "city"}
+        assert record["name"].replace(" ", "").isalpha()
+        assert isinstance(record["age"], int)
+
+
+def test_custom_stopping_stops_where_it_says(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    example = load("custom_stopping")
+    with LLM(folder) as llm:
+        criterion = example.Sentences(llm.tokenizer, 2)
+        tokens = llm.tokenizer.encode("One. Two! Three?", add_special_tokens=False)
+        stops = [end for end in range(1, len(tokens) + 1) if criterion(tokens[:end], 0)]
+        assert llm.tokenizer.decode(tokens[: stops[0]]) == "One. Two!"
+        assert criterion(tokens[: stops[0]], stops[0]) is None
+        dot = llm.tokenizer.encode(".", add_special_tokens=False)[0]
+        sampling = SamplingParams(max_tokens=9, logit_bias={dot: 100.0})
+        (output,) = llm.generate("x", sampling, stopping_criteria=criterion)
+        assert (output.text, output.outputs[0].stop_reason) == ("..", "2 sentences")
+    example.main(folder)
+    assert capsys.readouterr().out.count("stopped:") == 2
+
+
+@pytest.fixture(scope="module")
+def server(folder: str) -> Iterator[Any]:
+    app, engine = load("tiny_server").make_app(folder)
+    with engine:
+        yield app
+
+
+def ask(app: Any, body: Any) -> httpx.Response:
+    import asyncio
+
+    async def post() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/generate", content=body)
+
+    return asyncio.run(post())
+
+
+def test_the_tiny_server_streams(server: Any, folder: str) -> None:
+    fields: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
+    response = ask(server, json.dumps({"prompt": "hello", **fields}))
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
+    with LLM(folder) as llm:
+        assert "".join(event["text"] for event in events) == llm.generate("hello", SamplingParams(**fields))[0].text
+
+
+@pytest.mark.parametrize("body", ["{oops", "[]", "{}", '{"prompt": "x", "temperature": -1}', '{"prompt": "x", "y": 1}'])
+def test_the_tiny_server_refuses_politely(server: Any, body: str) -> None:
+    response = ask(server, body)
+    assert response.status_code == 400
+    assert response.json()["error"]
+
+
+def test_the_tiny_server_is_tiny() -> None:
+    assert len((FOLDER / "tiny_server.py").read_text(encoding="utf-8").splitlines()) < 60
