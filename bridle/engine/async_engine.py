@@ -12,7 +12,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from bridle.engine.client import EventStream
@@ -35,7 +34,8 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._inbox: deque[Request] = deque()
+        self._inbox: list[Request] = []
+        self._cancels: list[str] = []
         self._streams: dict[str, EventStream] = {}
         self._wake = threading.Event()
         self._state = "new"  # -> running -> draining -> closed
@@ -78,7 +78,9 @@ class AsyncEngine:
 
     def cancel(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
-        self._engine.cancel(request_id)
+        with self._lock:
+            if request_id in self._streams:
+                self._cancels.append(request_id)
         self._wake.set()
 
     def wake(self) -> None:
@@ -150,13 +152,18 @@ class AsyncEngine:
         self._deliver(self._engine.step())
 
     def _take_inbox(self) -> None:
-        while self._inbox:
-            request = self._inbox.popleft()
+        """New requests first, then what was cancelled: both as of one moment, so that no cancel comes too early."""
+        with self._lock:
+            requests, self._inbox = self._inbox, []
+            cancels, self._cancels = self._cancels, []
+        for request in requests:
             try:
                 self._engine.add(request)
             except BridleError as error:
                 event = Finished(request.id, 0, FinishReason.ERROR, error=error)
                 self._deliver([event])
+        for request_id in cancels:
+            self._engine.cancel(request_id)
 
     def _deliver(self, events: Iterable[Event]) -> None:
         """Hand events to their streams and wake each reader once."""
@@ -172,8 +179,15 @@ class AsyncEngine:
             woken.append(stream)
             last = batch[-1]
             if isinstance(last, Finished) and last.is_last:
-                del self._streams[request_id]
+                self._forget(request_id)
         _wake_all(woken)
+
+    def _forget(self, request_id: str) -> None:
+        """The request is over: its id may be used again, and late cancels are not meant for the next one."""
+        with self._lock:
+            del self._streams[request_id]
+            if request_id in self._cancels:
+                self._cancels = [other for other in self._cancels if other != request_id]
 
     def _cancel_all(self) -> None:
         self._take_inbox()
@@ -200,7 +214,7 @@ def _wake_all(streams: Iterable[EventStream]) -> None:
         if stream.loop is None:
             stream.wake()
         else:
-            by_loop.setdefault(stream.loop, []).append(stream.wake)
+            by_loop.setdefault(stream.loop, []).append(stream.wake_in_loop)
     for loop, wakes in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the reader's loop is closed; nobody reads any more
             loop.call_soon_threadsafe(_call_all, wakes)

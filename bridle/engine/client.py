@@ -82,8 +82,11 @@ class EventStream:
             self._error = error
 
     def wake(self) -> None:
-        """Let a waiting reader see what is there. For an asyncio reader, call it in its loop."""
+        """Let a reader in another thread see what is there."""
         self._ready.set()
+
+    def wake_in_loop(self) -> None:
+        """Let a reader in asyncio see what is there; to be called in its loop."""
         if self._async_ready is not None:
             self._async_ready.set()
 

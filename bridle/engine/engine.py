@@ -132,6 +132,8 @@ class Engine:
         if self.num_waiting >= self.config.max_waiting:
             raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
         self.check(request)
+        while request.id in self._cancelled:  # meant for an earlier request of that name
+            self._cancelled.remove(request.id)
         seq = self._intake.new_sequence(request, next(self._ids))
         self._live[request.id] = Outputs({seq.id: seq})
         self._statistics.num_requests += 1
