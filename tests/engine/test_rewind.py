@@ -35,7 +35,7 @@ def test_rewind_then_continue_is_a_fresh_run_of_what_is_kept(kv: str, backtrack:
     controller = at(11, Decision.splice(backtrack, (2, 7)))
     got = lab.run_one(prompt, controller=controller, temperature=0.0, max_tokens=12)
     plain = Lab(kv=kv).run_one(prompt, temperature=0.0, max_tokens=6)
-    kept = (prompt + plain.first.tokens)[: 11 - backtrack] + [2, 7]
+    kept = [*(prompt + plain.first.tokens)[: 11 - backtrack], 2, 7]
     fresh = Lab(kv=kv).run_one(kept, temperature=0.0, max_tokens=17 - len(kept))
     expected = kept + fresh.first.tokens
     num_prompt = min(5, 11 - backtrack)
