@@ -22,7 +22,7 @@ def create_app(registry: ModelRegistry, settings: HttpSettings | None = None, ke
 
     With `keys`, every route but health asks for one of them.
 
-    app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
+        app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
     settings = settings or HttpSettings()
     state = HttpState(registry, settings, _admission(registry, settings), Metrics(registry))
@@ -31,6 +31,8 @@ def create_app(registry: ModelRegistry, settings: HttpSettings | None = None, ke
     install_error_handlers(app)
     for router in (completions.router, chat.router, aici.router, info_routes.router):
         app.include_router(router)
+    # The last one added sees a request first: preflights carry no key, so they are answered before it is asked for.
+    app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=settings.trusted_proxies)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -39,8 +41,6 @@ def create_app(registry: ModelRegistry, settings: HttpSettings | None = None, ke
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-
-    app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=settings.trusted_proxies)
 
     def on_end(call: Call, seconds: float) -> None:
         state.metrics.observe(call, seconds)

@@ -14,6 +14,7 @@ from bridle.http.call import call_of
 from bridle.http.chat_prompt import chat_prompt, check_response_format, wants_tools
 from bridle.http.errors import json_response
 from bridle.http.generation import Generation, Part, prepare, reserve
+from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import chat_logprobs
 from bridle.http.openai_shapes import finish_reason, usage_shape
@@ -36,7 +37,8 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     check_response_format(body)
     ticket = reserve(http, call, model, 1, sampling.n)
     prompt = await chat_prompt(body, model)
-    generation = await prepare(http, call, model, ticket, [prompt], sampling)
+    tenant = identity_of(request).user
+    generation = await prepare(http, call, model, ticket, [prompt], sampling, tenant)
     answer = _Answer(generation, call.id, body.top_logprobs or 0, wants_tools(body), body.wants_stream_usage)
     if body.stream:
         return SseResponse(answer.stream, http.settings)

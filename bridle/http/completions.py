@@ -13,6 +13,7 @@ from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.call import call_of
 from bridle.http.errors import json_response
 from bridle.http.generation import Generation, Part, prepare, reserve
+from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import CompletionLogprobs
 from bridle.http.openai_shapes import finish_reason, usage_shape
@@ -34,7 +35,8 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     model = http.registry.resolve(body.model)
     plan = _plan(body, model)
     ticket = reserve(http, call, model, len(body.prompt), plan.sampling.n)
-    generation = await prepare(http, call, model, ticket, body.prompt, plan.sampling)
+    tenant = identity_of(request).user
+    generation = await prepare(http, call, model, ticket, body.prompt, plan.sampling, tenant)
     answer = _Answer(generation, plan, call.id)
     if body.stream:
         return SseResponse(answer.stream, http.settings)

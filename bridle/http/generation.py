@@ -112,14 +112,22 @@ def reserve(http: HttpState, call: Call, model: LoadedModel, num_prompts: int, n
 
 
 async def prepare(
-    http: HttpState, call: Call, model: LoadedModel, ticket: Ticket, prompts: Sequence[Prompt], sampling: SamplingParams
+    http: HttpState,
+    call: Call,
+    model: LoadedModel,
+    ticket: Ticket,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    tenant: str = "",
 ) -> Generation:
-    """Check and tokenize everything; nothing is submitted yet. A rendered chat comes as tokens."""
+    """Check and tokenize everything; nothing is submitted yet. A rendered chat comes as tokens. Cached prompts are
+    shared only within one `tenant`."""
     parts = []
     for number, prompt in enumerate(prompts):
         tokens = await tokenize(model, prompt)
         timeout = http.settings.request_timeout
-        request = build_request(model, tokens, sampling, request_id=f"{call.id}-{number}", timeout=timeout)
+        name = f"{call.id}-{number}"
+        request = build_request(model, tokens, sampling, request_id=name, timeout=timeout, tenant=tenant)
         ticket.charge(len(tokens))
         parts.append(Part(number, prompt, request))
     return Generation(model, call, parts)
