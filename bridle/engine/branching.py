@@ -124,7 +124,7 @@ class Branching:
 
     def undo(self, out: Branched) -> None:
         """The step failed before anything came of it: its forks never were."""
-        for parent, child in reversed(out.forks):
+        for _, child in reversed(out.forks):
             outputs = self._outputs_of(child.request.id)
             del outputs.sequences[child.id]
             outputs.num_created -= 1

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from bridle.engine.decision import Decision
-from bridle.engine.interfaces import Answer, Ask
+from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 from bridle.testing.clock import FakeClock
@@ -42,7 +42,7 @@ class Reply:
     error: ControllerError | None = None
     delay: float | None = 0.0
     log: str = ""
-    stored: tuple[tuple[str, bytes], ...] = ()
+    stored: tuple[StoredValue, ...] = ()
 
 
 Program = Callable[[View], "Decision | Reply"]

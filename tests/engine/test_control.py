@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bridle.engine.decision import Branch, Decision, mask_of
+from bridle.engine.interfaces import StoredValue
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, DeadlineExceeded, InvalidRequest
 from bridle.outputs import FinishReason, Log, Stored, TokenEvent
 from bridle.testing.controllers import FakeController, Reply, View
@@ -267,7 +268,7 @@ def test_a_controller_that_no_pool_runs_is_refused() -> None:
 
 def test_logs_and_variables_arrive_in_order() -> None:
     def program(view: View) -> Reply:
-        stored = (("count", str(view.num_asks).encode()),)
+        stored = (StoredValue("count", str(view.num_asks).encode()),)
         return Reply(Decision.sample(), log=f"{len(view.tokens)}\n", stored=stored)
 
     lab = Lab()
