@@ -96,12 +96,8 @@ def test_repetition_penalty_counts_prompt_and_output_once() -> None:
     logits[0, [1, 2, 3]] = torch.tensor([4.0, 3.0, 2.5])
     fields = {"temperature": 0.0, "repetition_penalty": 1.5}
     assert run(logits, [row(0, **fields)], histories={0: ([], 0)}).tokens == [1]
-    assert run(logits, [row(0, **fields)], histories={0: ([1, 1, 1], 3)}).tokens == [
-        2
-    ]  # 2.67: once, not thrice
-    assert run(logits, [row(0, **fields)], histories={0: ([1, 2], 1)}).tokens == [
-        1
-    ]  # 2.67 against 2.0 and 2.5
+    assert run(logits, [row(0, **fields)], histories={0: ([1, 1, 1], 3)}).tokens == [2]  # 2.67: once, not thrice
+    assert run(logits, [row(0, **fields)], histories={0: ([1, 2], 1)}).tokens == [1]  # 2.67 against 2.0 and 2.5
     negative = torch.tensor([[-1.0, -1.2]])
     assert run(negative, [row(0, **fields)], histories={0: ([0], 0)}).tokens == [1]
 
@@ -143,9 +139,7 @@ def test_temperature_near_zero_is_greedy() -> None:
         assert run(logits, [row(0, key=k, temperature=temperature) for k in range(5)]).tokens == [best] * 5
 
 
-@pytest.mark.parametrize(
-    "fields", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"top_k": 1, "top_p": 0.5}]
-)
+@pytest.mark.parametrize("fields", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"top_k": 1, "top_p": 0.5}])
 def test_the_narrowest_filters_are_greedy_even_among_equals(fields: dict[str, float]) -> None:
     logits = torch.zeros(1, 1000)
     logits[0, [600, 601, 602]] = 3.0
@@ -262,9 +256,7 @@ def test_uniforms_fill_the_unit_interval_evenly_along_keys_and_draws() -> None:
     for keys, draws in ((range(20_000), [0] * 20_000), ([3] * 20_000, range(20_000))):
         values = uniforms(list(keys), list(draws))
         counts = np.bincount((values * 20).astype(int), minlength=20)
-        assert (
-            len(counts) == 20 and float(((counts - 1000) ** 2 / 1000).sum()) < 43.8
-        )  # chi2, 19 df, p = 0.001
+        assert len(counts) == 20 and float(((counts - 1000) ** 2 / 1000).sum()) < 43.8  # chi2, 19 df, p = 0.001
         assert abs(float(np.corrcoef(values[:-1], values[1:])[0, 1])) < 0.03
 
 

@@ -15,10 +15,7 @@ from tests.model.sampling_kit import random_logits, row, run
 
 VOCAB = 777
 LOGITS = torch.cat([random_logits(4, VOCAB, seed=5), (random_logits(4, VOCAB, seed=6) * 4).round() / 4])
-HISTORIES = {
-    i: (random_logits(1, 40 + i, seed=i)[0].abs().mul(50).long().clamp(max=VOCAB - 1).tolist(), 9)
-    for i in range(8)
-}
+HISTORIES = {i: ([(7 * i + j * j) % VOCAB for j in range(40 + i)] + [4, 4], 9) for i in range(8)}
 MASKS = [None, mask_of(range(0, VOCAB, 3), VOCAB), mask_of([4, 5, 6], VOCAB), mask_of([], VOCAB)]
 
 
@@ -81,9 +78,6 @@ def allowed_tokens(single: SampleRow) -> set[int]:
 
 @given(st.lists(rows(), min_size=1, max_size=4), st.permutations(range(len(LOGITS))))
 def test_the_place_of_a_logits_row_does_not_matter(batch: list[SampleRow], order: list[int]) -> None:
-    moved = [
-        SampleRow(r.seq_id, order.index(r.logits_index), r.sampling, r.key, r.draw, r.mask, r.bias)
-        for r in batch
-    ]
+    moved = [SampleRow(r.seq_id, order.index(r.logits_index), r.sampling, r.key, r.draw, r.mask, r.bias) for r in batch]
     expected = run(LOGITS, batch, histories=HISTORIES).tokens
     assert run(LOGITS[order], moved, histories=HISTORIES).tokens == expected

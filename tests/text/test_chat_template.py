@@ -133,7 +133,9 @@ def test_most_are_stopped_in_process_too(name: str) -> None:
         ChatTemplateProgram(HOSTILE[name], Limits(100_000, 1 << 20)).render({"messages": [{"role": "user"}]})
 
 
-@pytest.mark.parametrize("source", ["{{ ''|attr('__class__') }}", "{{ raise_exception.__globals__ }}", "{{ x.__class__ }}"])
+@pytest.mark.parametrize(
+    "source", ["{{ ''|attr('__class__') }}", "{{ raise_exception.__globals__ }}", "{{ x.__class__ }}"]
+)
 def test_internals_look_undefined(source: str) -> None:
     assert render(None, template=source, x="text") == render(source, x="text") == ""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from bridle.model.sampling.rows import CHUNK
-from bridle.model.sampling.weights import chunk_sums, weights_of
+from bridle.model.sampling.weights import chunk_sums, chunks, weights_of
 
 
 def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -20,6 +20,6 @@ def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     chunk = torch.searchsorted(running, target, right=True).clamp_(max=sums.shape[1] - 1)  # [R, 1]
     before = running.gather(1, chunk) - sums.gather(1, chunk)
     index = chunk.unsqueeze(2).expand(-1, 1, CHUNK)
-    inside = weights.unflatten(1, (-1, CHUNK)).gather(1, index).squeeze(1).double().cumsum_(1)  # [R, CHUNK]
+    inside = chunks(weights).gather(1, index).squeeze(1).double().cumsum_(1)  # [R, CHUNK]
     offset = (inside <= target - before).sum(1).clamp_(max=CHUNK - 1)
     return chunk.squeeze(1) * CHUNK + offset

@@ -64,9 +64,7 @@ def _finite(value: float) -> float:
 def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> list[list[Logprob]]:
     """Answers to `runs` on `logits` [R, V], with no more than about `max_elements` logits in work at once."""
     vocab = logits.shape[-1]
-    wanted = [
-        (run.logits_start + i, token, run.num_top) for run in runs for i, token in enumerate(run.tokens)
-    ]
+    wanted = [(run.logits_start + i, token, run.num_top) for run in runs for i, token in enumerate(run.tokens)]
     answers: list[Logprob] = []
     for part in parts(wanted, vocab, max_elements):
         indices, tokens, num_top = zip(*part, strict=True)

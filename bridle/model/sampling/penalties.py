@@ -55,8 +55,9 @@ class Histories:
     def array(self, seq_id: int, tokens: Sequence[int]) -> IntArray:
         """`tokens` as an array; valid until the next call for this sequence. Numpy arrays are used as they
         are."""
-        if isinstance(tokens, np.ndarray):
-            return tokens.astype(np.int64, copy=False)
+        given: object = tokens
+        if isinstance(given, np.ndarray):
+            return given.astype(np.int64, copy=False)
         known = self._known.pop(seq_id, None)
         array = known.follow(tokens) if known is not None else None
         if known is None or array is None:
@@ -68,9 +69,7 @@ class Histories:
             self._known.popitem(last=False)
         return array
 
-    def apply(
-        self, work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, vocab: int
-    ) -> None:
+    def apply(self, work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, vocab: int) -> None:
         """Penalize, in place, the tokens that each row's sequence already holds. `work` is [len(rows), W]."""
         repeated: list[tuple[int, IntArray, float]] = []
         counted: list[tuple[int, IntArray, float, float]] = []

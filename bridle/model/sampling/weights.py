@@ -21,9 +21,14 @@ def weights_of(shifted: torch.Tensor) -> torch.Tensor:
     return shifted.exp().mul_(UNIT).floor_()
 
 
+def chunks(weights: torch.Tensor) -> torch.Tensor:
+    """`weights` [R, W] (W in whole chunks) chunk by chunk: [R, W / CHUNK, CHUNK]."""
+    return weights.reshape(weights.shape[0], weights.shape[1] // CHUNK, CHUNK)
+
+
 def chunk_sums(weights: torch.Tensor) -> torch.Tensor:
-    """Sums over chunks of `weights` [R, W] (W in whole chunks): float64 [R, W / CHUNK]."""
-    return weights.unflatten(-1, (-1, CHUNK)).sum(-1, dtype=torch.float64)
+    """Sums over the chunks of `weights` [R, W]: float64 [R, W / CHUNK]."""
+    return chunks(weights).sum(-1, dtype=torch.float64)
 
 
 def totals(weights: torch.Tensor) -> torch.Tensor:
