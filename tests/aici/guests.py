@@ -83,25 +83,13 @@ _PRELUDE = """
 """
 
 
-class _Module:
-    """Collects data segments while actions are turned into text."""
-
-    def __init__(self) -> None:
-        self.data: list[bytes] = []
-        self.size = 0
-
-    def place(self, data: bytes) -> int:
-        start = _DATA + self.size
-        self.data.append(data)
-        self.size += len(data)
-        return start
-
-
-_module = _Module()
+def _place(data: bytes) -> str:
+    """Stands for the address of some bytes until a module is built."""
+    return f"@{data.hex()}@"
 
 
 def _text(data: bytes) -> str:
-    return f"(i32.const {_module.place(data)}) (i32.const {len(data)})"
+    return f"(i32.const {_place(data)}) (i32.const {len(data)})"
 
 
 # -- actions -----------------------------------------------------------------------------------------------
@@ -117,7 +105,7 @@ def mask(tokens: Sequence[int], vocab_size: int, new: bool = True) -> str:
     row = bytearray(4 * ((vocab_size + 31) // 32) + 4)
     for token in tokens:
         row[token >> 3] |= 1 << (token & 7)
-    place = (_module.place(bytes(-_module.size % 8)), _module.place(bytes(row)))[1]
+    place = _place(bytes(row))
     if not new:
         return f"(call $bias (i32.const {place}))"
     return f"""(global.set $mask (call $bias (i32.const {place})))
@@ -210,7 +198,7 @@ def guest2(
     """A controller of dialect 2 (from D2.1 on)."""
     prompt_result = [result({"prompt": list(prompt)})] if prompt is not None else [_ECHO_PROMPT]
     functions = _callback("aici_mid_process", steps) + _callback("aici_init_prompt", [[*init, *prompt_result]])
-    return _build(functions + raw, create, '(func $bias (param i32) (result i32))', "mid")
+    return _build(functions + raw, create, '(func $bias (param i32) (result i32))')
 
 
 def guest1(
@@ -223,7 +211,7 @@ def guest1(
         + _callback("aici_post_process", post)
         + _callback("aici_init_prompt", [[*init, result({})]])
     )
-    return _build(functions, create, "(func $bias (param i32))", "old")
+    return _build(functions, create, "(func $bias (param i32))")
 
 
 #: A D2 guest that leaves the prompt as it is: the argument already is the result.
@@ -245,16 +233,21 @@ def _callback(name: str, steps: Sequence[Step]) -> str:
     return f'(func (export "{name}") (param i32) (global.set $masks (i32.const 0)) {body})\n'
 
 
-def _build(functions: str, create: Step, bias: str, _kind: str) -> bytes:
-    global _module
+def _build(functions: str, create: Step, bias: str) -> bytes:
     creating = "\n".join(create)
     names = re.findall(r"\$at_(aici_\w+)", functions)
     counters = "".join(f"(global $at_{name} (mut i32) (i32.const 0))\n" for name in sorted(set(names)))
     counters += "(global $mask (mut i32) (i32.const 0)) (global $masks (mut i32) (i32.const 0))\n"
     imports = f'(import "env" "aici_host_return_logit_bias" {bias})'
     prelude = _PRELUDE.replace("%IMPORTS%", imports).replace("%GLOBALS%", counters)
-    data = b"".join(_module.data)
-    _module = _Module()
+    data = bytearray()
+
+    def address(found: re.Match[str]) -> str:
+        data.extend(bytes.fromhex(found[1]))
+        return str(_DATA + len(data) - len(found[1]) // 2)
+
+    body = re.sub("@([0-9a-f]*)@", address, f"{creating}\0{functions}")
+    creating, functions = body.split("\0")
     escaped = "".join(f"\\{byte:02x}" for byte in data)
     wat = f"""(module {prelude}
       (func (export "aici_init"))

@@ -111,7 +111,8 @@ class Answers(Packed):
 
 
 class Create(Packed):
-    """Make an instance. The module's compiled code is at `path`; `first_pre` runs D1b's first pre callback."""
+    """Make an instance. The module's compiled code is at `path`; `first_pre` runs D1b's first pre callback;
+    `keep_logs` leaves what the guest printed for its first report, since D1's reply has no place for it."""
 
     rid: int
     key: int
@@ -122,6 +123,7 @@ class Create(Packed):
     argument: str
     prompt: list[int]
     first_pre: bool
+    keep_logs: bool
 
 
 class Created(Packed):
@@ -132,7 +134,8 @@ class Created(Packed):
     micros: int
     prompt: list[int]
     pre: PreResult | None = None
-    is_refused: bool = False  # the module cannot be instantiated at all: no fault of a guest
+    is_refused: bool = False  # the module cannot be instantiated at all
+    is_unreadable: bool = False  # the compiled code is not for this machine: make it anew
 
 
 class Drop(Packed):

@@ -120,7 +120,7 @@ class SideOps:
         state = RequestState(
             next(self._requests), request.req_id, auth.user, module, SharedVariables(self._limits)
         )
-        created = self._create(state, argument, prompt, first_pre=dialect == "1b")
+        created = self._create(state, argument, prompt, dialect=dialect)
         return self._reply(created, dialect)
 
     def discard(self, request: Discard) -> dict[str, Any]:
@@ -143,48 +143,55 @@ class SideOps:
             raise InvalidRequest(f"prompt token {max(prompt)} is outside the vocabulary of {size}", "prompt")
         return prompt
 
-    def _create(self, state: RequestState, argument: str, prompt: list[int], *, first_pre: bool) -> m.Created:
+    def _create(self, state: RequestState, argument: str, prompt: list[int], *, dialect: str) -> m.Created:
+        """Instantiate in a worker; code that no longer loads here is compiled once more."""
+        created = self._try_create(state, argument, prompt, dialect)
+        if created.is_unreadable:
+            self._compilers.reject(state.module)
+            created = self._try_create(state, argument, prompt, dialect)
+        if created.is_refused or created.is_unreadable:
+            raise InvalidRequest(created.error, "module_id")
+        return created
+
+    def _try_create(self, state: RequestState, argument: str, prompt: list[int], dialect: str) -> m.Created:
         compiled = self._compilers.get(state.module)
         facts = self._registry.facts(compiled.facts)
+        if facts.problem:
+            raise InvalidRequest(f"not a controller: {facts.problem}", "module_id")
         splits = self._options.fork == "process" or not facts.is_copyable
         alone = splits or self._options.isolation == "request"
         with self._registry.reserve(state) as key:
+            message = m.Create(
+                self._pool.new_rid(),
+                key,
+                state.id,
+                str(compiled.path),
+                state.module,
+                compiled.facts.encode(),
+                argument,
+                prompt,
+                first_pre=dialect == "1b",
+                keep_logs=dialect == "1",
+            )
             worker = self._pool.lease(state, key, alone=alone)
             try:
-                created = self._ask(worker, state, key, argument, prompt, str(compiled.path), compiled.facts, first_pre)
+                created = self._ask(worker, message)
             except BaseException:
                 worker.tell(m.Drop([key], "instantiation failed"))
                 self._pool.release(worker, key)
                 raise
             if created.error:
                 self._pool.release(worker, key)
-                if created.is_refused:
-                    self._compilers.reject(state.module)
-                    raise InvalidRequest(created.error, "module_id")
-                return created
-            self._registry.add(key, state, worker, splits)
+            else:
+                self._registry.add(key, state, worker, splits)
         return created
 
-    def _ask(
-        self,
-        worker: WorkerPort,
-        state: RequestState,
-        key: int,
-        argument: str,
-        prompt: list[int],
-        path: str,
-        facts: str,
-        first_pre: bool,
-    ) -> m.Created:
-        rid = self._pool.new_rid()
-        message = m.Create(
-            rid, key, state.id, path, state.module, facts.encode(), argument, prompt, first_pre
-        )
+    def _ask(self, worker: WorkerPort, message: m.Create) -> m.Created:
         patience = self._limits.max_init_time / 1000 * _PATIENCE
         try:
-            reply, _ = worker.call(rid, message).result(patience)
+            reply, _ = worker.call(message.rid, message).result(patience)
         except TimeoutError:
-            worker.calls.pop(rid, None)
+            worker.calls.pop(message.rid, None)
             raise ControllerTimeout(f"instantiation took longer than {patience:g} s") from None
         created: m.Created = reply
         return created

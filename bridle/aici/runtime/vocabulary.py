@@ -6,13 +6,19 @@ tokens have no bytes, and there may be more tokens than the tokenizer knows (`--
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from bridle.aici.runtime.trie import TokenTrie, build_trie
-from bridle.errors import InvalidRequest
+from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.text import Tokenizer
+from bridle.text.files import end_tokens
 
 #: How many tokens a model may have beyond its tokenizer.
 MAX_ADDED = 4096
@@ -72,15 +78,54 @@ class Vocabulary:
 
 def load_vocabulary(name: str, logits_size: int | None = None) -> Vocabulary:
     """The vocabulary of a `tokenizer.json`, a model folder, or a hub id with optional `@revision`."""
-    from bridle.text import Tokenizer
-
     path, _, revision = name.partition("@") if not name.startswith(("/", ".")) else (name, "", "")
-    tokenizer = Tokenizer.load(path, revision=revision or None)
+    tokenizer = _load_tokenizer(path, revision or None)
     special = frozenset(tokenizer.special_token_ids)
     tokens = [b"" if i in special else tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
     eos = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else 0
 
     def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False))
+        return tokenizer.encode(text, add_special_tokens=False)
 
     return Vocabulary(tokens, eos, encode, special).padded(logits_size)
+
+
+def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
+    """From a `tokenizer.json` without transformers, whose import would cost seconds and much memory in every
+    process of the runtime; from other files through it."""
+    from bridle.model.resolve import resolve_model
+
+    folder = Path(name).parent if name.endswith("tokenizer.json") else resolve_model(name, revision)
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return Tokenizer.load(name, revision)
+    try:
+        backend = tokenizers.Tokenizer.from_str(_without_prefix(file.read_text(encoding="utf-8")))
+    except Exception as error:  # the library raises bare exceptions
+        raise UnsupportedModel(f"{file} cannot be read: {error}") from None
+    return Tokenizer(
+        backend, special_tokens=_roles(folder), eos_token_ids=end_tokens(folder), name=str(folder)
+    )
+
+
+def _without_prefix(text: str) -> str:
+    """The tokenizer without a step that puts a space in front of every text: controllers tokenize pieces."""
+    data = json.loads(text)
+    normalizer = data.get("normalizer") or {}
+    if normalizer.get("type") == "Sequence":
+        steps = normalizer.get("normalizers", [])
+        normalizer["normalizers"] = [step for step in steps if step.get("type") != "Prepend"]
+    return json.dumps(data)
+
+
+def _roles(folder: Path) -> dict[str, str]:
+    """Names of the special tokens, such as `eos_token`."""
+    roles: dict[str, str] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        file = folder / name
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        for role, value in content.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if role in ("bos_token", "eos_token", "pad_token", "unk_token") and isinstance(text, str):
+                roles[role] = text
+    return roles

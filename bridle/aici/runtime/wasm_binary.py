@@ -18,7 +18,9 @@ _EXTERN_FUNCTION, _EXTERN_MEMORY, _EXTERN_GLOBAL = 0, 2, 3
 _NUMBER_TYPES = b"\x7f\x7e\x7d\x7c"
 #: Order of sections in a module: 12 (data count) stands before 10, 13 (tags) behind 5.
 _ORDER = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 13: 6, 6: 7, 7: 8, 8: 9, 9: 10, 12: 11, 10: 12, 11: 13}
-_CONST_IMMEDIATES = {0x41: "leb", 0x42: "leb", 0x43: 4, 0x44: 8, 0x23: "leb", 0xD0: "leb", 0xD2: "leb"}
+#: Instructions of constant expressions: those followed by a LEB128 number, and by so many bytes.
+_CONST_LEB = (0x41, 0x42, 0x23, 0xD0, 0xD2)
+_CONST_SIZES = {0x43: 4, 0x44: 8}
 #: table.init, elem.drop, table.copy and, with reference types, table.grow, .size, .fill; padded forms too.
 _TABLE_INSTRUCTION = re.compile(rb"\xfc(?:[\x0c-\x11]|[\x8c-\x91]\x80*\x00)")
 
@@ -151,13 +153,12 @@ def _skip_constant(body: bytes, position: int) -> int:
             _, position = _leb(body, position)
             position += 16
             continue
-        immediate = _CONST_IMMEDIATES.get(opcode, 0)
-        if immediate == "leb":
+        if opcode in _CONST_LEB:
             while body[position] & 0x80:
                 position += 1
             position += 1
         else:
-            position += int(immediate)
+            position += _CONST_SIZES.get(opcode, 0)
     return position + 1
 
 

@@ -15,6 +15,7 @@ import time
 from collections import deque
 
 import msgspec
+import wasmtime
 
 from bridle.aici.protocol import PreResult
 from bridle.aici.runtime import messages as m
@@ -26,7 +27,7 @@ from bridle.aici.runtime.remote import RemoteVariables
 from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
 from bridle.aici.runtime.storage import SharedVariables, Variables
 from bridle.aici.runtime.wasm import GuestStopped
-from bridle.errors import BridleError, ControllerError, ControllerTimeout, ControllerTrap, InvalidRequest
+from bridle.errors import BridleError, ControllerError, ControllerTimeout, ControllerTrap
 
 _MAX_PROGRAMS = 32
 #: Answers are sent on when so many bytes of masks have come together.
@@ -231,7 +232,9 @@ class Worker:
             self._drop([message.key], GuestStopped("instantiation failed"))
         except BridleError as error:
             created.error, created.is_refused = str(error), True
-        if instance is not None:
+        except wasmtime.WasmtimeError as error:
+            created.error, created.is_unreadable = f"compiled code cannot be loaded: {error}", True
+        if instance is not None and (created.error or not message.keep_logs):
             created.logs = instance.log.take()
             created.storage = instance.writes
             instance.writes = []
@@ -243,8 +246,6 @@ class Worker:
         program = self._programs.get(message.module)
         if program is None:
             facts = _facts.decode(message.facts)
-            if facts.problem:
-                raise InvalidRequest(facts.problem, "module_id")
             if len(self._programs) >= _MAX_PROGRAMS:
                 self._programs.pop(next(iter(self._programs)))
             program = self._programs[message.module] = self._sandbox.load(message.path, facts)
