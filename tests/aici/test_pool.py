@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,8 +41,6 @@ class Steered:
         self.events: dict[str, list[Event]] = {}
 
     def upload(self, wasm: bytes) -> str:
-        import base64
-
         message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
         module: str = self.pool.call(message, protocol.ModuleData).module_id
         return module
@@ -107,7 +107,12 @@ def test_a_mask_rules_each_draw(steered: Steered) -> None:
 
 def test_forced_tokens_rewinds_logs_and_variables(steered: Steered) -> None:
     wasm = guest2(
-        [[say("hello\n"), *force([70, 71, 72])], force([80], backtrack=2), [store("v", "6869"), *sample([90], VOCAB_SIZE)], END]
+        [
+            [say("hello\n"), *force([70, 71, 72])],
+            force([80], backtrack=2),
+            [store("v", "6869"), *sample([90], VOCAB_SIZE)],
+            END,
+        ]
     )
     steered.add("a", wasm)
     steered.run()
@@ -120,7 +125,9 @@ def test_forced_tokens_rewinds_logs_and_variables(steered: Steered) -> None:
 
 def test_a_fork_shares_the_past_and_goes_two_ways(steered: Steered) -> None:
     branches = result({"branches": [splice([100]), splice([101, 102])]})
-    wasm = guest2([sample([65], VOCAB_SIZE), [branches], [by_branch(sample([110], VOCAB_SIZE), sample([111], VOCAB_SIZE))], END])
+    wasm = guest2(
+        [sample([65], VOCAB_SIZE), [branches], [by_branch(sample([110], VOCAB_SIZE), sample([111], VOCAB_SIZE))], END]
+    )
     steered.add("a", wasm)
     steered.run()
     assert steered.tokens("a", 0) == [65, 100, 110]
@@ -153,7 +160,10 @@ def test_a_trap_ends_its_own_request_only(steered: Steered) -> None:
 
 
 def test_a_temperature_for_one_draw(steered: Steered) -> None:
-    hot = [mask(range(200), VOCAB_SIZE), result({"branches": [{"sample_mask": "#", "splices": [], "temperature": 50.0}]})]
+    hot = [
+        mask(range(200), VOCAB_SIZE),
+        result({"branches": [{"sample_mask": "#", "splices": [], "temperature": 50.0}]}),
+    ]
     steered.add("a", guest2([hot, sample([65], VOCAB_SIZE), END]), seed=3)
     steered.run()
     assert steered.end("a").reason is FinishReason.CONTROLLER and steered.tokens("a")[1] == 65
@@ -169,6 +179,7 @@ def test_an_unknown_module_is_the_users_fault(steered: Steered) -> None:
 
 def test_a_killed_runtime_ends_its_requests_and_comes_back(tokenizer: Path, store: Path) -> None:
     config = RuntimeConfig(str(tokenizer), extra_args=("--store", str(store)))
+    opened = threading.Event()
     pool = RuntimePool(config, VOCAB_SIZE)
     try:
         steered = Steered(pool)
@@ -185,7 +196,9 @@ def test_a_killed_runtime_ends_its_requests_and_comes_back(tokenizer: Path, stor
         end = steered.end("a")
         assert end.reason is FinishReason.ERROR and "runtime" in str(end.error)
         assert steered.end("plain").reason is FinishReason.LENGTH
-        steered.add("b", guest2([sample([65], VOCAB_SIZE), END]))  # waits for the new runtime
+        steered.pool.wake = opened.set
+        steered.add("b", guest2([sample([65], VOCAB_SIZE), END]))  # uploading waits for the new runtime
+        assert opened.wait(30)
         steered.run()
         assert steered.tokens("b") == [65] and pool.num_restarts == 1
         assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"bridle-{os.getpid()}")]
