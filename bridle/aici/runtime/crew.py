@@ -40,6 +40,7 @@ class Crew:
         self._current: Task | None = None
         self._num_threads = 1
         self._num_waiting = 0
+        self._num_running = 0  # tasks, detached ones included
         self._idle_ticks = 0
         self.ticker = Ticker(engine, self._on_tick)
 
@@ -53,7 +54,7 @@ class Crew:
         self._baton = threading.Lock()
         self._baton.acquire()
         self._mutex = threading.Lock()
-        self._num_threads, self._num_waiting = 1, 0
+        self._num_threads, self._num_waiting, self._num_running = 1, 0, 0
 
     def _work(self) -> None:
         while True:
@@ -73,26 +74,33 @@ class Crew:
                 self._baton.release()
                 return False
             task.started = time.monotonic()
-            self._current = task
+            with self._mutex:
+                self._num_running += 1
+                self._current = task
             self.ticker.awake()
             task.run()
             with self._mutex:
+                self._num_running -= 1
                 if task.is_detached:
                     return True
                 self._current = None
 
     def _on_tick(self) -> None:
         task = self._current
-        if task is None:
+        if not self._num_running:
             self._idle_ticks += 1
             if self._idle_ticks > _IDLE_TICKS:
                 self.ticker.park()
-                if self._current is not None:  # it came just now
-                    self.ticker.awake()
+                self._wake_if_running()
             return
         self._idle_ticks = 0
-        if time.monotonic() - task.started > SLICE:
+        if task is not None and time.monotonic() - task.started > SLICE:
             self._detach(task)
+
+    def _wake_if_running(self) -> None:
+        """A task may have come between the look at the count and the clock's falling asleep."""
+        if self._num_running:
+            self.ticker.awake()
 
     def _detach(self, task: Task) -> None:
         """Let somebody else lead; the task goes on in its thread."""

@@ -118,6 +118,15 @@ def check_span(start: int, length: int, size: int) -> None:
         raise GuestFault(f"pointer {start:#x} with {length} bytes is outside the memory of {size} bytes")
 
 
+def with_backtrace(failure: BaseException, text: str) -> BaseException:
+    """The failure with the place where the guest was, out of wasmtime's message about the trap."""
+    start = text.find("wasm backtrace")
+    if start < 0 or not isinstance(failure, ControllerError):
+        return failure
+    end = text.find("Caused by", start)
+    return type(failure)(f"{failure}\n{text[start : end if end >= 0 else None].rstrip()}")
+
+
 def make_config(limits: Limits, *, reference_types: bool, parallel: bool) -> wasmtime.Config:
     """What guests may use. Without threads, tail calls, memory64, relaxed SIMD and exceptions, as the original."""
     config = wasmtime.Config()

@@ -16,11 +16,11 @@ from wasmtime import _ffi as ffi
 
 from bridle.aici.runtime.wasm import (
     LOOK_TICKS,
-    GuestFault,
     GuestMemory,
     HostFunction,
     check_span,
     running,
+    with_backtrace,
 )
 from bridle.errors import ControllerTrap
 
@@ -208,15 +208,4 @@ def _raise(error: int | None, trap: int | None) -> None:
     failure = running.guest.failure
     if failure is None:
         raise ControllerTrap(text)
-    if isinstance(failure, GuestFault) or not isinstance(failure, Exception):
-        failure.args = (f"{failure}\n{backtrace(text)}".rstrip(), *failure.args[1:])
-    raise failure
-
-
-def backtrace(text: str) -> str:
-    """The part of wasmtime's message that tells where the guest was."""
-    start = text.find("wasm backtrace")
-    if start < 0:
-        return ""
-    end = text.find("Caused by", start)
-    return text[start : end if end >= 0 else None].rstrip()
+    raise with_backtrace(failure, text)

@@ -11,7 +11,7 @@ from typing import Any
 
 import wasmtime
 
-from bridle.aici.runtime.wasm import TICK, GuestFault, GuestMemory, HostFunction, check_span, running
+from bridle.aici.runtime.wasm import TICK, GuestMemory, HostFunction, check_span, running, with_backtrace
 from bridle.errors import ControllerTimeout, ControllerTrap
 
 _U32, _U64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
@@ -62,7 +62,8 @@ class PublicCrossing:
     def _explain(self, error: Exception) -> Exception:
         failure = running.guest.failure
         if failure is not None:
-            return failure if isinstance(failure, Exception) else ControllerTrap(repr(failure))
+            told = with_backtrace(failure, str(error))
+            return told if isinstance(told, Exception) else ControllerTrap(repr(failure))
         if isinstance(error, wasmtime.Trap) and error.trap_code is wasmtime.TrapCode.INTERRUPT:
             return ControllerTimeout(f"callback ran longer than {self._limit_ms} ms\n{error}")
         return ControllerTrap(str(error))
@@ -108,5 +109,3 @@ def _signed(value: int) -> int:
     value &= _U32
     return value - (1 << 32) if value >> 31 else value
 
-
-__all__ = ["GuestFault", "PublicCrossing", "PublicMemory"]

@@ -180,12 +180,13 @@ class Worker:
     # -- callbacks -----------------------------------------------------------------------------------------
 
     def _run_op(self, step: _Step, op: Op) -> None:
-        seat = self._seats.get(op.key)
+        with self._mutex:
+            seat = self._seats.get(op.key)
+            if seat is not None:
+                seat.is_running = True
         if seat is None:
             self._answer(step, _failed(op.key, "Worker: the sequence is not here"))
             return
-        with self._mutex:
-            seat.is_running = True
         seat.hosted.instance.seq_id = op.seq_id
         begin = time.perf_counter_ns()
         answer = _run(seat.hosted, op, step.budget_ms)
@@ -193,13 +194,17 @@ class Worker:
         instance = seat.hosted.instance
         answer.logs = instance.log.take()
         answer.storage, instance.writes = instance.writes, []
+        if not self._leave(seat):
+            self._answer(step, answer)
+
+    def _leave(self, seat: _Seat) -> bool:
+        """A callback is over. If the sequence was dropped meanwhile (True), its memory goes now."""
         with self._mutex:
             seat.is_running = False
             is_dropped = seat.is_dropped
         if is_dropped:
-            instance.close()
-        else:
-            self._answer(step, answer)
+            seat.hosted.instance.close()
+        return is_dropped
 
     def _answer(self, step: _Step, answer: m.Answer) -> None:
         with self._mutex:
@@ -219,28 +224,46 @@ class Worker:
         """Make an instance and run its first callbacks."""
         created = m.Created(message.rid, "", "", [], 0, message.prompt)
         begin = time.perf_counter_ns()
-        instance: Instance | None = None
         try:
-            program = self._program(message)
-            variables = self._lease_variables(message.request)
-            instance = Instance(program, self._surroundings, message.argument.encode(), variables)
-            hosted = Hosted(message.key, instance)
-            self._seats[message.key] = _Seat(hosted, message.request)
-            created.prompt, created.pre = _start(hosted, message, self._surroundings.limits.max_init_time)
+            instance = self._instance(message)
+            try:
+                self._first_callbacks(instance, message, created)
+            finally:
+                if created.error or not message.keep_logs:
+                    created.logs = instance.log.take()
+                    created.storage, instance.writes = instance.writes, []
         except ControllerError as error:
             created.error = str(error)
-            self._drop([message.key], GuestStopped("instantiation failed"))
         except BridleError as error:
             created.error, created.is_refused = str(error), True
         except wasmtime.WasmtimeError as error:
             created.error, created.is_unreadable = f"compiled code cannot be loaded: {error}", True
-        if instance is not None and (created.error or not message.keep_logs):
-            created.logs = instance.log.take()
-            created.storage = instance.writes
-            instance.writes = []
         created.micros = (time.perf_counter_ns() - begin) // 10_000 * 10
         with self._side_lock:
             send_frame(self._side, m.encode(created))
+
+    def _instance(self, message: m.Create) -> Instance:
+        program = self._program(message)
+        variables = self._lease_variables(message.request)
+        try:
+            return Instance(program, self._surroundings, message.argument.encode(), variables)
+        except BaseException:
+            self._release_variables(message.request)
+            raise
+
+    def _first_callbacks(self, instance: Instance, message: m.Create, created: m.Created) -> None:
+        """The sequence can be dropped while these run, as in any callback."""
+        seat = _Seat(Hosted(message.key, instance), message.request)
+        seat.is_running = True
+        self._seats[message.key] = seat
+        try:
+            budget = self._surroundings.limits.max_init_time
+            created.prompt, created.pre = _start(seat.hosted, message, budget)
+        except ControllerError as error:
+            created.error = str(error)
+        self._leave(seat)
+        if created.error:
+            self._drop([message.key], GuestStopped("instantiation failed"))
 
     def _program(self, message: m.Create) -> Program:
         program = self._programs.get(message.module)
@@ -260,6 +283,14 @@ class Worker:
             self._variables[request] = (variables, count + 1)
         return variables
 
+    def _release_variables(self, request: int) -> None:
+        with self._mutex:
+            variables, count = self._variables.get(request, (None, 0))
+            if variables is not None and count > 1:
+                self._variables[request] = (variables, count - 1)
+            else:
+                self._variables.pop(request, None)
+
     def _fork(self, step: _Step, op: m.Step2 | m.Mid1) -> None:
         """Copy the parent, before any callback of this step runs."""
         assert op.parent is not None
@@ -277,18 +308,14 @@ class Worker:
 
     def _drop(self, keys: list[int], reason: ControllerError) -> None:
         for key in keys:
-            seat = self._seats.pop(key, None)
-            if seat is None:
-                continue
-            seat.hosted.instance.cancel(reason)
             with self._mutex:
+                seat = self._seats.pop(key, None)
+                if seat is None:
+                    continue
+                seat.hosted.instance.cancel(reason)
                 seat.is_dropped = True
                 is_running = seat.is_running
-                variables, count = self._variables.get(seat.request, (None, 0))
-                if variables is not None and count > 1:
-                    self._variables[seat.request] = (variables, count - 1)
-                else:
-                    self._variables.pop(seat.request, None)
+            self._release_variables(seat.request)
             if not is_running:
                 seat.hosted.instance.close()
 
