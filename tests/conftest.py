@@ -18,9 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
-settings.register_profile(
-    "ci", max_examples=25, derandomize=True, deadline=None, suppress_health_check=_SLOW_IS_FINE
-)
+settings.register_profile("ci", max_examples=25, derandomize=True, deadline=None, suppress_health_check=_SLOW_IS_FINE)
 settings.register_profile(
     "full", max_examples=500, derandomize=False, deadline=None, suppress_health_check=_SLOW_IS_FINE
 )

@@ -112,12 +112,7 @@ def _text_files() -> Iterator[Path]:
     for folder in TEXT_FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             hidden = {"__pycache__", "node_modules"} & set(path.parts)
-            if (
-                path.is_file()
-                and not hidden
-                and path.suffix in TEXT_SUFFIXES
-                and path.stat().st_size < 1 << 20
-            ):
+            if path.is_file() and not hidden and path.suffix in TEXT_SUFFIXES and path.stat().st_size < 1 << 20:
                 yield path
 
 
