@@ -78,7 +78,10 @@ class Controller:
         return Decision.sample()
 
     def fork(self, branch: int) -> Controller:
-        """The controller of a new output, made by branch `branch` (from 1) of this one's last decision."""
+        """The controller of a new output, made by branch `branch` (from 1) of this one's last decision.
+
+        A request for `n` outputs repeats the branches of its first sampling decision n times; the numbers run on.
+        """
         return copy.deepcopy(self)
 
     def finish(self, view: SequenceView) -> None:
