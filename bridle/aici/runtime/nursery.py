@@ -60,7 +60,7 @@ class Nursery:
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self._socket = sock
         self._lock = threading.Lock()
-        self.pid = pid
+        self.handle = os.pidfd_open(pid)  # readable when the nursery has ended
 
     def worker(self, descriptors: list[int]) -> Process:
         """Fork a worker that serves ring memory, doorbell, side socket and, if there is a fourth, storage."""

@@ -83,8 +83,16 @@ class WorkerPort:
 class WorkerPool:
     """Leases workers, notices their deaths, and reads their side sockets in a thread of its own."""
 
-    def __init__(self, nursery: Nursery, limits: Limits, on_death: Callable[[WorkerPort], None]) -> None:
+    def __init__(
+        self,
+        nursery: Nursery,
+        limits: Limits,
+        on_death: Callable[[WorkerPort], None],
+        on_orphaned: Callable[[], None],
+    ) -> None:
+        """`on_death` is told of a lost worker, `on_orphaned` that the nursery is gone, and with it all of them."""
         self._nursery = nursery
+        self._on_orphaned = on_orphaned
         self._limits = limits
         self._on_death = on_death
         self._room = threading.Condition()
@@ -92,6 +100,7 @@ class WorkerPool:
         self._rids = itertools.count(1)
         self._poll = select.epoll()
         self._sockets: dict[int, WorkerPort] = {}
+        self._poll.register(nursery.handle, select.EPOLLIN)
         threading.Thread(target=self._listen, name="workers", daemon=True).start()
 
     def new_rid(self) -> int:
@@ -215,6 +224,9 @@ class WorkerPool:
     def _listen(self) -> None:
         while True:
             for descriptor, _ in self._poll.poll():
+                if descriptor == self._nursery.handle:
+                    self._on_orphaned()
+                    return
                 worker = self._sockets.get(descriptor)
                 if worker is None:
                     continue

@@ -65,7 +65,7 @@ class Supervisor:
         self._parent = os.getppid()
         self._registry = Registry(limits)
         self._store = ModuleStore(options.folder, limits)
-        self._pool = WorkerPool(nursery, limits, self._registry.worker_died)
+        self._pool = WorkerPool(nursery, limits, self._registry.worker_died, self._orphaned)
         compilers = Compilers(nursery, self._store, limits)
         downloads = Downloads(self._store, limits, allowed=options.allow_downloads)
         self._side = SideOps(
@@ -227,6 +227,7 @@ class Supervisor:
             return p.encode(p.JsonFailure(f"not JSON: {error}"))
         rid = p.rid_of(request)
         try:
+            p.auth_of(request)  # refused on every operation if it is malformed
             return p.encode(p.Ok(handle(request), rid))
         except BridleError as error:
             is_user_error = isinstance(error, (InvalidRequest, ControllerError, Overloaded))
@@ -251,10 +252,14 @@ class Supervisor:
         print(f"runtime: {error}; ending", file=sys.stderr, flush=True)
         self.stop()
 
+    def _orphaned(self) -> None:
+        """Without the nursery there are no workers, and a new one cannot be forked from a process with threads:
+        the engine starts a new runtime."""
+        self._goodbye(ProtocolError("the nursery is gone"))
+
     def stop(self) -> None:
         """End this process and all that it started, now."""
         self._pool.close()
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGUSR1)
         os._exit(0)

@@ -1,0 +1,160 @@
+"""Kill -9 of every process of the runtime: only what lived in it is lost, and nothing stays behind."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.aici.conftest import CAPABLE, VOCAB_SIZE, Start
+from tests.aici.guests import END, LOOP, NOOP, guest2, sample, say
+from tests.aici.llm_side import Llm, RuntimeDied, wait_until
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_worker(start: Start) -> None:
+    """Another tenant's sequences go on; a new worker takes new requests at once."""
+    llm = start(*CAPABLE)
+    module = llm.upload(guest2([sample([65], VOCAB_SIZE)]))
+    llm.start(module, 1, user="eva")
+    first = set(llm.workers())
+    llm.start(module, 2, user="adam")
+    assert len(llm.workers()) == 2
+    for pid in first:
+        kill(pid)
+    wait_until(lambda: not first & set(llm.workers()))
+    data = llm.mid({"id": 1, "tokens": [65]}, {"id": 2, "tokens": [65]})
+    lost = llm.answer(data, 1)
+    assert lost["error"].startswith("Worker:") and lost["result"] is None and lost["logs"].startswith("Worker:")
+    assert llm.answer(data, 2)["error"] == ""
+    assert llm.start(module, 3, user="eva")["error"] == ""
+    llm.mid(freed=(1, 2, 3))
+
+
+def test_a_worker_killed_within_a_step(start: Start) -> None:
+    llm = start(*CAPABLE, "--wasm-max-step-time", "20000")
+    llm.start(llm.upload(guest2([NOOP, [LOOP]])), 1)
+    (worker,) = llm.workers()
+    message = b'{"op":"mid_process","freed":[],"ops":[{"id":1,"backtrack":0,"tokens":[]}]}'
+    llm.send("main", message)
+    wait_until(lambda: _cpu(worker) > 0.05)  # the guest is at it
+    kill(worker)
+    begin = time.monotonic()
+    import json
+
+    reply: dict[str, Any] = json.loads(llm.receive("main"))
+    assert reply["data"]["seqs"]["1"]["error"].startswith("Worker:")
+    assert time.monotonic() - begin < 15  # not the deadline of the step
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_worker_killed_while_it_instantiates(start: Start) -> None:
+    llm = start(*CAPABLE, "--wasm-max-init-time", "20000")
+    module = llm.upload(guest2([END], create=[LOOP]))
+    rid = llm.begin_side(op="instantiate", req_id="r", prompt=[1], module_id=module, module_arg="")
+    wait_until(lambda: any(_cpu(pid) > 0.05 for pid in llm.workers()))
+    for pid in llm.workers():
+        kill(pid)
+    reply = llm.end_side(rid)
+    assert reply["type"] == "error" and "died" in reply["error"]
+    assert llm.start(llm.upload(guest2([NOOP])), 1)["error"] == ""
+
+
+def test_a_killed_compiler(start: Start) -> None:
+    """The upload fails with a reason; the next one works."""
+    llm = start(*CAPABLE)
+    llm.main(op="ping")
+    slow = guest2([[say(str(i)) for i in range(3)] for _ in range(1500)])
+    rid = llm.begin_side(op="mk_module", binary=base64.b64encode(slow).decode())
+    wait_until(lambda: bool(llm.workers()))  # the compiler is the nursery's only child
+    for pid in llm.workers():
+        kill(pid)
+    reply = llm.end_side(rid)
+    assert reply["type"] == "error" and "compiler died" in reply["error"], reply
+    assert llm.upload(guest2([END]))
+
+
+def test_compiling_is_limited(start: Start) -> None:
+    slow = guest2([[say(str(i)) for i in range(3)] for _ in range(1500)])
+    upload = {"op": "mk_module", "binary": base64.b64encode(slow).decode()}
+    llm = start(*CAPABLE, "--limit", "max_compile_time=30")
+    assert "longer than the limit of 30 ms" in llm.side(**upload)["error"]
+    wait_until(lambda: not llm.workers())
+    llm = start(*CAPABLE, "--limit", "max_compile_memory=20000000")
+    reply = llm.side(**upload)
+    assert reply["type"] == "error" and "20000000 bytes" in reply["error"], reply
+
+
+def everything(llm: Llm) -> set[int]:
+    return set(llm.descendants())
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "nursery"])
+def test_a_killed_supervisor_or_nursery(start: Start, victim: str) -> None:
+    """The engine sees the end of its child; no process, no name in shared memory is left, guests running or not."""
+    llm = start(*CAPABLE)
+    llm.start(llm.upload(guest2([NOOP, [LOOP]])), 1)
+    llm.unlink()  # what our own engine does once the runtime has answered
+    llm.mid({"id": 1})
+    pids = everything(llm)
+    assert len(pids) == 3
+    nursery = next(p for p in pids if p != llm.process.pid and p not in llm.workers())
+    kill(llm.process.pid if victim == "supervisor" else nursery)
+    llm.process.wait(30)
+    wait_until(lambda: not everything(llm))
+    assert llm.leftovers() == []
+    with pytest.raises(RuntimeDied):
+        llm.main(op="ping")
+
+
+def test_the_engine_dies(start: Start, tokenizer: Path, store: Path) -> None:
+    """Its child process, an engine of its own, is killed: the runtime ends and removes the names."""
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, pathlib; from tests.aici.llm_side import Llm\n"
+        "llm = Llm(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
+        "llm.main(op='ping'); print(llm.prefix, llm.process.pid, flush=True); sys.stdin.read()"
+    )
+    engine = subprocess.Popen(
+        [sys.executable, "-c", program, str(tokenizer), str(store)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+    assert engine.stdout is not None
+    prefix, pid = engine.stdout.readline().split()
+    engine.kill()
+    engine.wait()
+
+    def is_gone() -> bool:
+        try:
+            return os.getpgid(int(pid)) != int(pid)
+        except ProcessLookupError:
+            return True
+
+    wait_until(is_gone)
+    wait_until(lambda: not [name for name in os.listdir("/dev/shm") if prefix[1:] in name])
+
+
+def test_sigterm_to_the_group(start: Start) -> None:
+    llm = start(*CAPABLE)
+    llm.start(llm.upload(guest2([NOOP])), 1)
+    os.killpg(llm.process.pid, signal.SIGTERM)
+    assert llm.process.wait(30) == 0
+    wait_until(lambda: not everything(llm))
