@@ -31,7 +31,8 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
     from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=1.0)
 
         def report(stage: str, share: float) -> None:
