@@ -53,6 +53,10 @@ class PythonControllerPool:
         future.set_result(prompt)
         return future
 
+    def abandon(self, request: Request) -> None:
+        """Drop what `open` made."""
+        self._opened.pop(request.id, None)
+
     def ask(self, asks: Sequence[Ask]) -> None:
         """Forks first, while their parents are as they were; then everybody's callbacks."""
         for ask in asks:

@@ -246,12 +246,11 @@ class Engine:
     def _take_opened(self) -> None:
         """Controllers that are ready: their sequences begin, with the prompt they want."""
         for seq, future in list(self._opening.values()):
-            if not (future.done() or seq.is_finished):
-                continue
-            del self._opening[seq.id]
             if seq.is_finished:
+                del self._opening[seq.id]
                 self._abandon(seq, future)
-            else:
+            elif future.done():
+                del self._opening[seq.id]
                 self._begin_controlled(seq, future)
 
     def _begin_controlled(self, seq: Sequence, future: Future[tuple[int, ...]]) -> None:
@@ -268,12 +267,15 @@ class Engine:
         self._steering.ask()
 
     def _abandon(self, seq: Sequence, future: Future[tuple[int, ...]]) -> None:
-        """The request ended before its controller was asked anything."""
-        future.cancel()
-        opened = future.done() and not future.cancelled() and future.exception() is None
-        if opened and seq.pool is not None:
-            seq.pool.ask([Ask(seq.id, request=seq.request, final=True)])
-            seq.pool.close([seq.id])
+        """The request ended before its controller was asked anything; its instance may still be in the making."""
+        pool, request = seq.pool, seq.request
+
+        def let_go(opened: Future[tuple[int, ...]]) -> None:
+            if pool is not None and not opened.cancelled() and opened.exception() is None:
+                pool.abandon(request)
+
+        if not future.cancel():
+            future.add_done_callback(let_go)
 
     def _outputs_of(self, request_id: str) -> Outputs:
         return self._live[request_id]

@@ -83,7 +83,8 @@ class Ask:
 
     `tokens` were appended after `backtrack` older ones were taken back; `sampled` is the token that was drawn, even
     if a splice replaced it. The first ask of a request names `request`, that of a fork its `parent` (which is in
-    the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. A `final` ask wants no decision, only last logs.
+    the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. A `final` ask
+    wants no decision, only last logs.
     """
 
     seq_id: int
@@ -116,7 +117,8 @@ class Answer:
 
 
 class ControllerPool(Protocol):
-    """A home of controllers. Called by the engine thread; none of the calls but `collect` may block."""
+    """A home of controllers. Called by the engine thread, but for `abandon`; none of the calls but `collect` may
+    block."""
 
     def accepts(self, controller: object) -> bool:
         """Whether this pool runs such a controller."""
@@ -124,8 +126,12 @@ class ControllerPool(Protocol):
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
         """Make an instance for a request. The future gives the prompt, which a controller may rewrite, or
-        raises `ControllerError`. Cancelling the future abandons the instance."""
+        raises `ControllerError`. A future that could be cancelled leaves no instance behind."""
         raise NotImplementedError
+
+    def abandon(self, request: Request) -> None:
+        """The instance that was opened for `request` will never be asked anything. Called after its opening is
+        done, perhaps from another thread."""
 
     def ask(self, asks: Sequence[Ask]) -> None:
         """Callbacks may start now; the answers are due at the next logits row of each sequence."""

@@ -85,6 +85,7 @@ class FakeControllerPool:
         self.final_delay: float | None = 0.0  # how long last words take; None: they never come
         self._instances: dict[int, _Instance] = {}
         self._openings: list[_Opening] = []
+        self.abandoned: list[str] = []  # requests whose instances were never asked
 
     @property
     def live(self) -> frozenset[int]:
@@ -112,6 +113,10 @@ class FakeControllerPool:
             if opening.due is not None and opening.due <= self.clock():
                 _complete(opening)
         self._openings = [one for one in self._openings if not one.future.done()]
+
+    def abandon(self, request: Request) -> None:
+        """Nothing was kept of an opening."""
+        self.abandoned.append(request.id)
 
     def ask(self, asks: Sequence[Ask]) -> None:
         """Run the programs now; their answers come when their delay is over."""

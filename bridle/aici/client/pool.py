@@ -8,6 +8,7 @@ open meanwhile wait for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -162,6 +163,15 @@ class RuntimePool:
         except BridleError as error:
             future.set_exception(error)
         self.wake()
+
+    def abandon(self, request: Request) -> None:
+        """Tell the runtime that the instance is not needed."""
+        with contextlib.suppress(RuntimeError):  # shut down: the runtime is gone, and the instance with it
+            self._starter.submit(self._discard, request.id)
+
+    def _discard(self, request_id: str) -> None:
+        with contextlib.suppress(BridleError):  # a lost runtime has no instances
+            self.call(protocol.Discard(req_id=request_id), Any)
 
     def ask(self, asks: Sequence[Ask]) -> None:
         """Send the asks, or queue them if an exchange is under way."""
