@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridle.engine.decision import Branch, Decision, Splice
+from bridle.engine.sequence import fork_key, root_key
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.outputs import FinishReason, Forked
 from bridle.testing.controllers import View
@@ -122,3 +123,13 @@ def test_preempted_forks_come_back() -> None:
     for request, got in zip(requests, lab.run(*requests), strict=True):
         check_against_reference(lab, request, got)
     assert lab.engine.statistics().num_preemptions > 0
+
+
+def test_random_keys_of_all_forks_differ() -> None:
+    """Over seeds, generations, fork numbers and branches: equal keys would draw equal outputs."""
+    roots = [root_key(seed) for seed in range(-20, 20)]
+    ways = [(ordinal, branch) for ordinal in range(6) for branch in range(1, 6)]
+    children = [fork_key(key, *way) for key in roots for way in ways]
+    grandchildren = [fork_key(key, *way) for key in children for way in ways]
+    keys = [*roots, *children, *grandchildren]
+    assert len(set(keys)) == len(keys)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from bridle.engine.decision import Branch, Decision, Splice
 from bridle.errors import ControllerError
 from bridle.outputs import FinishReason, Rewind, TokenEvent
 from bridle.testing.controllers import View
-from bridle.testing.text import PieceDecoder
+from bridle.testing.text import PieceDecoder, PieceState
 from tests.engine.programs import always, script
 from tests.engine.support import Lab, check_against_reference, make_request
 
@@ -111,6 +113,22 @@ def test_text_of_a_rewind_is_taken_back() -> None:
     assert got.first.text == "écccccc"
     rewinds = [event for event in lab.events if isinstance(event, Rewind)]
     assert [(event.num_tokens, event.num_chars) for event in rewinds] == [(2, 4)]
+
+
+class AfterPrompt(PieceDecoder):
+    """A decoder that tells how long a prompt it was opened with."""
+
+    def open(self, prompt: Sequence[int], skip_special_tokens: bool) -> PieceState:
+        return PieceState(tuple(b"%d%s " % (len(prompt), piece) for piece in self.pieces))
+
+
+def test_text_after_a_rewind_into_the_prompt_follows_the_shorter_prompt() -> None:
+    lab = Lab(vocab_size=5, decoder=AfterPrompt("abcde"), next_token=lambda prefix: len(prefix) % 3)
+    program = script(Decision.sample(), Decision.splice(3, (4,)))
+    request = make_request((0, 0, 0, 0), controller=program, max_tokens=2)
+    (got,) = lab.run(request)
+    assert got.first.text == "2e 2a 2b 2c "
+    check_against_reference(lab, request, got)
 
 
 @pytest.mark.parametrize(
