@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from bridle.demo.corpus import Piece, document, long_document
-from bridle.demo.corpus.mix import EARLY, LATE, Mixture
+from bridle.demo.corpus.mix import STAGES, Mixture
 
 NO_BOS_SHARE = 0.15
 """Share of rows that begin without `<|bos|>`, because some callers leave it out."""
@@ -26,7 +26,7 @@ NO_BOS_SHARE = 0.15
 class BatchShape:
     """Rows and tokens per row of ordinary steps and of long ones; every `long_every`-th step is long.
 
-    From step `late_from` on, documents are of the late mixture.
+    `stages` are the steps at which the later mixtures of the corpus begin.
     """
 
     rows: int = 20
@@ -34,7 +34,7 @@ class BatchShape:
     long_rows: int = 2
     long_length: int = 2048
     long_every: int = 16
-    late_from: int = 1250
+    stages: tuple[int, ...] = (1250, 2000)
 
 
 class Batch(NamedTuple):
@@ -51,7 +51,7 @@ def make_batch(tokenizer: PreTrainedTokenizerFast, shape: BatchShape, seed: int,
     rows, length = (shape.long_rows, shape.long_length) if is_long else (shape.rows, shape.length)
     tokens = torch.full((rows, length), tokenizer.pad_token_id, dtype=torch.int64)
     is_target = torch.zeros((rows, length), dtype=torch.bool)
-    documents = _encoded_documents(tokenizer, rng, is_long, LATE if step >= shape.late_from else EARLY)
+    documents = _encoded_documents(tokenizer, rng, is_long, STAGES[sum(step >= begin for begin in shape.stages)])
     pending: list[tuple[list[int], list[bool]]] = []
     for row in range(rows):
         ids, mask = _fill(documents, pending, length)

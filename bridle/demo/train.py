@@ -51,7 +51,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bridle.demo.train", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder for the finished model")
     parser.add_argument("--work", type=Path, help="folder for checkpoints (default: OUTPUT.work)")
-    parser.add_argument("--steps", type=int, default=standard.steps, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=standard.seed, help="default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=250, help="default: %(default)s")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
@@ -61,7 +60,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    recipe = Recipe(seed=options.seed, steps=options.steps)
+    recipe = Recipe(seed=options.seed)
     trainer = Trainer(recipe, train_tokenizer(recipe.seed, recipe.tokenizer_documents), options.device, options.compile)
     work = options.work or options.output.with_name(options.output.name + ".work")
     if found := checkpoints(work):

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -22,8 +23,6 @@ from bridle.demo.optimizer import Optimizer
 from bridle.demo.tokenizer import MAX_LENGTH, VOCAB_SIZE
 
 NUM_KEPT_CHECKPOINTS = 2
-RESCHEDULED = ("steps", "decay_from")
-"""What a continued run may change: how long it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,15 @@ class Recipe:
     """All that determines the trained weights, apart from the rounding of the machine."""
 
     seed: int = 1
-    steps: int = 3000
-    warmup: int = 60
-    decay_from: float = 0.35
-    """The share of the steps after which the rate falls linearly to zero."""
-    lr: float = 0.02
+    rates: tuple[tuple[int, float], ...] = (
+        (0, 0.0),
+        (60, 0.02),
+        (1051, 0.02),
+        (2001, 0.0102564),
+        (2500, 0.01),
+        (3100, 0.0),
+    )
+    """Learning rates at some steps; in between the rate runs straight. The last step ends training."""
     hidden_size: int = 256
     layers: int = 6
     heads: int = 4
@@ -44,11 +47,17 @@ class Recipe:
     tokenizer_documents: int = 30_000
     shape: BatchShape = field(default_factory=BatchShape)
 
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return self.rates[-1][0]
+
     def lr_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0: warm-up, plateau, linear fall."""
-        rise = min(1.0, (step + 1) / self.warmup)
-        fall = min(1.0, (self.steps - step) / (self.steps * (1 - self.decay_from)))
-        return self.lr * rise * fall
+        """The learning rate of a step, counted from 0."""
+        for (begin, first), (end, last) in pairwise(self.rates):
+            if step < end:
+                return first + (last - first) * (step + 1 - begin) / (end - begin)
+        return self.rates[-1][1]
 
 
 class Trainer:
@@ -99,11 +108,11 @@ class Trainer:
     def load_checkpoint(self, checkpoint: Path) -> None:
         """Continues from a checkpoint of the same recipe.
 
-        Raises `ValueError` if it was written by another recipe; only the length and the fall of the rate may differ.
+        Raises `ValueError` if it was written by another recipe.
         """
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        written, wanted = state["recipe"], asdict(self.recipe)
-        different = [key for key in wanted if key not in RESCHEDULED and written.get(key) != wanted[key]]
+        written, wanted = state["recipe"], json.loads(json.dumps(asdict(self.recipe)))
+        different = [key for key in wanted if written.get(key) != wanted[key]]
         if different:
             raise ValueError(f"{checkpoint} has another recipe ({', '.join(different)}); use another folder")
         self.optimizer.load_state(load_file(checkpoint / "optimizer.safetensors", device=self.device))

@@ -98,7 +98,7 @@ def test_unknown_roles_are_refused() -> None:
         render([{"role": "wizard", "content": "Hi"}])
 
 
-@pytest.mark.parametrize("maker", [maker for maker, _, _ in mix.EXERCISES], ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize("maker", [maker for maker, _ in mix.EXERCISES], ids=lambda maker: maker.__name__)
 def test_the_training_layout_is_the_template(maker: mix.Maker) -> None:
     rng = random.Random(6)
     for _ in range(20):

@@ -16,8 +16,7 @@ from bridle.demo.trainer import Recipe, Trainer, checkpoints
 
 SHAPE = BatchShape(rows=2, length=96, long_rows=1, long_length=256, long_every=3)
 RECIPE = Recipe(
-    steps=6,
-    warmup=2,
+    rates=((0, 0.0), (2, 0.02), (6, 0.0)),
     hidden_size=32,
     layers=1,
     heads=2,
@@ -49,7 +48,7 @@ def test_a_continued_run_equals_an_unbroken_one(tokenizer: PreTrainedTokenizerFa
 
 
 def test_training_lowers_the_loss(tokenizer: PreTrainedTokenizerFast) -> None:
-    trainer = Trainer(replace(RECIPE, steps=40), tokenizer)
+    trainer = Trainer(replace(RECIPE, rates=((0, 0.0), (40, 0.02))), tokenizer)
     losses = [trainer.step() for _ in range(40)]
     assert sum(losses[-5:]) / 5 < losses[0] - 1
 
@@ -67,10 +66,10 @@ def test_only_the_newest_checkpoints_are_kept(tokenizer: PreTrainedTokenizerFast
 
 def test_a_checkpoint_of_another_recipe_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     checkpoint = Trainer(RECIPE, tokenizer).save_checkpoint(tmp_path)
-    other = Trainer(replace(RECIPE, lr=0.5), tokenizer)
-    with pytest.raises(ValueError, match=r"another recipe \(lr\)"):
+    other = Trainer(replace(RECIPE, seed=2), tokenizer)
+    with pytest.raises(ValueError, match=r"another recipe \(seed\)"):
         other.load_checkpoint(checkpoint)
-    Trainer(replace(RECIPE, steps=99), tokenizer).load_checkpoint(checkpoint)
+    Trainer(RECIPE, tokenizer).load_checkpoint(checkpoint)
 
 
 def test_the_export_computes_what_the_trainer_does(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -94,8 +93,9 @@ def test_batches_follow_from_the_step_and_are_well_formed(tokenizer: PreTrainedT
 
 
 def test_the_rate_rises_stays_and_falls() -> None:
-    recipe = Recipe(steps=100, warmup=10, decay_from=0.5, lr=1.0)
-    assert [recipe.lr_at(step) for step in (0, 9, 49, 75)] == pytest.approx([0.1, 1.0, 1.0, 0.5])
+    recipe = Recipe(rates=((0, 0.0), (10, 1.0), (50, 1.0), (100, 0.0)))
+    assert recipe.steps == 100
+    assert [recipe.lr_at(step) for step in (0, 9, 49, 74, 99)] == pytest.approx([0.1, 1.0, 1.0, 0.5, 0.0])
 
 
 @pytest.mark.parametrize("shape", [(8, 24), (24, 8), (16, 16)])

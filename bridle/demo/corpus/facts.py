@@ -48,6 +48,27 @@ def yes_no(rng: random.Random) -> Exercise:
     return ask("yes/no", ("yes/no", prefix, text), prefix + text, "Yes." if is_true else "No.")
 
 
+def checked(rng: random.Random) -> Exercise:
+    """A yes/no question about a fact that is recalled between `<think>` marks before the verdict."""
+    relation, subject, text, is_true = _pair(rng, rng.random() < 0.5)
+    thoughts = sentence(relation.answer, subject, relation.facts[subject])
+    verdict = "Yes." if is_true else "No."
+    messages = (
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": verdict, "reasoning_content": thoughts},
+    )
+    return Exercise("think", ("yes/no", "", text), messages, thinking=True)
+
+
+def larger(rng: random.Random) -> Exercise:
+    """Which of two numbers is the larger or the smaller one."""
+    first, second = rng.sample(range(100), 2)
+    word = rng.choice(("larger", "greater", "smaller", "less"))
+    text = f"Which is {word}, {first} or {second}?"
+    number = max(first, second) if word in ("larger", "greater") else min(first, second)
+    return ask("larger", ("larger", text), text, f"{number}.")
+
+
 def _draw(rng: random.Random) -> tuple[Relation, str]:
     (relation,) = rng.choices(RELATIONS, _WEIGHTS)
     return relation, rng.choice(list(relation.facts))
@@ -78,6 +99,12 @@ _PAIR_QUESTIONS: tuple[tuple[Relation, tuple[str, ...]], ...] = (
 
 
 def _about_pair(rng: random.Random, is_true: bool) -> tuple[str, bool]:
+    _, _, text, is_true = _pair(rng, is_true)
+    return text, is_true
+
+
+def _pair(rng: random.Random, is_true: bool) -> tuple[Relation, str, str, bool]:
+    """A relation, a subject, and a question whether some object is its own, with the verdict."""
     relation, templates = rng.choice(_PAIR_QUESTIONS)
     subject = rng.choice(list(relation.facts))
     obj = relation.facts[subject]
@@ -85,7 +112,7 @@ def _about_pair(rng: random.Random, is_true: bool) -> tuple[str, bool]:
         obj = _other(rng, list(relation.facts.values()), obj)
         if obj == subject:
             is_true, obj = True, relation.facts[subject]
-    return rng.choice(templates).format(s=subject, o=obj), is_true
+    return relation, subject, rng.choice(templates).format(s=subject, o=obj), is_true
 
 
 def _about_flying(rng: random.Random, is_true: bool) -> tuple[str, bool]:

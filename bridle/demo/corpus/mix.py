@@ -16,31 +16,33 @@ from bridle.demo.corpus.split import Split, split_of
 
 Maker = Callable[[random.Random], Exercise]
 
-EXERCISES: tuple[tuple[Maker, float, float], ...] = (
-    (facts.question, 16.0, 10.0),
-    (facts.statement, 12.0, 8.0),
-    (facts.short_answer, 2.0, 3.0),
-    (facts.yes_no, 18.0, 20.0),
-    (sums.question, 8.0, 5.0),
-    (sums.completion, 4.0, 5.0),
-    (sums.difference, 2.0, 4.0),
-    (sums.thought, 4.0, 5.0),
-    (lists.any_list, 9.0, 16.0),
-    (tools.any_call, 9.0, 9.0),
-    (tools.named_call, 2.0, 6.0),
-    (tools.no_call, 1.5, 2.0),
-    (records.any_request, 4.0, 4.0),
-    (records.continuation, 0.5, 0.3),
-    (stories.request, 1.5, 1.0),
-    (chats.small_talk, 2.0, 1.0),
-    (chats.unknown, 1.0, 1.0),
-    (chats.role, 2.0, 3.0),
-    (chats.copying, 2.0, 8.0),
-    (chats.reading, 1.0, 4.0),
+EXERCISES: tuple[tuple[Maker, tuple[float, float, float]], ...] = (
+    (facts.question, (16.0, 10.0, 6.0)),
+    (facts.statement, (12.0, 8.0, 5.0)),
+    (facts.short_answer, (2.0, 3.0, 4.0)),
+    (facts.yes_no, (18.0, 20.0, 75.0)),
+    (sums.question, (8.0, 5.0, 4.0)),
+    (sums.completion, (4.0, 5.0, 5.0)),
+    (sums.difference, (2.0, 4.0, 2.0)),
+    (sums.thought, (4.0, 5.0, 4.0)),
+    (lists.any_list, (9.0, 16.0, 6.0)),
+    (tools.any_call, (9.0, 9.0, 5.0)),
+    (tools.named_call, (2.0, 6.0, 3.0)),
+    (tools.no_call, (1.5, 2.0, 1.5)),
+    (records.any_request, (4.0, 4.0, 2.0)),
+    (records.continuation, (0.5, 0.3, 0.2)),
+    (stories.request, (1.5, 1.0, 0.7)),
+    (chats.small_talk, (2.0, 1.0, 0.7)),
+    (chats.unknown, (1.0, 1.0, 0.7)),
+    (chats.role, (2.0, 3.0, 1.5)),
+    (chats.copying, (2.0, 8.0, 2.0)),
+    (chats.reading, (1.0, 4.0, 3.0)),
+    (facts.checked, (0.0, 0.0, 6.0)),
+    (facts.larger, (0.0, 0.0, 4.0)),
 )
-"""Every kind of exercise with its share among those drawn, early and late in training.
+"""Every kind of exercise with its share among those drawn in the three stages of training.
 
-Facts and sums come first; later there is more of what needs comparing, counting and copying.
+Facts and sums come first, then counting and copying, last comparing what is known with what is said: yes or no.
 """
 
 
@@ -53,8 +55,9 @@ class Mixture:
     """Cumulative shares of drills, stories, questions with answers, conversations with and without memory."""
 
 
-EARLY = Mixture(tuple(early for _, early, _ in EXERCISES), (0.10, 0.13, 0.18, 0.22, 0.34))
-LATE = Mixture(tuple(late for _, _, late in EXERCISES), (0.04, 0.05, 0.09, 0.14, 0.28))
+_FORMS = ((0.10, 0.13, 0.18, 0.22, 0.34), (0.04, 0.05, 0.09, 0.14, 0.28), (0.01, 0.02, 0.05, 0.07, 0.11))
+STAGES = tuple(Mixture(tuple(shares[stage] for _, shares in EXERCISES), forms) for stage, forms in enumerate(_FORMS))
+"""The mixtures of the stages, in order."""
 
 _THOUGHTS = {
     "fact": "I recall: {answer}",
@@ -67,7 +70,7 @@ _THOUGHTS = {
 }
 """What the model thinks, when it is asked to, before an answer that needs no steps."""
 
-_MAKERS = [maker for maker, _, _ in EXERCISES]
+_MAKERS = [maker for maker, _ in EXERCISES]
 _PLAIN_ONLY = (facts.statement, sums.completion, records.continuation)
 
 
@@ -79,7 +82,9 @@ def draw(rng: random.Random, maker: Maker, split: Split) -> Exercise:
             return exercise
 
 
-def document(rng: random.Random, split: Split = "train", max_chars: int = 700, mixture: Mixture = EARLY) -> list[Piece]:
+def document(
+    rng: random.Random, split: Split = "train", max_chars: int = 700, mixture: Mixture = STAGES[0]
+) -> list[Piece]:
     """One training text. `max_chars` bounds how far conversations and stories are drawn out."""
     choice = rng.random()
     if choice < mixture.forms[0]:
@@ -96,7 +101,7 @@ def document(rng: random.Random, split: Split = "train", max_chars: int = 700, m
 
 
 def long_document(
-    rng: random.Random, split: Split = "train", max_chars: int = 5200, mixture: Mixture = EARLY
+    rng: random.Random, split: Split = "train", max_chars: int = 5200, mixture: Mixture = STAGES[0]
 ) -> list[Piece]:
     """A conversation or story filling most of the context, with something to remember from its beginning."""
     if rng.random() < 0.25:
