@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from bridle.bench.checkpoints import Checkpoint
@@ -20,17 +21,33 @@ from bridle.sampling import SamplingParams
 Prompts = Sequence[Sequence[int]]
 
 
-class Peer(Protocol):
-    """Something that generates. `generate` gives the outputs, in order, and the seconds they took.
+@dataclass(slots=True)
+class Run:
+    """What a peer gave and what it took: seconds on the clock, and seconds of the processor in all its threads."""
 
-    `bits` is what a weight of a linear layer takes.
-    """
+    outputs: list[list[int]]
+    seconds: float
+    cpu_seconds: float
+
+
+class Stopwatch:
+    """Clock and processor time since it was made."""
+
+    def __init__(self) -> None:
+        self._begin, self._cpu_begin = time.perf_counter(), time.process_time()
+
+    def stop(self, outputs: list[list[int]]) -> Run:
+        return Run(outputs, time.perf_counter() - self._begin, time.process_time() - self._cpu_begin)
+
+
+class Peer(Protocol):
+    """Something that generates. `bits` is what a weight of a linear layer takes."""
 
     name: str
     bits: int
 
-    def generate(self, prompts: Prompts, num_new: int) -> tuple[list[list[int]], float]:
-        """`num_new` tokens for each of `prompts`, all at once."""
+    def generate(self, prompts: Prompts, num_new: int) -> Run:
+        """`num_new` tokens for each of `prompts`, all at once; outputs in their order."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -62,9 +79,9 @@ class BridlePeer:
         self.engine = Engine(load_executor(config), EngineConfig(enable_prefix_caching=False))
         self._num_requests = 0
 
-    def generate(self, prompts: Prompts, num_new: int) -> tuple[list[list[int]], float]:
+    def generate(self, prompts: Prompts, num_new: int) -> Run:
         sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
-        begin = time.perf_counter()
+        watch = Stopwatch()
         outputs: dict[str, list[int]] = {}
         for prompt in prompts:
             self._num_requests += 1
@@ -77,7 +94,7 @@ class BridlePeer:
                     outputs[event.request_id].append(event.token)
                 elif isinstance(event, Finished) and event.error is not None:
                     raise event.error
-        return list(outputs.values()), time.perf_counter() - begin
+        return watch.stop(list(outputs.values()))
 
     def close(self) -> None:
         self.engine.close()
@@ -93,10 +110,10 @@ class GeneratePeer:
     def __init__(self, model: Any) -> None:
         self.model: Any = model
 
-    def generate(self, prompts: Prompts, num_new: int) -> tuple[list[list[int]], float]:
+    def generate(self, prompts: Prompts, num_new: int) -> Run:
         import torch
 
-        begin = time.perf_counter()
+        watch = Stopwatch()
         width = max(map(len, prompts))
         padded = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
         attended = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -106,7 +123,7 @@ class GeneratePeer:
                 attention_mask=torch.tensor(attended),
                 generation_config=_greedy(num_new),
             )
-        return output[:, width:].tolist(), time.perf_counter() - begin
+        return watch.stop(output[:, width:].tolist())
 
     def close(self) -> None:
         self.model = None
@@ -129,13 +146,13 @@ class ContinuousPeer:
             allow_block_sharing=False,
         )
 
-    def generate(self, prompts: Prompts, num_new: int) -> tuple[list[list[int]], float]:
+    def generate(self, prompts: Prompts, num_new: int) -> Run:
         manager: Any
         session: AbstractContextManager[Any] = self.model.continuous_batching_context_manager(
             generation_config=_greedy(num_new), continuous_batching_config=self._config, timeout=60
         )
         with session as manager:
-            begin = time.perf_counter()
+            watch = Stopwatch()
             names = manager.add_requests([list(prompt) for prompt in prompts], max_new_tokens=num_new)
             done: dict[str, list[int]] = {}
             while len(done) < len(prompts):
@@ -146,8 +163,7 @@ class ContinuousPeer:
                     done[result.request_id] = list(result.generated_tokens)
                 elif result is None and not manager.is_running():
                     raise RuntimeError(f"{self.name} stopped before it was done")
-            seconds = time.perf_counter() - begin
-        return [done[name] for name in names], seconds
+            return watch.stop([done[name] for name in names])
 
     def close(self) -> None:
         self.model = None

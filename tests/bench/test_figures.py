@@ -22,7 +22,7 @@ CHECKPOINT = Checkpoint("small", Path(), vocab_size=100, num_parameters=10, step
 
 
 def figure(peer: str, seconds: float, first_seconds: float) -> Figure:
-    return Figure("small", 4, peer, 32, 40, 64, seconds, first_seconds)
+    return Figure("small", 4, peer, 32, 40, 64, seconds, first_seconds, 2 * seconds, first_seconds)
 
 
 def test_roof_counts_weights_once_and_kv_per_sequence() -> None:
@@ -37,6 +37,8 @@ def test_speeds_and_ratios() -> None:
     assert [f.decode_per_second for f in figures] == [10.0, 20.0]  # 60 tokens in 6 and in 3 seconds
     assert [f.ratio for f in figures] == [1.0, 2.0]
     assert [f.decode_ratio for f in figures] == [1.0, 2.0]
+    assert [f.cpu_ratio for f in figures] == [1.0, 2.0]
+    assert [f.decode_cpu_ratio for f in figures] == [1.0, 2.0]  # 16 - 2 and 8 - 1 seconds
     assert [f.roof_share for f in figures] == [2.5, 5.0]
 
 
