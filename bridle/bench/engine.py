@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _BATCHES = (1, 16, 64)
-_HEADINGS = ("at once", "", "tokens/s", "x", "x CPU", "decode/s", "x CPU", "roof", "same")
+_HEADINGS = ("batch", "", "tok/s", "x", "x CPU", "decode/s", "x CPU", "roof", "same")
 _PROMPT_TOKENS = (32, 128)  # shortest and longest prompt; both kinds of batching have to cope with a mix
 
 
