@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from bridle.errors import ProtocolError
 
 #: Names of our additions to dialect 2, told in the reply to `tokens`.
-EXTENSIONS = ("bias", "candidates", "constraints", "deadline_ms", "discard", "sampling", "wait")
+EXTENSIONS = ("bias", "candidates", "constraints", "deadline_ms", "discard", "reply_ms", "sampling", "wait")
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 SeqId = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -87,12 +87,15 @@ class MidOp(Struct, omit_defaults=True):
 class MidProcess(Message, tag="mid_process"):
     """Run the callbacks of the scheduled sequences. A `freed` key makes it dialect 2.
 
-    Addition: `deadline_ms`, how long the engine is willing to wait, if longer than the step limit.
+    Additions: `deadline_ms`, how long callbacks may take, if longer than the step limit; `reply_ms`, when the engine
+    wants the reply at the latest: a sequence that is not done by then is told to wait like a late one, but counts as
+    late only once its time is over.
     """
 
     ops: list[MidOp]
     freed: list[SeqId] | UnsetType = UNSET
     deadline_ms: float | None = None
+    reply_ms: float | None = None
 
     @property
     def dialect(self) -> int:
@@ -139,9 +142,7 @@ class Discard(Message, tag="discard"):
     req_id: str
 
 
-Request = (
-    Ping | Tokens | Stop | PostPreProcess | MidProcess | MkModule | GetTags | SetTags | Instantiate | Discard
-)
+Request = Ping | Tokens | Stop | PostPreProcess | MidProcess | MkModule | GetTags | SetTags | Instantiate | Discard
 
 
 class Auth(Struct):
@@ -323,7 +324,8 @@ def encode(message: Struct) -> bytes:
 def decode_request(data: bytes) -> Request:
     """A request. Raises `ProtocolError` if it is JSON but no request, `msgspec.DecodeError` if it is not JSON."""
     try:
-        return _requests.decode(data)
+        request: Request = _requests.decode(data)
+        return request
     except msgspec.ValidationError as error:
         msgspec.json.decode(data)  # tells broken JSON from a broken request
         raise ProtocolError(f"malformed request: {error}") from None
@@ -340,7 +342,8 @@ def auth_of(request: Message) -> Auth:
 
 
 def rid_of(request: Message | bytes) -> str | UnsetType:
-    """The reply id, if it is a string, ready to be put into a reply. Takes raw bytes too, for requests that could not be decoded."""
+    """The reply id, if it is a string, ready to be put into a reply. Takes raw bytes too, for requests that could
+    not be decoded."""
     if isinstance(request, Message):
         rid = request.rid
     else:
@@ -359,7 +362,8 @@ def _loose_rid(data: bytes) -> Any:
 def decode_reply(data: bytes, data_type: Any) -> Ok[Any] | Failure | JsonFailure:
     """A reply whose `data`, if it has one, is a `data_type`. Raises `ProtocolError`."""
     try:
-        return _reply_decoder(data_type).decode(data)
+        reply: Ok[Any] | Failure | JsonFailure = _reply_decoder(data_type).decode(data)
+        return reply
     except msgspec.DecodeError as error:
         raise ProtocolError(f"malformed reply: {error}") from None
 

@@ -23,10 +23,13 @@ import numpy.typing as npt
 
 from bridle.aici import protocol
 from bridle.aici.client.exchange import make_exchange
+from bridle.aici.client.opening import instantiation, prompt_of
 from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
+from bridle.aici.client.reference import WasmController
 from bridle.aici.client.side import SideChannel
 from bridle.engine.interfaces import Answer, Ask
-from bridle.errors import ControllerError, ControllerTimeout
+from bridle.engine.request import Request
+from bridle.errors import ControllerError, ControllerTimeout, ProtocolError
 
 
 class Runner:
@@ -39,7 +42,7 @@ class Runner:
     def __init__(self, config: RuntimeConfig, vocab_size: int | None = None) -> None:
         self._process = RuntimeProcess(config)
         self.vocab_size = vocab_size or self._process.vocab_size
-        self._side = SideChannel(self._process)
+        self._side = SideChannel(self._process).start()
         self._exchange = make_exchange(self._process, self.vocab_size)
         self._freed: list[int] = []
 
@@ -59,27 +62,26 @@ class Runner:
 
     def start(self, request_id: str, prompt: Sequence[int], module: str, argument: str = "") -> list[int]:
         """Make an instance for a request; gives the prompt to use, which the controller may have rewritten."""
-        message = protocol.Instantiate(
-            req_id=request_id,
-            prompt=list(prompt),
-            module_id=module,
-            module_arg=msgspec.Raw(msgspec.json.encode(argument)),
-        )
-        result = self._side.call(message, protocol.SeqResult[protocol.PromptResult]).result()
-        if result.result is None:
-            raise ControllerError(result.error or "the controller did not start")
-        return list(result.result.prompt)
+        request = Request(request_id, tuple(prompt), controller=WasmController(module, argument))
+        message, data_type = instantiation(request, self._process.config.dialect)
+        return list(prompt_of(request, self._side.call(message, data_type).result()))
 
     # -- steps -------------------------------------------------------------------------------------------
 
     def begin(self, asks: Sequence[Ask]) -> None:
         """Tell what happened and let the callbacks start. Every `begin` needs its `finish`."""
-        self._exchange.begin(asks, self._freed, 0.0)
+        try:
+            self._exchange.begin(asks, self._freed, 0.0)
+        except ProtocolError as error:
+            raise ControllerError(f"the control runtime is gone: {error}") from None
         self._freed = []
 
     def finish(self, timeout: float = 10.0) -> dict[int, Answer]:
         """The answers to the last `begin`, by sequence."""
-        answers = self._exchange.receive(timeout)
+        try:
+            answers = self._exchange.receive(timeout)
+        except ProtocolError as error:
+            raise ControllerError(f"the control runtime is gone: {error}") from None
         if answers is None:
             raise ControllerTimeout(f"the control runtime gave no answer within {timeout:g} s")
         return answers
@@ -97,8 +99,9 @@ class Runner:
 
     def close(self) -> None:
         """End the runtime. Idempotent."""
-        self._side.close()
         self._process.kill()
+        self._side.close()
+        self._process.close()
 
     def __enter__(self) -> Runner:
         return self

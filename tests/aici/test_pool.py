@@ -189,9 +189,8 @@ def test_a_killed_runtime_ends_its_requests_and_comes_back(tokenizer: Path, stor
         while not steered.tokens("a"):
             for event in steered.engine.step():
                 steered.events[event.request_id].append(event)
-        runtime = pool._runtime
-        assert runtime is not None
-        os.killpg(runtime.process.pid, 9)
+        assert pool.runtime_pid is not None
+        os.killpg(pool.runtime_pid, 9)
         steered.run()
         end = steered.end("a")
         assert end.reason is FinishReason.ERROR and "runtime" in str(end.error)

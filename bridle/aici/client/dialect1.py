@@ -4,11 +4,16 @@ That dialect has a phase before scheduling (suspend, forced tokens, number of fo
 rows, splices) and one after sampling (stop). They map onto the engine's verbs: all three run when the engine asks;
 what pre decides without a logits row is answered at once, everything else is answered by mid. Sequence numbers on
 the wire are the exchange's own, since that dialect numbers forks before the engine has made them.
+
+The runtime runs pre for every live sequence, asked or not. What it says unasked is kept for the sequence's next ask,
+except between a mid and the draw that it ruled: there a controller has nothing new to say.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
@@ -17,10 +22,22 @@ from bridle.aici import protocol
 from bridle.aici.client.exchange import stored_values
 from bridle.aici.client.process import RuntimeProcess
 from bridle.engine.decision import Branch, Decision, Splice, mask_words
-from bridle.engine.interfaces import Answer, Ask
+from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.errors import ControllerError
 
-_PreResults = dict[int, protocol.SeqResult[protocol.PreResult]]
+
+@dataclass(slots=True)
+class _Told:
+    """What is known of a live sequence. `wire` is its number on the wire."""
+
+    wire: int
+    children: list[int] = field(default_factory=list)  # wire numbers of its forks to come
+    forced: bool = False  # its last answer forced tokens, which the runtime knows of already
+    draws: bool = False  # its last answer came from mid, and the draw has not been told
+    stops: bool = False  # its last answer forced tokens, after which it stops
+    early: tuple[int, ...] = ()  # forced tokens that came unasked
+    log: str = ""
+    stored: tuple[StoredValue, ...] = ()
 
 
 class Dialect1:
@@ -29,13 +46,12 @@ class Dialect1:
     def __init__(self, process: RuntimeProcess, vocab_size: int) -> None:
         self._process = process
         self._vocab_size = vocab_size
-        self._ids = count()
-        self._wire: dict[int, int] = {}  # the engine's id -> ours
-        self._branches: dict[int, list[int]] = {}  # the engine's id -> our ids of its forks to come
-        self._told: dict[int, tuple[int, ...]] = {}  # forced tokens that the runtime knows of already
+        self._wires = count()
+        self._told: dict[int, _Told] = {}  # by the engine's number
         self._asked: list[Ask] | None = None
+        self._going: list[int] = []  # freed with the exchange under way
         self._answers: dict[int, Answer] = {}
-        self._mid: list[tuple[int, list[int]]] | None = None  # (the engine's id, our ids of its rows)
+        self._mid: list[tuple[int, list[int]]] | None = None  # (the engine's number, wire numbers of its rows)
 
     @property
     def is_open(self) -> bool:
@@ -43,47 +59,63 @@ class Dialect1:
 
     def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
         """Send `post_pre_process`."""
-        pre_ops, post_ops = [], []
+        pre_ops = []
         for ask in asks:
             if ask.request is not None:
-                self._wire[ask.seq_id] = next(self._ids)
-                pre_ops.append(protocol.PreOp(self._wire[ask.seq_id], ask.request.id))
-            elif ask.parent is not None and self._branches.get(ask.parent):
-                self._wire[ask.seq_id] = self._branches[ask.parent].pop(0)
-            if (op := self._post_op(ask)) is not None:
-                post_ops.append(op)
-        message = protocol.PostPreProcess(post_ops=post_ops, pre_ops=pre_ops, freed=self._freed(freed))
+                self._told[ask.seq_id] = _Told(next(self._wires))
+                pre_ops.append(protocol.PreOp(self._told[ask.seq_id].wire, ask.request.id))
+            elif ask.parent is not None:
+                self._adopt(ask.seq_id, ask.parent)
+        post_ops = [op for ask in asks if (op := self._post_op(ask)) is not None]
+        gone = self._unborn(asks) + self._wires_of(freed)
+        message = protocol.PostPreProcess(post_ops=post_ops, pre_ops=pre_ops, freed=gone)
         self._process.send(protocol.encode(message))
-        self._asked, self._answers, self._mid = list(asks), {}, None
+        self._asked, self._going, self._answers, self._mid = list(asks), list(freed), {}, None
+
+    def _adopt(self, seq_id: int, parent: int) -> None:
+        """A fork that the engine made: it has a number on the wire since its parent's mid."""
+        told = self._told.get(parent)
+        if told is not None and told.children:
+            self._told[seq_id] = _Told(told.children.pop(0), draws=True)
 
     def _post_op(self, ask: Ask) -> protocol.PostOp | None:
         """What happened to the sequence, unless nothing did or the runtime knows."""
-        if self._told.pop(ask.seq_id, None) == ask.tokens or not (ask.tokens or ask.backtrack):
+        told = self._told.get(ask.seq_id)
+        if told is None or ask.request is not None or not (ask.tokens or ask.backtrack):
             return None
-        if ask.request is not None:
+        told.draws = False
+        if told.forced:
+            told.forced = False
             return None
-        backtrack = ask.backtrack + 1 if ask.backtrack else 0
-        return protocol.PostOp(self._wire[ask.seq_id], list(ask.tokens), backtrack)
+        return protocol.PostOp(told.wire, list(ask.tokens), ask.backtrack + 1 if ask.backtrack else 0)
 
-    def _freed(self, freed: Sequence[int]) -> list[int]:
+    def _unborn(self, asks: Sequence[Ask]) -> list[int]:
+        """Forks that the engine did not make, or ended before their first ask."""
         wires: list[int] = []
-        for seq_id in freed:
-            wires += self._branches.pop(seq_id, [])
-            self._told.pop(seq_id, None)
-            if seq_id in self._wire:
-                wires.append(self._wire.pop(seq_id))
+        for ask in asks:
+            told = self._told.get(ask.seq_id)
+            if told is not None:
+                wires += told.children
+                told.children = []
         return wires
 
+    def _wires_of(self, freed: Sequence[int]) -> list[int]:
+        known = [self._told[seq_id] for seq_id in freed if seq_id in self._told]
+        return [wire for told in known for wire in (told.wire, *told.children)]
+
     def receive(self, timeout: float) -> dict[int, Answer] | None:
-        """Take one reply; after the first, `mid_process` is sent and None returned unless it is there too."""
+        """The answers, after one reply or two."""
+        deadline = time.monotonic() + timeout
         reply = self._process.receive(timeout)
         if reply is None or self._asked is None:
             return None
         if self._mid is None:
             if self._take_pre(reply):
-                return self.receive(timeout)
+                return self.receive(max(deadline - time.monotonic(), 0.0))
         else:
             self._take_mid(reply)
+        for seq_id in self._going:
+            self._told.pop(seq_id, None)
         answers, self._answers = self._answers, {}
         self._asked = self._mid = None
         return answers
@@ -97,21 +129,24 @@ class Dialect1:
         if not isinstance(message, protocol.Ok):
             self._fail_all(message.error)
             return False
-        for ask in self._asked or ():
-            self._take_pre_of(ask, message.data)
-        if self._mid:
-            ops = []
-            for _, wires in self._mid:
-                ops.append(protocol.MidOp(id=wires[0]))
-                ops += [protocol.MidOp(id=wire, clone_id=wires[0]) for wire in wires[1:]]
-            message_out = protocol.MidProcess(ops=ops)
-            self._process.send(protocol.encode(message_out))
-        return bool(self._mid)
+        asked = {ask.seq_id: ask for ask in self._asked or ()}
+        for ask in asked.values():
+            self._answers[ask.seq_id] = self._answer_pre(ask, message.data)
+        for seq_id in self._told.keys() - asked.keys():
+            self._keep(seq_id, message.data)
+        if not self._mid:
+            return False
+        ops = [protocol.MidOp(id=w, clone_id=None if w == ws[0] else ws[0]) for _, ws in self._mid for w in ws]
+        self._process.send(protocol.encode(protocol.MidProcess(ops=ops)))
+        return True
 
-    def _take_pre_of(self, ask: Ask, data: protocol.PostPreData) -> None:
-        wire = self._wire.get(ask.seq_id, -1)
-        post, pre = data.post_seqs.get(wire), data.pre_seqs.get(wire)
-        answer = self._answers[ask.seq_id] = Answer()
+    def _answer_pre(self, ask: Ask, data: protocol.PostPreData) -> Answer:
+        told = self._told.get(ask.seq_id)
+        if told is None:  # a fork of which the runtime knows nothing
+            return Answer(error=None if ask.final else ControllerError("this output has no controller in the runtime"))
+        post, pre = data.post_seqs.get(told.wire), data.pre_seqs.get(told.wire)
+        answer = Answer(log=told.log, stored=told.stored)
+        told.log, told.stored = "", ()
         for result in (post, pre):
             if result is not None:
                 answer.log += result.logs
@@ -119,28 +154,44 @@ class Dialect1:
                 if result.error and answer.error is None and not ask.final:
                     answer.error = ControllerError(result.error)
         if answer.error is not None or ask.final:
-            return
-        if post is not None and post.result is not None and post.result.stop:
+            return answer
+        if told.stops or (post is not None and post.result is not None and post.result.stop):
             answer.decision = Decision.stop()
         elif pre is None or pre.result is None:
             answer.error = ControllerError("the control runtime gave no answer for this sequence")
         else:
-            answer.decision = self._plan(ask.seq_id, wire, pre.result)
+            answer.decision = self._plan(ask.seq_id, told, pre.result)
+        return answer
 
-    def _plan(self, seq_id: int, wire: int, pre: protocol.PreResult) -> Decision | None:
+    def _plan(self, seq_id: int, told: _Told, pre: protocol.PreResult) -> Decision | None:
         """What pre decides by itself; None if the callback under the forward pass decides."""
+        tokens = (*told.early, *pre.ff_tokens)
+        told.early = ()
+        if tokens:
+            told.forced, told.stops = True, pre.num_forks == 0
+            return Decision.splice(0, tokens)
         if pre.num_forks == 0:
             return Decision.stop()
         if pre.suspend:
             return Decision.wait()
-        if pre.ff_tokens:
-            self._told[seq_id] = tuple(pre.ff_tokens)
-            return Decision.splice(0, pre.ff_tokens)
-        children = [next(self._ids) for _ in range(1, pre.num_forks)]
-        self._branches[seq_id] = children.copy()
+        told.children = [next(self._wires) for _ in range(1, pre.num_forks)]
+        told.draws = True
         if self._mid is not None:
-            self._mid.append((seq_id, [wire, *children]))
+            self._mid.append((seq_id, [told.wire, *told.children]))
         return None
+
+    def _keep(self, seq_id: int, data: protocol.PostPreData) -> None:
+        """What a sequence said that was not asked."""
+        told = self._told[seq_id]
+        pre = data.pre_seqs.get(told.wire)
+        if pre is None:
+            return
+        told.log += pre.logs
+        told.stored += stored_values(pre.storage)
+        if pre.error:
+            self._answers[seq_id] = Answer(error=ControllerError(pre.error), log=told.log, stored=told.stored)
+        elif pre.result is not None and not told.draws:
+            told.early += tuple(pre.result.ff_tokens)
 
     # -- mid ---------------------------------------------------------------------------------------------
 
@@ -157,7 +208,7 @@ class Dialect1:
                 result = message.data.seqs.get(wire)
                 if result is None or result.error:
                     answer.error = ControllerError(result.error if result else "no answer for this sequence")
-                else:
+                if result is not None:
                     answer.log += result.logs
                     answer.stored += stored_values(result.storage)
                     branches.append(self._branch(row, result.result))

@@ -18,6 +18,9 @@ from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.errors import ControllerError, InvalidRequest, ProtocolError
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 
+#: The reply is not asked for sooner than that, in seconds: waking up for nothing helps nobody.
+_LEAST_PATIENCE = 0.002
+
 
 class Exchange(Protocol):
     """What the pool needs of a dialect."""
@@ -55,12 +58,15 @@ class Dialect2:
         return self._asked is not None
 
     def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
-        """Send one `mid_process`; `patience` tells the runtime how long the engine is busy anyway."""
+        """Send one `mid_process`. The engine is busy for `patience` seconds anyway: so long may callbacks take, and
+        hardly longer do those that are done wait for those that are not."""
         for ask in asks:
             self._remember(ask)
         message = protocol.MidProcess(ops=[_operation(ask) for ask in asks], freed=list(freed))
-        if "deadline_ms" in self._process.extensions and patience:
+        if patience and "deadline_ms" in self._process.extensions:
             message.deadline_ms = round(1000 * patience, 3)
+        if patience and "reply_ms" in self._process.extensions:
+            message.reply_ms = round(1000 * max(1.1 * patience, _LEAST_PATIENCE), 3)
         self._process.send(protocol.encode(message))
         self._asked = list(asks)
         for seq_id in freed:

@@ -71,17 +71,26 @@ class RuntimeProcess:
         self.link: Link = create_link(
             self.prefix, json_size=config.json_size * MIB, mask_size=config.mask_size * MIB, futex=config.futex
         )
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
         try:
-            self._process = subprocess.Popen(  # noqa: S603 -- the operator's own command
-                config.arguments(self.prefix), stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            self._process = self._spawn()
             self.vocab_size, self.extensions = self._shake_hands()
         except BaseException:
             self.kill()
+            self.close()
             raise
         finally:
-            self.link.unlink()
             remove_names(self.prefix)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(  # noqa: S603 -- the operator's own command
+                self.config.arguments(self.prefix), stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            command = self.config.command[0]
+            raise ControllerError(f"the control runtime {command!r} cannot be started: {error}") from None
 
     def _shake_hands(self) -> tuple[int, frozenset[str]]:
         self._call(protocol.Ping(), protocol.Pong)
@@ -92,8 +101,8 @@ class RuntimeProcess:
     def _call(self, request: protocol.Message, data_type: type[T]) -> T:
         """One exchange on the main channel, before the engine uses it."""
         timeout = self.config.start_timeout
-        self.send(protocol.encode(request), timeout=timeout)
         try:
+            self.send(protocol.encode(request), timeout=timeout)
             reply = self.receive(timeout)
         except ProtocolError as error:
             raise ControllerError(f"the control runtime ended while it started ({self._status()}): {error}") from None
@@ -106,7 +115,8 @@ class RuntimeProcess:
         return data
 
     def _status(self) -> str:
-        return f"exit status {self._process.poll()}, command {' '.join(self._process.args)}"  # type: ignore[arg-type]
+        status = self._process.poll() if self._process is not None else None
+        return f"exit status {status}, command {' '.join(self.config.arguments(self.prefix))}"
 
     # -- both channels, recorded -------------------------------------------------------------------------
 
@@ -125,19 +135,24 @@ class RuntimeProcess:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """Also the number of the process group that everything it started belongs to."""
+        return self._process.pid if self._process is not None else -1
 
     def is_alive(self) -> bool:
         """Whether the process runs; asked in every wait."""
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End the runtime and everything it started, and let go of the link. Idempotent."""
-        process = getattr(self, "_process", None)
-        if process is not None:
+        """End the runtime and everything it started. Idempotent, from any thread."""
+        if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if self._trace is not None:
-            self._trace.close()
-        self.link.close()
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def close(self) -> None:
+        """Let go of the link and the trace. Nobody may be waiting in one of the channels. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self._trace is not None:
+                self._trace.close()
+            self.link.close()

@@ -38,6 +38,7 @@ def replay(path: Path, config: RuntimeConfig) -> Iterator[Difference | None]:
             yield _play(process, number, entry)
     finally:
         process.kill()
+        process.close()
 
 
 class _Entry(msgspec.Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,15 +19,21 @@ _LOOK = 0.25
 
 
 class SideChannel:
-    """Multiplexes calls over the side channel of one runtime process; ends with it."""
+    """Multiplexes calls over the side channel of one runtime process, from `start` on; ends with it, and then calls
+    `on_end` from its own thread."""
 
-    def __init__(self, process: RuntimeProcess) -> None:
+    def __init__(self, process: RuntimeProcess, on_end: Callable[[], None] = lambda: None) -> None:
         self._process = process
+        self._on_end = on_end
         self._lock = threading.Lock()
         self._pending: dict[str, tuple[Future[Any], Any]] = {}
         self._closed = False
         self._reader = threading.Thread(target=self._read, name="bridle-aici-side", daemon=True)
+
+    def start(self) -> SideChannel:
+        """Begin to read replies."""
         self._reader.start()
+        return self
 
     def call(self, request: protocol.Message, data_type: Any) -> Future[Any]:
         """Send a request; the future gives its data, or raises `InvalidRequest` (the user's fault) or
@@ -53,7 +60,7 @@ class SideChannel:
     def close(self) -> None:
         """Fail what is under way and wait for the reader. Call before the process's link is closed."""
         self._closed = True
-        if threading.current_thread() is not self._reader:
+        if self._reader.is_alive() and threading.current_thread() is not self._reader:
             self._reader.join()
 
     def _read(self) -> None:
@@ -70,6 +77,7 @@ class SideChannel:
         for future, _ in pending.values():
             if future.set_running_or_notify_cancel():
                 future.set_exception(ControllerError("the control runtime ended during the call"))
+        self._on_end()
 
     def _resolve(self, reply: bytes) -> None:
         rid = msgspec.json.decode(reply, type=_Rid).rid

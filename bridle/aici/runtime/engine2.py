@@ -57,7 +57,8 @@ class Engine2:
         results: dict[int, SeqResult[Branches]] = {}
         jobs = self._jobs(request, results)
         patience = max(self._limits.max_step_time, min(request.deadline_ms or 0, MAX_DEADLINE))
-        self._steps.run(jobs, begin + patience / 1000)
+        reply_by = None if request.reply_ms is None else begin + max(request.reply_ms, 0.0) / 1000
+        self._steps.run(jobs, begin + patience / 1000, reply_by)
         for job in jobs:
             seq_id = job.op.seq_id
             results[seq_id] = self._result(job, patience)
@@ -120,7 +121,7 @@ class Engine2:
         if sequence.error is not None and answer is None:
             return SeqResult(error=sequence.error, logs=self._last_logs(sequence))
         if job.is_late or answer is None:
-            return self._late(sequence, patience)
+            return self._late(job, patience)
         result: SeqResult[Branches] = SeqResult(
             error=answer.error,
             storage=[StorageCommand(write=write) for write in answer.storage],
@@ -143,9 +144,10 @@ class Engine2:
         error = sequence.error or ""
         return f"{error}\n" if error.startswith("Worker:") else ""
 
-    def _late(self, sequence: Sequence, patience: float) -> SeqResult[Branches]:
+    def _late(self, job: Job, patience: float) -> SeqResult[Branches]:
         limit = self._limits.max_timeout_steps
-        text = f"\N{HOURGLASS WITH FLOWING SAND} late: {patience:g} ms, step {sequence.misses}/{limit}\n"
+        text = f"\N{HOURGLASS WITH FLOWING SAND} late: {patience:g} ms, step {job.sequence.misses}/{limit}\n"
+        text = text if job.is_counted else ""
         return SeqResult(result=Branches([Branch(splices=[Splice()], wait=True)]), logs=text)
 
     def _check(self, sequence: Sequence, branches: list[Branch]) -> str | None:

@@ -42,6 +42,7 @@ class Sequence:
     last_op: m.Step2 | m.PostPre | m.Mid1 | None = None  # the op that was sent last
     ready: m.Answer | None = None  # an answer that came too late for its step
     misses: int = 0
+    asked_at: float = 0.0  # when `last_op` was sent
     cancelled_at: float | None = None
     created: float = field(default_factory=time.monotonic)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterable, Sequence as Listing
+from collections.abc import Iterable
+from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 
 import msgspec
@@ -34,6 +35,7 @@ class Job:
     op: Op
     answer: m.Answer | None = None
     is_late: bool = False
+    is_counted: bool = False  # late, and told so for the first time in this stretch of its time
 
 
 @dataclass(slots=True)
@@ -54,10 +56,16 @@ class Steps:
         self._limits = limits
         self._number = 0
 
-    def run(self, jobs: list[Job], deadline: float) -> None:
-        """Give every job its answer, as far as they come before `deadline` (monotonic seconds)."""
+    def run(self, jobs: list[Job], deadline: float, reply_by: float | None = None) -> None:
+        """Give every job its answer, as far as they come before `deadline` (monotonic seconds).
+
+        With `reply_by` nobody waits longer than that, nor for those that are late already, if there is anyone else;
+        a job is then late as often as the time until `deadline` has passed since it was asked.
+        """
+        begin = time.monotonic()
         shares: dict[WorkerPort, _Share] = {}
         waiting: dict[int, Job] = {}
+        fresh: set[int] = set()
         for job in jobs:
             sequence = job.sequence
             if sequence.error is not None:
@@ -67,11 +75,16 @@ class Steps:
                 continue
             waiting[sequence.key] = job
             if not sequence.is_outstanding:
-                sequence.is_outstanding, sequence.last_op = True, job.op
+                sequence.is_outstanding, sequence.last_op, sequence.asked_at = True, job.op, begin
                 shares.setdefault(sequence.worker, _Share()).ops.append(job.op)
+                fresh.add(sequence.key)
         self._send(shares)
-        self._collect(waiting, deadline)
-        self._judge(waiting)
+        if reply_by is None:
+            self._collect(waiting, deadline)
+            self._judge(waiting)
+        else:
+            self._collect(waiting, min(reply_by, deadline), awaited=fresh)
+            self._judge(waiting, deadline - begin)
 
     def release(self, sequences: Iterable[Sequence], reason: str) -> None:
         """These sequences are gone, running or not."""
@@ -99,8 +112,8 @@ class Steps:
             except PeerGone:
                 self._pool.bury(worker)
 
-    def _collect(self, waiting: dict[int, Job], deadline: float) -> None:
-        """Read answers until all of `waiting` are there or time is up."""
+    def _collect(self, waiting: dict[int, Job], deadline: float, awaited: set[int] | None = None) -> None:
+        """Read answers until all of `waiting` are there (of `awaited`, if that is not empty) or time is up."""
         poll = select.poll()
         ports: dict[int, WorkerPort] = {}
         for job in waiting.values():
@@ -110,7 +123,8 @@ class Steps:
         for descriptor in ports:
             poll.register(descriptor, select.POLLIN)
         open_jobs = {key for key, job in waiting.items() if job.sequence.error is None}
-        while open_jobs:
+        awaited = awaited or open_jobs
+        while not awaited.isdisjoint(open_jobs):
             left = deadline - time.monotonic()
             ready = poll.poll(max(left * 1000, 0))
             if not ready and left <= 0:
@@ -144,16 +158,18 @@ class Steps:
         job.answer = answer
         open_jobs.discard(answer.key)
 
-    def _judge(self, waiting: dict[int, Job]) -> None:
-        """Count who is late; end who is late too often."""
+    def _judge(self, waiting: dict[int, Job], stretch: float | None = None) -> None:
+        """Count who is late: once in each step, or once for each `stretch` of seconds. End who is late too often."""
         too_late: dict[int, Job] = {}
+        now = time.monotonic()
         for key, job in waiting.items():
             sequence = job.sequence
             if job.answer is not None:
                 sequence.misses = 0
             elif sequence.error is None:
-                job.is_late = True
-                sequence.misses += 1
+                misses = sequence.misses + 1 if stretch is None else int((now - sequence.asked_at) / stretch)
+                job.is_late, job.is_counted = True, misses > sequence.misses
+                sequence.misses = max(misses, sequence.misses)
                 if sequence.misses > self._limits.max_timeout_steps:
                     too_late[key] = job
         if too_late:
@@ -189,4 +205,3 @@ class Steps:
                 continue
             if now - since > self._limits.max_silence / 1000:
                 self._pool.bury(sequence.worker)
-

@@ -1,0 +1,124 @@
+"""Keeping a control runtime alive: start it, notice its end at once, start it again, wait for it.
+
+A `Life` is one process with its conversations. Its channels are let go by the thread that uses the main one, because
+nobody may wait in a channel that is being closed; everything else here may be called from any thread. Knows nothing of
+sequences.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+
+from bridle.aici.client.exchange import Exchange, make_exchange
+from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
+from bridle.aici.client.side import SideChannel
+from bridle.errors import BridleError, ControllerError
+
+_log = logging.getLogger(__name__)
+
+#: Pauses between attempts to start a runtime again, in seconds; the last one repeats.
+_BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+#: A runtime that lived for so long was not at fault at its start, in seconds.
+_LIVED_WELL = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One life of the runtime. `error` says how it ended."""
+
+    process: RuntimeProcess
+    side: SideChannel
+    exchange: Exchange
+    error: str = ""
+    born: float = field(default_factory=time.monotonic)
+
+    def close(self) -> None:
+        """Let go of the channels. By the main channel's thread, once the runtime is ended."""
+        self.side.close()
+        self.process.close()
+
+
+class RuntimeKeeper:
+    """Owns the runtime process. The first start happens in the constructor and raises what is wrong with it."""
+
+    def __init__(self, config: RuntimeConfig, vocab_size: int) -> None:
+        self.config = config
+        self.num_restarts = 0
+        self._vocab_size = vocab_size
+        self._changed = threading.Condition()
+        self._closed = False
+        self._starter: threading.Thread | None = None
+        self._early_deaths = 0
+        self.current: Life | None = None
+        self._start()
+
+    def _start(self) -> None:
+        process = RuntimeProcess(self.config)
+        side = SideChannel(process, lambda: self.lose(life, "its process ended"))
+        life = Life(process, side, make_exchange(process, self._vocab_size))
+        side.start()
+        with self._changed:
+            if not self._closed:
+                self.current = life
+                self._changed.notify_all()
+                _log.info("control runtime started, pid %d, %d tokens", process.pid, process.vocab_size)
+                return
+        process.kill()
+        life.close()
+
+    def wait(self, timeout: float) -> Life:
+        """The runtime, as soon as there is one. Raises `ControllerError` after `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.current is not None or self._closed, timeout)
+            if self.current is None:
+                raise ControllerError("the control runtime is not up; it is being started again")
+            return self.current
+
+    def lose(self, life: Life, error: str) -> None:
+        """A life is over, whoever noticed: end what is left of it and start the next one. Idempotent."""
+        with self._changed:
+            if self.current is not life:
+                return
+            self.current, life.error = None, error
+            if self._closed:
+                return
+            self.num_restarts += 1
+            well = time.monotonic() - life.born > _LIVED_WELL
+            self._early_deaths = 0 if well else self._early_deaths + 1
+            self._starter = threading.Thread(target=self._restart, args=(life,), name="bridle-aici-keeper", daemon=True)
+            self._starter.start()
+        _log.error("the control runtime is lost: %s", error)
+
+    def _restart(self, lost: Life) -> None:
+        lost.process.kill()
+        attempt = max(self._early_deaths - 1, 0)
+        while not self._rest(_BACK_OFF[min(attempt, len(_BACK_OFF) - 1)]):
+            attempt += 1
+            try:
+                self._start()
+            except (BridleError, OSError) as error:
+                _log.error("the control runtime does not start again: %s", error)
+            else:
+                return
+
+    def _rest(self, seconds: float) -> bool:
+        """Sleep; True if there is nothing left to do."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed, seconds)
+
+    def close(self) -> None:
+        """End the runtime for good. By the main channel's thread. Idempotent."""
+        with self._changed:
+            self._closed = True
+            life, self.current = self.current, None
+            starter = self._starter
+            self._changed.notify_all()
+        if life is not None:
+            life.error = "it was shut down"
+            life.process.kill()
+            life.close()
+        if starter is not None:
+            starter.join()
