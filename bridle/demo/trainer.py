@@ -36,7 +36,7 @@ class Recipe:
         (1051, 0.02),
         (2001, 0.0102564),
         (2500, 0.01),
-        (3100, 0.0),
+        (3300, 0.0),
     )
     """Learning rates at some steps; in between the rate runs straight. The last step ends training."""
     hidden_size: int = 256

@@ -21,8 +21,10 @@ def text_of(pieces: list[mix.Piece]) -> str:
 
 
 def training_texts(number: int, seed: int = 11) -> list[str]:
+    """Short and long documents of every stage of training."""
     rng = random.Random(seed)
-    return [text_of(document(rng)) for _ in range(number)] + [text_of(long_document(rng)) for _ in range(number // 50)]
+    texts = [text_of(document(rng, mixture=mix.STAGES[index % len(mix.STAGES)])) for index in range(number)]
+    return texts + [text_of(long_document(rng)) for _ in range(number // 50)]
 
 
 def test_the_same_seed_gives_the_same_documents() -> None:
@@ -86,6 +88,13 @@ def test_no_held_out_statement_is_in_any_training_text() -> None:
     for _ in range(200):
         exercise = draw(rng, mix.facts.statement, "heldout")
         assert exercise.prompt + exercise.completion not in texts
+
+
+def test_the_stages_differ_in_what_they_practice() -> None:
+    assert len({mixture.shares for mixture in mix.STAGES}) == len(mix.STAGES) == 4
+    for mixture in mix.STAGES:
+        assert list(mixture.forms) == sorted(mixture.forms)
+        assert mixture.forms[-1] < 1
 
 
 def test_questions_are_distinct_and_end_with_a_stop_mark() -> None:
