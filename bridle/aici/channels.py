@@ -83,9 +83,7 @@ class Link:
         return (self.main.outgoing, self.main.incoming, self.side.outgoing, self.side.incoming)
 
 
-def create_link(
-    prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 * MIB, futex: bool = False
-) -> Link:
+def create_link(prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 * MIB, futex: bool = False) -> Link:
     """The engine's side: make every object, removing stale ones. Sizes in bytes. Leaves nothing when it fails."""
     shm.check_prefix(prefix)
     try:

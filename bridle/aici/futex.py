@@ -45,9 +45,7 @@ class FutexChannel:
         self._address = ctypes.addressof(self._word)
         self.max_message = size // 2 - 16
 
-    def send(
-        self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None
-    ) -> None:
+    def send(self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> None:
         """As `SemaphoreChannel.send`; an empty message cannot be represented and raises `ProtocolError`."""
         if not 0 < len(message) <= self.max_message:
             raise ProtocolError(f"message of {len(message)} bytes; 1 to {self.max_message} fit the channel")
@@ -59,9 +57,7 @@ class FutexChannel:
         self._word.value = len(message)
         self._futex(_FUTEX_WAKE, 0x7FFFFFFF, None)
 
-    def receive(
-        self, timeout: float | None = None, alive: Callable[[], bool] | None = None
-    ) -> bytes | None:
+    def receive(self, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> bytes | None:
         """As `SemaphoreChannel.receive`. A wake-up without a message is waited out."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -108,16 +104,20 @@ class FutexChannel:
             if alive is not None and not alive():
                 raise ProtocolError("the peer is gone")
             if timeout is not None and time.monotonic() - begin >= timeout:
-                raise ProtocolError(
-                    f"{self.name}: the peer did not take the previous message within {timeout} s"
-                )
+                raise ProtocolError(f"{self.name}: the peer did not take the previous message within {timeout} s")
 
     def _futex(self, operation: int, value: int, timeout: float | None) -> None:
         spec = None
         if timeout is not None:
             spec = ctypes.byref(_Timespec(int(timeout), int(timeout % 1 * 1e9)))
         result = _libc.syscall(
-            ctypes.c_long(self._number), ctypes.c_void_p(self._address), operation, ctypes.c_uint32(value), spec, None, 0
+            ctypes.c_long(self._number),
+            ctypes.c_void_p(self._address),
+            operation,
+            ctypes.c_uint32(value),
+            spec,
+            None,
+            0,
         )
         if result < 0:
             code = ctypes.get_errno()

@@ -37,9 +37,7 @@ class SemaphoreChannel:
             self._readable = _open_semaphore(f"{name}-rd")
         self.max_message = size - _LENGTH.size
 
-    def send(
-        self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None
-    ) -> None:
+    def send(self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> None:
         """Put a message into the buffer as soon as it is free. A message that does not fit touches nothing and
         raises `ProtocolError`; so does a peer that is gone, or one that did not read for `timeout` seconds."""
         if len(message) > self.max_message:
@@ -50,9 +48,7 @@ class SemaphoreChannel:
         _LENGTH.pack_into(self._region, 0, len(message))
         self._readable.release()
 
-    def receive(
-        self, timeout: float | None = None, alive: Callable[[], bool] | None = None
-    ) -> bytes | None:
+    def receive(self, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> bytes | None:
         """The next message, or None after `timeout` seconds. Raises `ProtocolError` if the peer is gone."""
         if not _wait(self._readable, timeout, alive):
             return None
@@ -82,9 +78,7 @@ class SemaphoreChannel:
         return self._region
 
 
-def _wait(
-    semaphore: posix_ipc.Semaphore, timeout: float | None, alive: Callable[[], bool] | None
-) -> bool:
+def _wait(semaphore: posix_ipc.Semaphore, timeout: float | None, alive: Callable[[], bool] | None) -> bool:
     """Wait for the semaphore: True if it was taken, False after `timeout`."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:

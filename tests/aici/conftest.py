@@ -58,7 +58,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 Start = Callable[..., Llm]
 
-CAPABLE = ("--cap-fork", "--cap-backtrack", "--cap-ff-tokens")
+#: An engine that can do everything and waits long enough for a busy machine.
+CAPABLE = ("--cap-fork", "--cap-backtrack", "--cap-ff-tokens", "--wasm-max-step-time", "5000")
+PATIENT = ("--wasm-max-pre-step-time", "5000", "--wasm-max-step-time", "5000")
 
 
 @pytest.fixture
@@ -87,6 +89,6 @@ def llm2(tokenizer: Path, store: Path) -> Iterator[Llm]:
 @pytest.fixture(scope="module")
 def llm1(tokenizer: Path, store: Path) -> Iterator[Llm]:
     """The same for dialect 1."""
-    llm = Llm(tokenizer, store)
+    llm = Llm(tokenizer, store, *PATIENT)
     yield llm
     llm.close()

@@ -198,7 +198,7 @@ def guest2(
     """A controller of dialect 2 (from D2.1 on)."""
     prompt_result = [result({"prompt": list(prompt)})] if prompt is not None else [_ECHO_PROMPT]
     functions = _callback("aici_mid_process", steps) + _callback("aici_init_prompt", [[*init, *prompt_result]])
-    return _build(functions + raw, create, '(func $bias (param i32) (result i32))')
+    return _build(functions + raw, create, "(func $bias (param i32) (result i32))")
 
 
 def guest1(
@@ -224,8 +224,10 @@ def _callback(name: str, steps: Sequence[Step]) -> str:
     body = ""
     for index, step in enumerate(steps):
         last = index == len(steps) - 1
-        test = f"(i32.ge_u (global.get $at_{name}) (i32.const {index}))" if last else (
-            f"(i32.eq (global.get $at_{name}) (i32.const {index}))"
+        test = (
+            f"(i32.ge_u (global.get $at_{name}) (i32.const {index}))"
+            if last
+            else (f"(i32.eq (global.get $at_{name}) (i32.const {index}))")
         )
         advance = "" if last else f"(global.set $at_{name} (i32.const {index + 1}))"
         actions = "\n".join(step)

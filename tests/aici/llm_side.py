@@ -183,9 +183,7 @@ class Llm:
         """Gives the request id and the whole reply."""
         req_id = f"run-{uuid.uuid4()}"
         prompt = list(prompt) if not isinstance(prompt, str) else prompt
-        reply = self.side(
-            op="instantiate", req_id=req_id, prompt=prompt, module_id=module, module_arg=arg, user=user
-        )
+        reply = self.side(op="instantiate", req_id=req_id, prompt=prompt, module_id=module, module_arg=arg, user=user)
         return req_id, reply
 
     # -- dialect 2 -----------------------------------------------------------------------------------------
@@ -253,7 +251,9 @@ class Llm:
 
     def workers(self) -> list[int]:
         """Processes two levels below the runtime: the nursery's children."""
-        parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in self.descendants()}
+        parents = {
+            pid: int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in self.descendants()
+        }
         nursery = [pid for pid, parent in parents.items() if parent == self.process.pid]
         return [pid for pid, parent in parents.items() if parent in nursery]
 

@@ -109,7 +109,8 @@ def test_a_killed_supervisor_or_nursery(start: Start, victim: str) -> None:
     llm = start(*CAPABLE)
     llm.start(llm.upload(guest2([NOOP, [LOOP]])), 1)
     llm.unlink()  # what our own engine does once the runtime has answered
-    llm.mid({"id": 1})
+    llm.send("main", b'{"op":"mid_process","freed":[],"ops":[{"id":1,"backtrack":0,"tokens":[]}]}')
+    wait_until(lambda: any(_cpu(pid) > 0.05 for pid in llm.workers()))
     pids = everything(llm)
     assert len(pids) == 3
     nursery = next(p for p in pids if p != llm.process.pid and p not in llm.workers())

@@ -8,9 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from tests.aici.conftest import EOS, VOCAB_SIZE, Start
-from tests.aici.guests import SHOW_ARGUMENT, TRAP, by_branch, guest1, guest2, mask, result, sample, say
-from tests.aici.guests import END, force, splice
+from tests.aici.conftest import EOS, PATIENT, VOCAB_SIZE, Start
+from tests.aici.guests import (
+    END,
+    SHOW_ARGUMENT,
+    TRAP,
+    by_branch,
+    force,
+    guest1,
+    guest2,
+    mask,
+    result,
+    sample,
+    say,
+    splice,
+)
 from tests.aici.llm_side import Llm
 
 GO = [result({"suspend": False, "num_forks": 1, "ff_tokens": []})]
@@ -58,9 +70,7 @@ def step(
 
 
 def mid(llm: Llm, *ops: int | tuple[int, int]) -> dict[str, Any]:
-    listed = [
-        {"id": op, "clone_id": None} if isinstance(op, int) else {"id": op[0], "clone_id": op[1]} for op in ops
-    ]
+    listed = [{"id": op, "clone_id": None} if isinstance(op, int) else {"id": op[0], "clone_id": op[1]} for op in ops]
     reply = llm.main(op="mid_process", ops=listed)
     assert reply["type"] == "ok", reply
     data: dict[str, Any] = reply["data"]
@@ -92,14 +102,10 @@ def test_the_exchange_of_the_document(llm1: Llm) -> None:
     text = 'FIXED "Ultimate answer is to the life, universe and everything is "\nGEN-OPT {regex: /\\d\\d/}\n'
     fixed = [29, 18, 96, 64, 12, 34, 33, 30, 27, 28, 34, 29, 19, 85]
     going = {"suspend": False, "num_forks": 1, "ff_tokens": []}
-    module = guest1(
-        pre=[[say(text), *forced(*fixed)], GO], mid=[among(*b"0123456789")], post=[STAY, STAY, STOP]
-    )
+    module = guest1(pre=[[say(text), *forced(*fixed)], GO], mid=[among(*b"0123456789")], post=[STAY, STAY, STOP])
     assert llm1.main(op="ping") == {"type": "ok", "data": {"pong": 1}}
     assert llm1.main(op="tokens") == {"type": "ok", "data": {"vocab_size": VOCAB_SIZE}}
-    made = llm1.side(
-        op="mk_module", binary=base64.b64encode(module).decode(), user="localhost", admin=True
-    )
+    made = llm1.side(op="mk_module", binary=base64.b64encode(module).decode(), user="localhost", admin=True)
     module_id = hashlib.sha256(module).hexdigest()
     assert set(made) == {"type", "data", "$rid"} and made["type"] == "ok"
     assert set(made["data"]) == {"module_id", "wasm_size", "compiled_size", "time"}
@@ -167,8 +173,7 @@ def test_wrong_ids_fail_the_whole_request_before_anything_is_done(llm1: Llm) -> 
 
 def test_bias_rows_stand_in_op_order(llm1: Llm) -> None:
     modules = [
-        guest1([GO], [among(70 + i)], [STAY]) if i != 2 else guest1([GO], [[result(SAMPLE)]], [STAY])
-        for i in range(4)
+        guest1([GO], [among(70 + i)], [STAY]) if i != 2 else guest1([GO], [[result(SAMPLE)]], [STAY]) for i in range(4)
     ]
     for seq, wasm in enumerate(modules):
         bind(llm1, llm1.upload(wasm), 20 + seq)
@@ -264,7 +269,7 @@ def test_errors_of_each_phase(llm1: Llm) -> None:
 
 
 def test_too_many_rows_for_the_region(start: Start) -> None:
-    llm = start("--wasm-max-forks", "2000", "--limit", "max_total_forks=5000")
+    llm = start(*PATIENT, "--wasm-max-forks", "2000", "--limit", "max_total_forks=5000")
     many = [result({"suspend": False, "num_forks": 1100, "ff_tokens": []})]
     bind(llm, llm.upload(guest1([many], [among(1)], [STAY])), 1)
     ops = [{"id": 1}, *[{"id": 2 + i, "clone_id": 1} for i in range(1050)]]
@@ -283,7 +288,7 @@ def test_string_prompts(llm1: Llm) -> None:
 
 
 def test_instantiation_of_later_engines_runs_the_first_pre(start: Start) -> None:
-    llm = start("--dialect", "1b")
+    llm = start("--dialect", "1b", *PATIENT)
     module = llm.upload(guest1([[say("hi\n"), *forced(7, 8)], GO, [say("third\n"), *GO]], [among(1)], [STAY]))
     req_id, reply = llm.instantiate(module)
     assert plain(reply["data"]) == ok({"suspend": False, "num_forks": 1, "ff_tokens": [7, 8]}, "hi\n")
@@ -332,5 +337,3 @@ def test_a_modern_guest_under_an_old_engine(llm1: Llm) -> None:
     assert data["pre_seqs"]["62"]["logs"].replace(" ", "").startswith('{"backtrack":2,"tokens":[7]')
     assert '"fork_group":[60,61,62,63]' in data["pre_seqs"]["62"]["logs"]
     assert [data["pre_seqs"][str(s)]["result"]["num_forks"] for s in (60, 61, 62, 63)] == [0, 0, 0, 0]
-
-

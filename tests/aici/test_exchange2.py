@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.aici.conftest import CAPABLE, EOS, VOCAB_SIZE, Start
+from tests.aici.conftest import CAPABLE, EOS, PATIENT, VOCAB_SIZE, Start
 from tests.aici.guests import (
     END,
     NOOP,
@@ -166,7 +166,9 @@ def test_a_fork_copies_everything(llm2: Llm) -> None:
         assert answer["result"]["branches"][0]["splices"][0]["ff_tokens"] == [token]
         assert told(answer)["fork_group"] == [30, 31, 32]
     data = llm2.mid(*({"id": 30 + i, "tokens": [i + 1]} for i in range(3)))
-    versions = {json.loads(llm2.settle(data, s)["logs"].split("}}")[0] + "}}")["ReadVar"]["value"] for s in (30, 31, 32)}
+    versions = {
+        json.loads(llm2.settle(data, s)["logs"].split("}}")[0] + "}}")["ReadVar"]["value"] for s in (30, 31, 32)
+    }
     assert versions <= {"61", "6162", "616262", "61626262"} and "61" in versions
     llm2.mid(freed=(30, 31, 32))
 
@@ -264,19 +266,19 @@ def test_storage(llm2: Llm) -> None:
     ],
 )
 def test_what_the_engine_cannot_do(start: Start, caps: tuple[str, ...], step: list[str], text: str) -> None:
-    llm = start(*caps)
+    llm = start(*caps, *PATIENT)
     assert text in llm.start(llm.upload(guest2([step])), 1)["error"]
 
 
 def test_replacing_the_sample_needs_no_backtracking(start: Start) -> None:
-    llm = start("--cap-ff-tokens")
+    llm = start("--cap-ff-tokens", *PATIENT)
     replace = [
         mask([65], VOCAB_SIZE),
-        result({"branches": [{"sample_mask": "#", "splices": [{"when_sampled": [], "backtrack": 1, "ff_tokens": [1]}]}]}),
+        result({"branches": [{"sample_mask": "#", "splices": [{"backtrack": 1, "ff_tokens": [1]}]}]}),
     ]
     deeper = [
         mask([65], VOCAB_SIZE),
-        result({"branches": [{"sample_mask": "#", "splices": [{"when_sampled": [], "backtrack": 2, "ff_tokens": [1]}]}]}),
+        result({"branches": [{"sample_mask": "#", "splices": [{"backtrack": 2, "ff_tokens": [1]}]}]}),
     ]
     assert llm.start(llm.upload(guest2([replace])), 1)["error"] == ""
     assert "cannot backtrack" in llm.start(llm.upload(guest2([deeper])), 2)["error"]
@@ -288,7 +290,7 @@ def test_capabilities_are_told_to_guests(start: Start) -> None:
         for place, length in ((512, 4), (520, 9), (530, 9), (540, 4))
     )
     data = '(data (i32.const 512) "fork") (data (i32.const 520) "backtrack") (data (i32.const 530) "ff_tokens")'
-    llm = start("--cap-ff-tokens")
+    llm = start("--cap-ff-tokens", *PATIENT)
     module = llm.upload(guest2([[config, "(call $print_out)", *NOOP]], raw=data))
     assert llm.start(module, 1)["logs"] == "0010"
 
@@ -366,7 +368,11 @@ def test_an_old_guest_under_a_modern_engine(llm2: Llm) -> None:
         [result('"Stop"')],
     ]
     post = [[SHOW_ARGUMENT, result({"stop": False})]]
-    noop = {"sample_mask": None, "temperature": None, "splices": [{"when_sampled": [], "backtrack": 0, "ff_tokens": []}]}
+    noop = {
+        "sample_mask": None,
+        "temperature": None,
+        "splices": [{"when_sampled": [], "backtrack": 0, "ff_tokens": []}],
+    }
     answer = llm2.start(llm2.upload(guest1(pre, mids, post)), 110)
     assert answer["logs"] == "pre " and answer["result"]["branches"] == [{**noop, "wait": True}]
     forced = {"when_sampled": [], "backtrack": 0, "ff_tokens": [7, 8]}

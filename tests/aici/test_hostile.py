@@ -63,28 +63,50 @@ def llm(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory, store: Path) 
     made.close()
 
 
+class Neighbour:
+    """A well-behaved sequence of the same tenant. On a busy machine it may be late now and then, never lost."""
+
+    def __init__(self, llm: Llm) -> None:
+        self.llm = llm
+        self.is_late = False
+
+    def op(self) -> dict[str, Any]:
+        return {"id": NEIGHBOUR} if self.is_late else {"id": NEIGHBOUR, "tokens": [65], "sampled": 65}
+
+    def check(self, data: dict[str, Any]) -> None:
+        answer = self.llm.answer(data, NEIGHBOUR)
+        assert answer["error"] == "", answer
+        self.is_late = answer["logs"].startswith("\u23f3")
+        assert self.is_late or answer["result"]["branches"][0]["sample_mask"] is not None
+
+    def settle(self) -> None:
+        for _ in range(100):
+            self.check(self.llm.mid(self.op()))
+            if not self.is_late:
+                return
+        raise AssertionError("the neighbour is always late")
+
+
 @pytest.fixture(autouse=True)
-def neighbour(llm: Llm) -> Iterator[None]:
+def neighbour(llm: Llm) -> Iterator[Neighbour]:
     """Lives through the test, and its worker too."""
-    if not hasattr(llm, "module_of_neighbour"):
-        llm.module_of_neighbour = llm.upload(guest2([sample([65], VOCAB_SIZE)]))  # type: ignore[attr-defined]
-    llm.start(llm.module_of_neighbour, NEIGHBOUR)  # type: ignore[attr-defined]
+    llm.start(llm.upload(guest2([sample([65], VOCAB_SIZE)])), NEIGHBOUR)
     workers = llm.workers()
-    yield
-    assert llm.next(NEIGHBOUR, (65,))["result"]["branches"][0]["sample_mask"] == 0
+    beside = Neighbour(llm)
+    yield beside
+    beside.settle()
     assert llm.workers() == workers, "the worker was lost"
     llm.mid(freed=(NEIGHBOUR, 2))
 
 
-def run_until_error(llm: Llm, seq: int, limit: int = 40) -> dict[str, Any]:
+def run_until_error(llm: Llm, beside: Neighbour, seq: int, limit: int = 40) -> dict[str, Any]:
     """Step a sequence beside its neighbour until it fails; the neighbour must answer in every step."""
     logs = ""
     for _ in range(limit):
-        data = llm.mid({"id": seq}, {"id": NEIGHBOUR, "tokens": [65], "sampled": 65})
+        data = llm.mid({"id": seq}, beside.op())
         answer = llm.answer(data, seq)
         logs += answer["logs"]
-        beside = llm.answer(data, NEIGHBOUR)
-        assert beside["error"] == "", beside
+        beside.check(data)
         if answer["error"]:
             return {**answer, "all_logs": logs}
     raise AssertionError("it never failed")
@@ -98,13 +120,13 @@ def in_callback(where: str, *actions: str) -> bytes:
     return guest2([NOOP, [say("alive\n"), *actions, *NOOP]])
 
 
-def provoke(llm: Llm, where: str, *actions: str) -> dict[str, Any]:
+def provoke(llm: Llm, neighbour: Neighbour, where: str, *actions: str) -> dict[str, Any]:
     """The answer in which the error is told."""
     module = llm.upload(in_callback(where, say("so far\n"), *actions))
     if where == "mid":
         first = llm.start(module, 2)
         assert first["error"] == "", first
-        answer = run_until_error(llm, 2)
+        answer = run_until_error(llm, neighbour, 2)
         assert "alive\nso far\n" in answer["all_logs"]
         assert "Previous WASM Error" in llm.answer(llm.mid({"id": 2}), 2)["error"]
     else:
@@ -141,9 +163,9 @@ CASES = {
 
 @pytest.mark.parametrize("where", ["create", "init_prompt", "mid"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_fault_ends_its_own_request(llm: Llm, where: str, name: str) -> None:
+def test_a_fault_ends_its_own_request(llm: Llm, neighbour: Neighbour, where: str, name: str) -> None:
     action, text = CASES[name]
-    answer = provoke(llm, where, action)
+    answer = provoke(llm, neighbour, where, action)
     assert text in answer["error"], answer
     assert "wasm backtrace" in answer["error"]
     assert "memory: " in answer["error"]
@@ -151,12 +173,12 @@ def test_a_fault_ends_its_own_request(llm: Llm, where: str, name: str) -> None:
 
 @pytest.mark.parametrize("where", ["create", "init_prompt", "mid"])
 @pytest.mark.parametrize("name", ["loop", "host-call flood", "log flood"])
-def test_what_never_ends_is_ended(llm: Llm, where: str, name: str) -> None:
+def test_what_never_ends_is_ended(llm: Llm, neighbour: Neighbour, where: str, name: str) -> None:
     action = {"loop": LOOP, "host-call flood": HOST_FLOOD, "log flood": LOG_FLOOD}[name]
     module = llm.upload(in_callback(where, action))
     if where == "mid":
         llm.start(module, 2)
-        answer = run_until_error(llm, 2)
+        answer = run_until_error(llm, neighbour, 2)
         assert "timeout" in answer["error"] and "3 steps in a row" in answer["error"]
         assert "\u23f3 late: 20 ms, step 1/3" in answer["all_logs"]
         llm.mid(freed=(2,))
@@ -223,15 +245,18 @@ def test_a_missing_result(llm: Llm) -> None:
     llm.mid(freed=(2,))
 
 
-def test_endless_waiting_ends(llm: Llm) -> None:
+def test_endless_waiting_ends(llm: Llm, neighbour: Neighbour) -> None:
     llm.start(llm.upload(guest2([NOOP])), 2)
-    answer = run_until_error(llm, 2)
+    answer = run_until_error(llm, neighbour, 2)
     assert "waited for more than 8 steps in a row" in answer["error"]
     llm.mid(freed=(2,))
 
 
 def test_endless_rewinding_ends(llm: Llm) -> None:
-    llm.start(llm.upload(guest2([force([1] * 20), force([], backtrack=20), *[force([1] * 20), force([], backtrack=20)] * 2])), 2)
+    llm.start(
+        llm.upload(guest2([force([1] * 20), force([], backtrack=20)] * 3)),
+        2,
+    )
     error = ""
     for op in [{"tokens": [1] * 20}, {"backtrack": 20}] * 4:
         answer = llm.answer(llm.mid({"id": 2, **op}), 2)
@@ -240,7 +265,7 @@ def test_endless_rewinding_ends(llm: Llm) -> None:
     llm.mid(freed=(2,))
 
 
-def test_a_fork_bomb(llm: Llm) -> None:
+def test_a_fork_bomb(llm: Llm, neighbour: Neighbour) -> None:
     """Every sequence forks whenever it can: the request hits its limit, the neighbour goes on."""
     two = [result({"branches": [splice([]), splice([])]})]
     llm.start(llm.upload(guest2([NOOP, two])), 2)
@@ -251,8 +276,8 @@ def test_a_fork_bomb(llm: Llm) -> None:
         for seq in alive:
             ops.append({"id": following, "clone_id": seq, "clone_idx": 1})
             following += 1
-        data = llm.mid(*ops, {"id": NEIGHBOUR, "tokens": [65]})
-        assert llm.answer(data, NEIGHBOUR)["error"] == ""
+        data = llm.mid(*ops, neighbour.op())
+        neighbour.check(data)
         answers = {op["id"]: llm.settle(data, op["id"]) for op in ops}
         errors += [answer["error"] for answer in answers.values() if answer["error"]]
         alive = [seq for seq, answer in answers.items() if not answer["error"]]
@@ -263,18 +288,18 @@ def test_a_fork_bomb(llm: Llm) -> None:
     llm.mid(freed=(2, *range(100, following)))
 
 
-def test_a_guest_that_is_late_but_not_lost(llm: Llm) -> None:
+def test_a_guest_that_is_late_but_not_lost(llm: Llm, neighbour: Neighbour) -> None:
     """It works for longer than a step, answers a noop meanwhile, and its answer is not lost."""
     work = """(i32.store (i32.const 700) (i32.const 0))
       (loop $work (i32.store (i32.const 700) (i32.add (i32.load (i32.const 700)) (i32.const 1)))
-        (br_if $work (i32.lt_u (i32.load (i32.const 700)) (i32.const 20000000))))"""
+        (br_if $work (i32.lt_u (i32.load (i32.const 700)) (i32.const 5000000))))"""
     module = llm.upload(guest2([NOOP, [work, say("done\n"), *sample([66], VOCAB_SIZE)]]))
     llm.start(module, 2)
     late = 0
     while True:
-        data = llm.mid({"id": 2}, {"id": NEIGHBOUR, "tokens": [65]})
+        data = llm.mid({"id": 2}, neighbour.op())
         answer = llm.answer(data, 2)
-        assert llm.answer(data, NEIGHBOUR)["result"]["branches"][0]["sample_mask"] is not None
+        neighbour.check(data)
         if answer["logs"] == "done\n":
             break
         late += 1
@@ -294,12 +319,12 @@ def test_freeing_what_still_runs(llm: Llm) -> None:
     llm.mid(freed=(2,))
 
 
-def test_old_guests_are_ended_as_well(llm: Llm) -> None:
+def test_old_guests_are_ended_as_well(llm: Llm, neighbour: Neighbour) -> None:
     go = [result({"suspend": False, "num_forks": 1, "ff_tokens": []})]
     for pre, mid, post in (([LOOP], END, END), (go, [LOOP], END)):
         req_id, _ = llm.instantiate(llm.upload(guest1([pre], [mid], [post])))
         llm.mid({"id": 2, "req_id": req_id})
-        assert "timeout" in run_until_error(llm, 2)["error"]
+        assert "timeout" in run_until_error(llm, neighbour, 2)["error"]
         llm.mid(freed=(2,))
     bad = [result({"suspend": True, "num_forks": 1, "ff_tokens": [1]})]
     answer = llm.start(llm.upload(guest1([bad], [END], [END])), 2)

@@ -158,9 +158,7 @@ def test_what_stands_on_the_wire() -> None:
     assert wire(p.Branch()) == {"sample_mask": None, "temperature": None, "splices": []}
     assert wire(p.MidProcess(ops=[], freed=[3])) == {"op": "mid_process", "ops": [], "freed": [3]}
     command = p.StorageCommand(write=p.WriteVar("a", "00ff", "Set"))
-    assert wire(command) == {
-        "WriteVar": {"name": "a", "value": "00ff", "op": "Set", "when_version_is": None}
-    }
+    assert wire(command) == {"WriteVar": {"name": "a", "value": "00ff", "op": "Set", "when_version_is": None}}
 
 
 def test_dialects_are_told_apart_by_freed() -> None:

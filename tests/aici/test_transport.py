@@ -38,7 +38,7 @@ def test_envelopes(llm2: Llm) -> None:
         assert "data" not in reply and "nonsense" in reply["error"]
         assert "$rid" not in llm2.raw(channel, b'{"op":"ping","$rid":17}')
         assert llm2.raw(channel, b'{"op":"ping","$rid":"r2"}')["$rid"] == "r2"
-        assert llm2.raw(channel, b'[1,2]')["type"] == "error"
+        assert llm2.raw(channel, b"[1,2]")["type"] == "error"
         bad = llm2.raw(channel, b'{"op":"get_tags","$auth":{"user":1},"$rid":"r3"}')
         assert bad["type"] == "error" and "malformed $auth" in bad["error"] and bad["$rid"] == "r3"
     assert "belong" in llm2.side(op="mid_process", ops=[], freed=[])["error"]
@@ -104,8 +104,13 @@ def run(*args: str, tokenizer: Path, store: Path) -> subprocess.CompletedProcess
 
 def test_installing_from_the_command_line(start: Start, tokenizer: Path, store: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.wasm"
+    main = '(func (export "aici_main") (param i32) (call $putn (local.get 0)) (call $print_out))'
     file.write_bytes(
-        guest2([END], create=[SHOW_MODULE_ARGUMENT], raw='(func (export "aici_main") (param i32) (call $putn (local.get 0)) (call $print_out))')
+        guest2(
+            [END],
+            create=[SHOW_MODULE_ARGUMENT],
+            raw=main,
+        )
     )
     done = run("-m", str(file), "--tag", "cli", "--gh-module", "gh:o/r", tokenizer=tokenizer, store=store)
     assert done.returncode == 0, done.stderr
@@ -187,8 +192,11 @@ def test_tokenization(llm2: Llm) -> None:
 
 def test_wasi(llm2: Llm) -> None:
     calls = {
-        "no files": ("(call $path_open (i32.const 3) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)"
-                     " (i64.const 0) (i64.const 0) (i32.const 0) (i32.const 0))", "8"),
+        "no files": (
+            "(call $path_open (i32.const 3) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)"
+            " (i64.const 0) (i64.const 0) (i32.const 0) (i32.const 0))",
+            "8",
+        ),
         "bad descriptor": ("(call $fd_write (i32.const 3) (i32.const 16) (i32.const 1) (i32.const 24))", "8"),
         "wall clock": ("(call $clock (i32.const 0) (i64.const 1) (i32.const 32))", "63"),
         "monotonic clock": ("(call $clock (i32.const 1) (i64.const 1) (i32.const 32))", "0"),
@@ -206,5 +214,3 @@ def test_a_clock_if_the_operator_wants_one(start: Start) -> None:
     read = "(drop (call $clock (i32.const 1) (i64.const 1) (i32.const 32)))"
     show = "(call $putn (i64.gt_u (i64.load (i32.const 32)) (i64.const 0))) (call $print_out)"
     assert llm.start(llm.upload(guest2([[read, show, *END]])), 1)["logs"] == "1"
-
-

@@ -77,9 +77,7 @@ def _facts(module: wasmtime.Module, rewritten: wasm_binary.Rewritten, is_plain: 
     }
     dialect = 1 if all(name in functions for name in _PHASES) else 2
     old_bias = _has_old_bias(module)
-    has_memory = any(
-        item.name == "memory" and isinstance(item.type, wasmtime.MemoryType) for item in module.exports
-    )
+    has_memory = any(item.name == "memory" and isinstance(item.type, wasmtime.MemoryType) for item in module.exports)
     return Facts(
         dialect=dialect,
         layout=1 if dialect == 1 or old_bias else 2,

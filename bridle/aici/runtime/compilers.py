@@ -15,11 +15,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.facts import settings_key
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import Compiled, ModuleStore
 from bridle.aici.runtime.nursery import Nursery, Outcome
 from bridle.aici.runtime.ring import PeerGone, receive_frame
-from bridle.aici.runtime.facts import settings_key
 from bridle.errors import InvalidRequest, Overloaded, ShardUnavailable
 
 _outcomes = m.decoder(Outcome)

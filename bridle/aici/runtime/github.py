@@ -42,8 +42,8 @@ def fetch(url: str, headers: dict[str, str], limit: int) -> bytes:
     """The body of a URL, of at most `limit` bytes. Raises `OSError`."""
     if not url.startswith("https://"):
         raise OSError(f"refusing to fetch {url!r}: not https")
-    request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:  # noqa: S310  # https, checked above
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 -- https, checked above
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:  # noqa: S310
         data: bytes = response.read(limit + 1)
     if len(data) > limit:
         raise OSError(f"{url} is larger than {limit} bytes")
@@ -84,9 +84,7 @@ class Downloads:
             "X-GitHub-Api-Version": "2022-11-28",
         }
         try:
-            release: Any = msgspec.json.decode(
-                self._get(reference.url, headers, _MAX_METADATA), type=_Release
-            )
+            release: Any = msgspec.json.decode(self._get(reference.url, headers, _MAX_METADATA), type=_Release)
         except (OSError, msgspec.DecodeError) as error:
             raise InvalidRequest(f"cannot read the release at {reference.url}: {error}", "module_id") from None
         self._releases[reference.url] = (time.monotonic(), release)

@@ -95,9 +95,7 @@ class _Guest:
 
     def init_prompt(self, prompt: Sequence[int], budget_ms: float) -> list[int]:
         """Let the guest see, and maybe rewrite, the prompt."""
-        data = self.instance.callback(
-            "aici_init_prompt", msgspec.json.encode({"prompt": list(prompt)}), budget_ms
-        )
+        data = self.instance.callback("aici_init_prompt", msgspec.json.encode({"prompt": list(prompt)}), budget_ms)
         result: _Prompt = self._decode(_prompt_decoder, data, "aici_init_prompt")
         if result.prompt is UNSET:
             return list(prompt)

@@ -101,9 +101,7 @@ class Hosted:
             self._begin_wait(choice.wait)
         return self._count_wait(choice)
 
-    def _step_old(
-        self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float
-    ) -> Choice:
+    def _step_old(self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float) -> Choice:
         """A D1 guest: post, pre, mid, as far as it goes in one step."""
         if not self._stage.wants_mid:
             if (tokens or backtrack) and guest.post(tokens, backtrack, budget_ms):

@@ -104,9 +104,7 @@ class Instance:
     """A controller that runs. Host functions read and write its plain attributes; one thread at a time uses it,
     except for `cancel`."""
 
-    def __init__(
-        self, program: Program, surroundings: Surroundings, argument: bytes, variables: Variables
-    ) -> None:
+    def __init__(self, program: Program, surroundings: Surroundings, argument: bytes, variables: Variables) -> None:
         """Link and run the start function. Raises `ControllerError`, `InvalidRequest`."""
         self.program = program
         self.surroundings = surroundings
@@ -235,9 +233,7 @@ class Instance:
         limits = self.surroundings.limits
         sandbox = self.program.sandbox
         store = wasmtime.Store(sandbox.engine)
-        store.set_limits(
-            memory_size=limits.max_memory, table_elements=100_000, instances=1, tables=2, memories=1
-        )
+        store.set_limits(memory_size=limits.max_memory, table_elements=100_000, instances=1, tables=2, memories=1)
         sandbox.crossing.arm(store, limits.max_call_time)
         store.set_epoch_deadline(LOOK_TICKS)
         try:

@@ -39,20 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(options, parser)
     except (BridleError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(f"error: {error}\n")
         return 1
 
 
 def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if not (options.server or options.module or options.save_tokenizer):
         parser.print_usage(sys.stderr)
-        print("error: one of --server, --module and --save-tokenizer is needed", file=sys.stderr)
+        sys.stderr.write("error: one of --server, --module and --save-tokenizer is needed\n")
         return 2
     limits = o.limits_of(options)
     needs_tokens = options.server or options.save_tokenizer or options.run
-    vocabulary = (
-        load_vocabulary(o.tokenizer_of(options), options.logits_size) if needs_tokens else _no_vocabulary()
-    )
+    vocabulary = load_vocabulary(o.tokenizer_of(options), options.logits_size) if needs_tokens else _no_vocabulary()
     if options.save_tokenizer:
         Path(options.save_tokenizer).write_bytes(vocabulary.trie(1 if o.dialect_of(options).name != "2" else 2))
         return 0
@@ -61,9 +59,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             vocabulary.trie(dialect)  # so that every worker shares them
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-    surroundings = Surroundings(
-        vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000
-    )
+    surroundings = Surroundings(vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000)
     nursery = start(surroundings)
     if options.module:
         return _install(options, limits, nursery, surroundings)
@@ -125,16 +121,14 @@ def _install(options: argparse.Namespace, limits: Limits, nursery: Nursery, surr
         store.set_tags(module, options.tag, _ADMIN)
     if options.gh_module:
         store.link(options.gh_module, module)
-    print(module)
+    sys.stdout.write(f"{module}\n")
     if options.run:
         _run_main(options, compilers, module, surroundings)
     store.close()
     return 0
 
 
-def _run_main(
-    options: argparse.Namespace, compilers: Compilers, module: str, surroundings: Surroundings
-) -> None:
+def _run_main(options: argparse.Namespace, compilers: Compilers, module: str, surroundings: Surroundings) -> None:
     """Instantiate with the prompt "Hello world!" and call the module's main. This process has no engine."""
     from bridle.aici.runtime.registry import Registry
 
@@ -152,4 +146,3 @@ def _run_main(
     finally:
         sys.stdout.write(instance.log.take())
         sys.stdout.flush()
-

@@ -59,9 +59,7 @@ class ModuleStore:
         for path in (folder, self._wasm, self._cache):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(
-            folder / "index.sqlite", timeout=30, isolation_level=None, check_same_thread=False
-        )
+        self._db = sqlite3.connect(folder / "index.sqlite", timeout=30, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         with self._lock:
@@ -180,9 +178,7 @@ class ModuleStore:
 
     def compiled(self, module: str, settings: str) -> Compiled | None:
         """Compiled code made with exactly these settings, if its bytes are still those that were stored."""
-        row = self._row(
-            "SELECT size, digest, facts FROM compiled WHERE module = ? AND settings = ?", module, settings
-        )
+        row = self._row("SELECT size, digest, facts FROM compiled WHERE module = ? AND settings = ?", module, settings)
         if row is None:
             return None
         found = Compiled(self._compiled_path(module, settings), int(row[0]), str(row[1]), str(row[2]))
@@ -296,11 +292,11 @@ class ModuleStore:
         with self._transaction():
             known = {row[0] for row in self._db.execute("SELECT id FROM modules")}
             for path in self._wasm.iterdir():
-                if path.suffix == ".wasm" and path.stem not in known or _is_stale(path):
+                if (path.suffix == ".wasm" and path.stem not in known) or _is_stale(path):
                     path.unlink(missing_ok=True)
             kept = {f"{m}-{s}.cwasm" for m, s in self._db.execute("SELECT module, settings FROM compiled")}
             for path in self._cache.iterdir():
-                if path.suffix == ".cwasm" and path.name not in kept or _is_stale(path):
+                if (path.suffix == ".cwasm" and path.name not in kept) or _is_stale(path):
                     path.unlink(missing_ok=True)
             for module in known:
                 if not self.path(module).exists():

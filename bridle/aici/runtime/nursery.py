@@ -7,6 +7,7 @@ compiled must not be forked. Everything it forks dies with it, and it dies with 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -14,7 +15,6 @@ import signal
 import socket
 import threading
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -37,10 +37,8 @@ class Process:
 
     def kill(self) -> None:
         """End it now. Idempotent."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
     def wait(self, timeout: float | None) -> bool:
         """Whether it is gone, at latest after `timeout` seconds."""
@@ -177,5 +175,3 @@ def be_compiler(descriptors: list[int], limits: Limits) -> None:
         outcome.error = str(error)
     send_frame(socket.socket(fileno=report), m.encode(outcome))
     os._exit(0)
-
-

@@ -109,19 +109,13 @@ def _add_modules(parser: argparse.ArgumentParser) -> None:
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("additions of bridle")
-    group.add_argument(
-        "--dialect", choices=("auto", "1", "1b", "2"), default="auto", help="what the engine speaks"
-    )
+    group.add_argument("--dialect", choices=("auto", "1", "1b", "2"), default="auto", help="what the engine speaks")
     group.add_argument("--store", type=Path, metavar="FOLDER", help="where modules and compiled code are kept")
     group.add_argument(
         "--isolation", choices=("tenant", "request"), default="tenant", help="who shares a worker process"
     )
-    group.add_argument(
-        "--fork-by", choices=("copy", "process"), default="copy", help="how an instance is forked"
-    )
-    group.add_argument(
-        "--allow-downloads", action="store_true", help="fetch gh: controllers that are not installed"
-    )
+    group.add_argument("--fork-by", choices=("copy", "process"), default="copy", help="how an instance is forked")
+    group.add_argument("--allow-downloads", action="store_true", help="fetch gh: controllers that are not installed")
     group.add_argument("--stay", action="store_true", help="go on when the parent process ends")
 
 

@@ -7,6 +7,7 @@ isolation (or for guests that can only be forked with their process) a worker be
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import select
@@ -58,10 +59,8 @@ class WorkerPort:
 
     def tell(self, message: m.Packed) -> None:
         """Send without a reply; a dead worker does not mind."""
-        try:
+        with contextlib.suppress(PeerGone):
             self._send(message, None)
-        except PeerGone:
-            pass
 
     def _send(self, message: m.Packed, descriptors: list[int] | None) -> None:
         data = m.encode(message)

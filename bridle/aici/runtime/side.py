@@ -117,9 +117,7 @@ class SideOps:
             )
         prompt = self._prompt(request.prompt)
         module = self._resolve(request.module_id)
-        state = RequestState(
-            next(self._requests), request.req_id, auth.user, module, SharedVariables(self._limits)
-        )
+        state = RequestState(next(self._requests), request.req_id, auth.user, module, SharedVariables(self._limits))
         created = self._create(state, argument, prompt, dialect=dialect)
         return self._reply(created, dialect)
 
@@ -206,4 +204,3 @@ class SideOps:
             result = created.pre if dialect == "1b" else PromptResult(created.prompt)
         storage = [StorageCommand(write=write) for write in created.storage]
         return SeqResult(created.error, result, storage, created.logs, created.micros)
-

@@ -233,7 +233,7 @@ class Supervisor:
             is_user_error = isinstance(error, (InvalidRequest, ControllerError, Overloaded))
             return p.encode(p.Failure(str(error), is_user_error, rid))
         except Exception as error:  # our own mistake: the engine is told, the runtime goes on
-            print(f"runtime: internal error: {error!r}", file=sys.stderr, flush=True)
+            _complain(f"internal error: {error!r}")
             return p.encode(p.Failure(f"internal error: {error!r}", False, rid))
 
     def _send(self, channel: Duplex, reply: bytes) -> None:
@@ -249,7 +249,7 @@ class Supervisor:
         """The engine is gone, or broke the channel for good. It cannot clean up behind itself any more."""
         if not self._engine_lives():
             self._link.unlink()
-        print(f"runtime: {error}; ending", file=sys.stderr, flush=True)
+        _complain(f"{error}; ending")
         self.stop()
 
     def _orphaned(self) -> None:
@@ -264,3 +264,8 @@ class Supervisor:
             os.killpg(0, signal.SIGUSR1)
         os._exit(0)
 
+
+def _complain(text: str) -> None:
+    """A line for whoever watches the engine's terminal."""
+    sys.stderr.write(f"bridle runtime: {text}\n")
+    sys.stderr.flush()

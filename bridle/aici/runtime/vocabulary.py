@@ -103,9 +103,7 @@ def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_str(_without_prefix(file.read_text(encoding="utf-8")))
     except Exception as error:  # the library raises bare exceptions
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
-    return Tokenizer(
-        backend, special_tokens=_roles(folder), eos_token_ids=end_tokens(folder), name=str(folder)
-    )
+    return Tokenizer(backend, special_tokens=_roles(folder), eos_token_ids=end_tokens(folder), name=str(folder))
 
 
 def _without_prefix(text: str) -> str:

@@ -108,4 +108,3 @@ class PublicMemory:
 def _signed(value: int) -> int:
     value &= _U32
     return value - (1 << 32) if value >> 31 else value
-

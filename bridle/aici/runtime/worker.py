@@ -13,14 +13,15 @@ import socket
 import threading
 import time
 from collections import deque
+from functools import partial
 
 import msgspec
 import wasmtime
 
 from bridle.aici.protocol import PreResult
 from bridle.aici.runtime import messages as m
-from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.crew import Crew, Task
+from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.hosted import Hosted
 from bridle.aici.runtime.instance import Instance, Program, Sandbox, Surroundings
 from bridle.aici.runtime.remote import RemoteVariables
@@ -113,8 +114,7 @@ class Worker:
                 step = self._step
                 if step is not None:
                     if step.queue:
-                        op = step.queue.popleft()
-                        return Task(lambda: self._run_op(step, op))
+                        return Task(partial(self._run_op, step, step.queue.popleft()))
                     self._flush(step)
                     self._step = None
                 self._read()
@@ -132,7 +132,7 @@ class Worker:
 
     def _take_side(self, message: m.Create | m.Drop | m.Split, descriptors: list[int]) -> None:
         if isinstance(message, m.Create):
-            self._tasks.append(Task(lambda: self._create(message)))
+            self._tasks.append(Task(partial(self._create, message)))
         elif isinstance(message, m.Drop):
             self._drop(message.keys, GuestStopped(message.reason))
         else:
@@ -153,7 +153,7 @@ class Worker:
         self._drop(batch.freed, GuestStopped("the sequence was freed"))
 
     def _leftovers(self, step: _Step) -> list[Task]:
-        tasks = [Task(lambda op=op: self._run_op(step, op)) for op in step.queue]  # type: ignore[misc]
+        tasks = [Task(partial(self._run_op, step, op)) for op in step.queue]
         step.queue.clear()
         self._flush(step)
         return tasks
@@ -404,4 +404,3 @@ def _run_phases(hosted: Hosted, op: m.PostPre, budget_ms: float, answer: m.Answe
 
 def _failed(key: int, error: str) -> m.Answer:
     return m.Answer(key, error, "", [], 0, None, [])
-
