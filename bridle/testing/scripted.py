@@ -84,9 +84,7 @@ class ScriptedExecutor:
         self.plans: list[StepPlan] = []
         self.batches: list[SampleBatch] = []
         self.violations: list[InternalError] = []
-        self.num_forwards = 0
-        self.num_samples = 0
-        self.num_computed_tokens = 0
+        self.num_forwards = self.num_samples = self.num_computed_tokens = 0
         self.is_closed = False
         self._faults, self._sample_faults = dict(faults or {}), dict(sample_faults or {})
         self._clock, self._device_time, self._on_forward = clock, device_time, on_forward
