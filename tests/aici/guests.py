@@ -193,12 +193,18 @@ END = [result({"branches": []})]
 
 
 def guest2(
-    steps: Sequence[Step], *, create: Step = (), init: Step = (), prompt: Sequence[int] | None = None, raw: str = ""
+    steps: Sequence[Step],
+    *,
+    create: Step = (),
+    init: Step = (),
+    prompt: Sequence[int] | None = None,
+    raw: str = "",
+    imports: str = "",
 ) -> bytes:
     """A controller of dialect 2 (from D2.1 on)."""
     prompt_result = [result({"prompt": list(prompt)})] if prompt is not None else [_ECHO_PROMPT]
     functions = _callback("aici_mid_process", steps) + _callback("aici_init_prompt", [[*init, *prompt_result]])
-    return _build(functions + raw, create, "(func $bias (param i32) (result i32))")
+    return _build(functions + raw, create, "(func $bias (param i32) (result i32))", imports)
 
 
 def guest1(
@@ -235,12 +241,12 @@ def _callback(name: str, steps: Sequence[Step]) -> str:
     return f'(func (export "{name}") (param i32) (global.set $masks (i32.const 0)) {body})\n'
 
 
-def _build(functions: str, create: Step, bias: str) -> bytes:
+def _build(functions: str, create: Step, bias: str, more: str = "") -> bytes:
     creating = "\n".join(create)
     names = re.findall(r"\$at_(aici_\w+)", functions)
     counters = "".join(f"(global $at_{name} (mut i32) (i32.const 0))\n" for name in sorted(set(names)))
     counters += "(global $mask (mut i32) (i32.const 0)) (global $masks (mut i32) (i32.const 0))\n"
-    imports = f'(import "env" "aici_host_return_logit_bias" {bias})'
+    imports = f'(import "env" "aici_host_return_logit_bias" {bias}) {more}'
     prelude = _PRELUDE.replace("%IMPORTS%", imports).replace("%GLOBALS%", counters)
     data = bytearray()
 
