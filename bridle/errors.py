@@ -11,7 +11,8 @@
     ├── Overloaded            the service is full, try again later
     ├── ControllerError       a controller broke a rule
     │   ├── ControllerTimeout
-    │   └── ControllerTrap
+    │   ├── ControllerTrap
+    │   └── ControllerUnavailable  not its fault: the runtime that hosts controllers is gone
     ├── ShardUnavailable      a process that computes is gone
     ├── ProtocolError         a peer broke a wire format
     ├── RequestCancelled      the client went away or took the request back
@@ -90,9 +91,11 @@ class Overloaded(BridleError):
 
 
 class ControllerError(BridleError):
-    """A controller failed or asked for something forbidden; ends its own request only."""
+    """A controller failed or asked for something forbidden; ends its own request only. `logs` is the end of what it
+    had printed, where that is known."""
 
     code = "controller_error"
+    logs: str = ""
 
 
 class ControllerTimeout(ControllerError):
@@ -105,6 +108,12 @@ class ControllerTrap(ControllerError):
     """A controller crashed inside its sandbox."""
 
     code = "controller_trap"
+
+
+class ControllerUnavailable(ControllerError):
+    """The runtime that hosts controllers is not up, or failed by itself. Trying again may help."""
+
+    code = "controller_unavailable"
 
 
 class ShardUnavailable(BridleError):

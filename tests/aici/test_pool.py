@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import threading
 from collections.abc import Iterator
@@ -10,16 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bridle.aici import protocol
 from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
-from bridle.engine import Engine, Request
-from bridle.outputs import Event, Finished, FinishReason, Forked, Log, Rewind, Stored, TokenEvent
+from bridle.engine import Request
+from bridle.outputs import FinishReason, Stored
 from bridle.sampling import SamplingParams
-from bridle.testing.scripted import ScriptedExecutor
-from tests.aici.conftest import EOS, VOCAB_SIZE
+from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import END, NOOP, TRAP, by_branch, force, guest2, mask, result, sample, say, splice, store
-
-MAX_STEPS = 2_000
+from tests.aici.steering import Steered
 
 
 @pytest.fixture(scope="module")
@@ -28,68 +24,6 @@ def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
     pool = RuntimePool(config, VOCAB_SIZE)
     yield pool
     pool.shutdown()
-
-
-class Steered:
-    """An engine with the pool, and what happened to each request."""
-
-    def __init__(self, pool: RuntimePool) -> None:
-        self.pool = pool
-        executor = ScriptedExecutor(VOCAB_SIZE, 64, 4, eos_token_ids=(EOS,))
-        self.engine = Engine(executor, pools=[_Shared(pool)])
-        self.engine.config = self.engine.config.__class__(step_timeout=2.0)
-        self.events: dict[str, list[Event]] = {}
-
-    def upload(self, wasm: bytes) -> str:
-        message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
-        module: str = self.pool.call(message, protocol.ModuleData).module_id
-        return module
-
-    def add(self, name: str, wasm: bytes | None, argument: str = "", **sampling: object) -> None:
-        controller = None if wasm is None else WasmController(self.upload(wasm), argument)
-        params = SamplingParams(**{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
-        self.engine.add(Request(name, (1, 2, 3), params, controller=controller))
-        self.events[name] = []
-
-    def run(self) -> None:
-        for _ in range(MAX_STEPS):
-            if not self.engine.has_work:
-                self.engine.check_integrity()
-                return
-            for event in self.engine.step():
-                self.events[event.request_id].append(event)
-            self.engine.check_integrity()
-        raise AssertionError(f"not finished after {MAX_STEPS} steps")
-
-    def tokens(self, name: str, index: int = 0) -> list[int]:
-        """The tokens of an output, rewinds and forks applied."""
-        outputs: dict[int, list[int]] = {0: []}
-        for event in self.events[name]:
-            if isinstance(event, TokenEvent):
-                outputs[event.index].append(event.token)
-            elif isinstance(event, Rewind):
-                del outputs[event.index][len(outputs[event.index]) - event.num_tokens :]
-            elif isinstance(event, Forked):
-                outputs[event.index] = outputs[event.parent][: event.num_tokens]
-        return outputs[index]
-
-    def end(self, name: str, index: int = 0) -> Finished:
-        return next(e for e in self.events[name] if isinstance(e, Finished) and e.index == index)
-
-    def logs(self, name: str, index: int = 0) -> str:
-        return "".join(e.text for e in self.events[name] if isinstance(e, Log) and e.index == index)
-
-
-class _Shared:
-    """The module's pool, which outlives each test's engine."""
-
-    def __init__(self, pool: RuntimePool) -> None:
-        self._pool = pool
-        for name in ("accepts", "open", "ask", "collect", "close"):
-            setattr(self, name, getattr(pool, name))
-
-    def shutdown(self) -> None:
-        pass
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.errors import ControllerError, InvalidRequest, ProtocolError
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 
-#: The reply is not asked for sooner than that, in seconds: waking up for nothing helps nobody.
-_LEAST_PATIENCE = 0.002
+#: How long those that are done wait for those that are not, at least, in seconds: machines are busy.
+_GRACE = 0.005
 
 
 class Exchange(Protocol):
@@ -66,7 +66,7 @@ class Dialect2:
         if patience and "deadline_ms" in self._process.extensions:
             message.deadline_ms = round(1000 * patience, 3)
         if patience and "reply_ms" in self._process.extensions:
-            message.reply_ms = round(1000 * max(1.1 * patience, _LEAST_PATIENCE), 3)
+            message.reply_ms = round(1000 * (patience + max(0.1 * patience, _GRACE)), 3)
         self._process.send(protocol.encode(message))
         self._asked = list(asks)
         for seq_id in freed:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from bridle.aici.client.exchange import Exchange, make_exchange
 from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
 from bridle.aici.client.side import SideChannel
-from bridle.errors import BridleError, ControllerError
+from bridle.errors import BridleError, ControllerUnavailable
 
 _log = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ class RuntimeKeeper:
         life.close()
 
     def wait(self, timeout: float) -> Life:
-        """The runtime, as soon as there is one. Raises `ControllerError` after `timeout` seconds."""
+        """The runtime, as soon as there is one. Raises `ControllerUnavailable` after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self.current is not None or self._closed, timeout)
             if self.current is None:
-                raise ControllerError("the control runtime is not up; it is being started again")
+                raise ControllerUnavailable("the control runtime is not up; it is being started again")
             return self.current
 
     def lose(self, life: Life, error: str) -> None:

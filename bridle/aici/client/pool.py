@@ -58,6 +58,7 @@ class RuntimePool:
         self._asked_at = 0.0
         self._patience = 0.0  # how long the engine is usually busy after asking, in seconds
         self._opened: dict[str, Life] = {}  # instances that no sequence has claimed, by request
+        self._pending: set[Future[Any]] = set()  # calls on the side channel that make or drop instances
         self._strays: deque[Request] = deque()  # those of them whose requests went away
         self._stray_ids = count(_STRAYS)
         self._openers = ThreadPoolExecutor(2, thread_name_prefix="bridle-aici-open")
@@ -127,6 +128,7 @@ class RuntimePool:
         except BridleError as error:
             self._conclude(future, error)
             return
+        self._pending.add(call)
         call.add_done_callback(lambda done: self._take_instance(request, life, future, done))
 
     def _take_instance(
@@ -137,10 +139,12 @@ class RuntimePool:
             prompt = prompt_of(request, done.result())
         except BridleError as error:
             self._conclude(future, error)
-            return
-        self._opened[request.id] = life
-        if not self._conclude(future, prompt):
-            self._discard(request, life)
+        else:
+            self._opened[request.id] = life
+            if not self._conclude(future, prompt):
+                self._discard(request, life)
+        finally:
+            self._pending.discard(done)
 
     def _conclude(self, future: Future[tuple[int, ...]], outcome: tuple[int, ...] | BridleError) -> bool:
         """Tell how an opening went; False if nobody waits for it any more."""
@@ -154,11 +158,19 @@ class RuntimePool:
         self.wake()
         return True
 
+    def abandon(self, request: Request) -> None:
+        """Drop the instance of a request that will not run. Any thread may call."""
+        life = self._opened.get(request.id)
+        if life is not None:
+            self._discard(request, life)
+
     def _discard(self, request: Request, life: Life) -> None:
         """Drop an instance that nobody wants; where the runtime has no word for that, claim it and free it."""
         if "discard" in life.process.extensions:
             self._opened.pop(request.id, None)
-            life.side.call(protocol.Discard(req_id=request.id), dict)
+            call = life.side.call(protocol.Discard(req_id=request.id), dict)
+            self._pending.add(call)
+            call.add_done_callback(self._pending.discard)
         else:
             self._strays.append(request)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from bridle.aici import protocol
 from bridle.aici.client.process import RuntimeProcess
-from bridle.errors import ControllerError, InvalidRequest, ProtocolError
+from bridle.errors import ControllerError, ControllerUnavailable, InvalidRequest, ProtocolError
 
 #: How often the reader looks whether it shall end, in seconds.
 _LOOK = 0.25
@@ -47,14 +47,14 @@ class SideChannel:
             return future
         with self._lock:
             if self._closed:
-                future.set_exception(ControllerError("the control runtime is gone"))
+                future.set_exception(ControllerUnavailable("the control runtime is gone"))
                 return future
             self._pending[request.rid] = future, data_type
             try:
                 self._process.send(message, side=True)
             except ProtocolError as error:
                 del self._pending[request.rid]
-                future.set_exception(ControllerError(f"the control runtime does not listen: {error}"))
+                future.set_exception(ControllerUnavailable(f"the control runtime does not listen: {error}"))
         return future
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class SideChannel:
             pending, self._pending = self._pending, {}
         for future, _ in pending.values():
             if future.set_running_or_notify_cancel():
-                future.set_exception(ControllerError("the control runtime ended during the call"))
+                future.set_exception(ControllerUnavailable("the control runtime ended during the call"))
         self._on_end()
 
     def _resolve(self, reply: bytes) -> None:
@@ -100,4 +100,4 @@ def _data(message: protocol.Ok[Any] | protocol.Failure | protocol.JsonFailure) -
         return message.data
     if isinstance(message, protocol.Failure) and message.is_user_error:
         raise InvalidRequest(message.error, "controller")
-    raise ControllerError(message.error)
+    raise ControllerUnavailable(message.error)

@@ -1,0 +1,99 @@
+"""An engine over a scripted model, steered by a real runtime process; what the tests of the engine's side share."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+from bridle.aici import protocol
+from bridle.aici.client import RuntimePool, WasmController
+from bridle.config import EngineConfig
+from bridle.engine import Engine, Request
+from bridle.outputs import Event, Finished, Forked, Log, Rewind, TokenEvent
+from bridle.sampling import SamplingParams
+from bridle.testing.scripted import ScriptedExecutor
+from tests.aici.conftest import EOS, VOCAB_SIZE
+
+MAX_STEPS = 20_000
+
+
+class Steered:
+    """An engine with the pool, and what happened to each request."""
+
+    def __init__(self, pool: RuntimePool, **limits: object) -> None:
+        self.pool = pool
+        executor = ScriptedExecutor(VOCAB_SIZE, 256, 4, eos_token_ids=(EOS,))
+        config = EngineConfig(**{"step_timeout": 2.0, **limits})  # type: ignore[arg-type]
+        self.engine = Engine(executor, config, pools=[_Shared(pool)])
+        self.events: dict[str, list[Event]] = {}
+
+    def upload(self, wasm: bytes) -> str:
+        message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
+        module: str = self.pool.call(message, protocol.ModuleData).module_id
+        return module
+
+    def add(self, name: str, wasm: bytes | None, argument: str = "", **sampling: object) -> None:
+        """Start a request; what is no sampling parameter is `prompt`."""
+        self.add_module(name, None if wasm is None else self.upload(wasm), argument, **sampling)
+
+    def add_module(self, name: str, module: str | None, argument: str = "", **sampling: object) -> None:
+        controller = None if module is None else WasmController(module, argument)
+        prompt: tuple[int, ...] = sampling.pop("prompt", (1, 2, 3))  # type: ignore[assignment]
+        params = SamplingParams(**{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+        self.engine.add(Request(name, prompt, params, controller=controller))
+        self.events[name] = []
+
+    def step(self) -> None:
+        for event in self.engine.step():
+            self.events[event.request_id].append(event)
+        self.engine.check_integrity()
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Step until all is over, or `until` holds."""
+        for _ in range(MAX_STEPS):
+            if not self.engine.has_work:
+                self._say_everything()
+                return
+            if until():
+                return
+            self.step()
+        raise AssertionError(f"not finished after {MAX_STEPS} steps")
+
+    def _say_everything(self) -> None:
+        """The next engine on this pool numbers its sequences from 0 again: nothing may be under way."""
+        while (life := self.pool._sync()) is not None and (life.exchange.is_open or self.pool._queue.freed):
+            self.pool._flush(life)
+            self.pool._receive(life, 10.0)
+
+    def is_over(self, name: str) -> bool:
+        return any(isinstance(event, Finished) and event.is_last for event in self.events[name])
+
+    def tokens(self, name: str, index: int = 0) -> list[int]:
+        """The tokens of an output, rewinds and forks applied."""
+        outputs: dict[int, list[int]] = {0: []}
+        for event in self.events[name]:
+            if isinstance(event, TokenEvent):
+                outputs[event.index].append(event.token)
+            elif isinstance(event, Rewind):
+                del outputs[event.index][len(outputs[event.index]) - event.num_tokens :]
+            elif isinstance(event, Forked):
+                outputs[event.index] = outputs[event.parent][: event.num_tokens]
+        return outputs[index]
+
+    def end(self, name: str, index: int = 0) -> Finished:
+        return next(e for e in self.events[name] if isinstance(e, Finished) and e.index == index)
+
+    def logs(self, name: str, index: int = 0) -> str:
+        return "".join(e.text for e in self.events[name] if isinstance(e, Log) and e.index == index)
+
+
+class _Shared:
+    """The module's pool, which outlives each test's engine."""
+
+    def __init__(self, pool: RuntimePool) -> None:
+        self._pool = pool
+        for name in ("accepts", "open", "abandon", "ask", "collect", "close"):
+            setattr(self, name, getattr(pool, name))
+
+    def shutdown(self) -> None:
+        pass
