@@ -34,7 +34,7 @@ class BatchShape:
     long_rows: int = 2
     long_length: int = 2048
     long_every: int = 16
-    stages: tuple[int, ...] = (1250, 2000, 2500)
+    stages: tuple[int, ...] = (1250, 2000, 2500, 2750)
 
 
 class Batch(NamedTuple):

@@ -16,34 +16,34 @@ from bridle.demo.corpus.split import Split, split_of
 
 Maker = Callable[[random.Random], Exercise]
 
-EXERCISES: tuple[tuple[Maker, tuple[float, float, float, float]], ...] = (
-    (facts.question, (16.0, 10.0, 6.0, 10.0)),
-    (facts.statement, (12.0, 8.0, 5.0, 10.0)),
-    (facts.short_answer, (2.0, 3.0, 4.0, 6.0)),
-    (facts.yes_no, (18.0, 20.0, 75.0, 22.0)),
-    (sums.question, (8.0, 5.0, 4.0, 6.0)),
-    (sums.completion, (4.0, 5.0, 5.0, 10.0)),
-    (sums.difference, (2.0, 4.0, 2.0, 5.0)),
-    (sums.thought, (4.0, 5.0, 4.0, 6.0)),
-    (lists.any_list, (9.0, 16.0, 6.0, 10.0)),
-    (tools.any_call, (9.0, 9.0, 5.0, 8.0)),
-    (tools.named_call, (2.0, 6.0, 3.0, 8.0)),
-    (tools.no_call, (1.5, 2.0, 1.5, 2.0)),
-    (records.any_request, (4.0, 4.0, 2.0, 4.0)),
-    (records.continuation, (0.5, 0.3, 0.2, 0.4)),
-    (stories.request, (1.5, 1.0, 0.7, 1.2)),
-    (chats.small_talk, (2.0, 1.0, 0.7, 1.0)),
-    (chats.unknown, (1.0, 1.0, 0.7, 1.0)),
-    (chats.role, (2.0, 3.0, 1.5, 3.0)),
-    (chats.copying, (2.0, 8.0, 2.0, 6.0)),
-    (chats.reading, (1.0, 4.0, 3.0, 8.0)),
-    (facts.checked, (0.0, 0.0, 6.0, 5.0)),
-    (facts.larger, (0.0, 0.0, 4.0, 2.0)),
+EXERCISES: tuple[tuple[Maker, tuple[float, float, float, float, float]], ...] = (
+    (facts.question, (16.0, 10.0, 6.0, 10.0, 8.0)),
+    (facts.statement, (12.0, 8.0, 5.0, 10.0, 10.0)),
+    (facts.short_answer, (2.0, 3.0, 4.0, 6.0, 6.0)),
+    (facts.yes_no, (18.0, 20.0, 75.0, 22.0, 14.0)),
+    (sums.question, (8.0, 5.0, 4.0, 6.0, 6.0)),
+    (sums.completion, (4.0, 5.0, 5.0, 10.0, 14.0)),
+    (sums.difference, (2.0, 4.0, 2.0, 5.0, 6.0)),
+    (sums.thought, (4.0, 5.0, 4.0, 6.0, 10.0)),
+    (lists.any_list, (9.0, 16.0, 6.0, 10.0, 10.0)),
+    (tools.any_call, (9.0, 9.0, 5.0, 8.0, 8.0)),
+    (tools.named_call, (2.0, 6.0, 3.0, 8.0, 10.0)),
+    (tools.no_call, (1.5, 2.0, 1.5, 2.0, 2.0)),
+    (records.any_request, (4.0, 4.0, 2.0, 4.0, 4.0)),
+    (records.continuation, (0.5, 0.3, 0.2, 0.4, 0.4)),
+    (stories.request, (1.5, 1.0, 0.7, 1.2, 1.2)),
+    (chats.small_talk, (2.0, 1.0, 0.7, 1.0, 1.0)),
+    (chats.unknown, (1.0, 1.0, 0.7, 1.0, 1.0)),
+    (chats.role, (2.0, 3.0, 1.5, 3.0, 3.0)),
+    (chats.copying, (2.0, 8.0, 2.0, 6.0, 6.0)),
+    (chats.reading, (1.0, 4.0, 3.0, 8.0, 14.0)),
+    (facts.checked, (0.0, 0.0, 6.0, 5.0, 5.0)),
+    (facts.larger, (0.0, 0.0, 4.0, 2.0, 2.0)),
 )
-"""Every kind of exercise with its share among those drawn in the four stages of training.
+"""Every kind of exercise with its share among those drawn in the five stages of training.
 
 Facts and sums come first, then counting and copying, then comparing what is known with what is said (yes or
-no), last a bit of everything.
+no), then a bit of everything; the last stage polishes what takes longest to learn.
 """
 
 
@@ -54,6 +54,9 @@ class Mixture:
     shares: tuple[float, ...]
     forms: tuple[float, float, float, float, float]
     """Cumulative shares of drills, stories, questions with answers, conversations with and without memory."""
+    thinking: float
+    """Share of conversations under the thinking hint. Their earlier turns have lost their thoughts, which teaches the
+    model to skip thinking; so there are none in the end."""
 
 
 _FORMS = (
@@ -61,8 +64,13 @@ _FORMS = (
     (0.04, 0.05, 0.09, 0.14, 0.28),
     (0.01, 0.02, 0.05, 0.07, 0.11),
     (0.03, 0.05, 0.09, 0.13, 0.22),
+    (0.05, 0.07, 0.11, 0.15, 0.22),
 )
-STAGES = tuple(Mixture(tuple(shares[stage] for _, shares in EXERCISES), forms) for stage, forms in enumerate(_FORMS))
+_THINKING = (0.1, 0.1, 0.1, 0.1, 0.0)
+STAGES = tuple(
+    Mixture(tuple(shares[stage] for _, shares in EXERCISES), forms, thinking)
+    for stage, (forms, thinking) in enumerate(zip(_FORMS, _THINKING, strict=True))
+)
 """The mixtures of the stages, in order."""
 
 _THOUGHTS = {
@@ -150,7 +158,7 @@ def _conversation(
         messages.append({"role": "system", "content": chats.system_text(rng)})
     if told is not None:
         messages += told[0].messages
-    thinking = rng.random() < 0.1
+    thinking = rng.random() < mixture.thinking
     offered: tuple[ToolSpec, ...] = ()
     if not thinking and rng.random() < 0.2:
         call = draw(rng, tools.any_call, split)
