@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
 settings.register_profile("ci", max_examples=25, derandomize=True, deadline=None, suppress_health_check=_SLOW_IS_FINE)
 settings.register_profile(
-    "full", max_examples=500, derandomize=False, deadline=None, suppress_health_check=_SLOW_IS_FINE
+    "full", max_examples=200, derandomize=False, deadline=None, suppress_health_check=_SLOW_IS_FINE
 )
 IS_FULL = os.environ.get("BRIDLE_FULL", "") not in ("", "0")
 settings.load_profile(os.environ.get("BRIDLE_PROFILE", "full" if IS_FULL else "ci"))
