@@ -6,33 +6,46 @@ A controller rides on any other route too; this one streams everything a control
 from __future__ import annotations
 
 import asyncio
-import base64
+import contextlib
 import uuid
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from bridle.aici import protocol
-from bridle.aici.client import RuntimePool, WasmController
 from bridle.engine.client import EventStream
-from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
-from bridle.http.call import call_of
+from bridle.engine.request import Request as EngineRequest
+from bridle.errors import (
+    BridleError,
+    ControllerUnavailable,
+    EngineClosed,
+    InvalidRequest,
+    Overloaded,
+    Unauthorized,
+    UnsupportedFeature,
+)
+from bridle.http.call import Call, call_of
+from bridle.http.control import MAX_NAME_CHARS, NO_CONTROLLER, auth_of, control_of, wasm_controller
 from bridle.http.errors import RefusedBody, error_body, json_response, status_of
 from bridle.http.generation import reserve
 from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
 from bridle.http.run_shape import RunShaper, initial_run
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
-from bridle.http.state import http_state
-from bridle.outputs import Event, Finished, TokenEvent
+from bridle.http.state import HttpState, http_state
+from bridle.outputs import Event, Finished, FinishReason, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.service import LoadedModel, build_request, tokenize
+from bridle.service import LoadedModel, build_request, list_tags, tag_module, tokenize, upload_module
+
+if TYPE_CHECKING:
+    from bridle.aici.client import RuntimePool
 
 MAX_MODULE_BYTES = 128 << 20
+MAX_TAGS = 64
 _SEED = 42
 
 router = APIRouter(route_class=BoundedRoute)
@@ -43,7 +56,7 @@ class RunBody(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    controller: Annotated[str, Field(min_length=1, max_length=200)]
+    controller: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     controller_arg: Any
     prompt: str = ""
     model: str | None = None
@@ -58,20 +71,16 @@ class RunBody(BaseModel):
             raise InvalidRequest(f"top_p is {self.top_p}; must be 1 when temperature is 0", "top_p")
         if self.temperature == 0 and self.top_k != -1:
             raise InvalidRequest(f"top_k is {self.top_k}; must be -1 when temperature is 0", "top_k")
-        plain = self.controller == "none"
+        if self.top_k != -1 and self.top_k < 1:
+            raise InvalidRequest(f"top_k is {self.top_k}; must be -1 (all) or at least 1", "top_k")
         return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             max_tokens=self.max_tokens,
             seed=_SEED,
-            ignore_eos=not plain,
+            ignore_eos=self.controller != NO_CONTROLLER,
         )
-
-    def argument(self) -> str:
-        """What the controller is started with: a string as it is, anything else as JSON text."""
-        given = self.controller_arg
-        return given if isinstance(given, str) else msgspec.json.encode(given).decode()
 
 
 class TagsBody(BaseModel):
@@ -79,26 +88,27 @@ class TagsBody(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    module_id: str
-    tags: list[str]
+    module_id: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+    tags: Annotated[list[str], Field(max_length=MAX_TAGS)]
 
 
 @router.post("/v1/controllers", summary="Upload a controller (raw Wasm bytes)")
 async def upload(request: Request) -> Response:
-    wasm = await _read_module(request)
-    message = protocol.MkModule(binary=base64.b64encode(wasm).decode(), auth=_auth(request))
-    return await _side_call(request, message, protocol.ModuleData)
+    _refuse_foreign_page(request)
+    return await _with_store(request, lambda control: _upload(request, control))
 
 
 @router.get("/v1/controllers/tags", summary="List the tags of controllers")
 async def get_tags(request: Request) -> Response:
-    return await _side_call(request, protocol.GetTags(auth=_auth(request)), protocol.TagsData)
+    return await _with_store(request, lambda control: asyncio.to_thread(list_tags, control, auth_of(request)))
 
 
 @router.post("/v1/controllers/tags", summary="Tag a controller")
 async def set_tags(body: TagsBody, request: Request) -> Response:
-    message = protocol.SetTags(module_id=body.module_id, tags=body.tags, auth=_auth(request))
-    return await _side_call(request, message, protocol.TagsData)
+    def tag(control: RuntimePool) -> Awaitable[Any]:
+        return asyncio.to_thread(tag_module, control, body.module_id, body.tags, auth_of(request))
+
+    return await _with_store(request, tag)
 
 
 @router.post("/v1/run", summary="Run a controller")
@@ -111,7 +121,7 @@ async def run(body: RunBody, request: Request) -> Response:
         ticket.charge(len(engine_request.prompt))
         stream = model.client.submit(engine_request)
         call.resources.callback(stream.cancel)
-        running = _Run(stream, RunShaper(engine_request))
+        running = _Run(stream, RunShaper(engine_request), call)
         await run_while_connected(request.receive, running.begin())
     except BridleError as error:
         call.error = error
@@ -119,11 +129,8 @@ async def run(body: RunBody, request: Request) -> Response:
 
     async def produce(writer: SseWriter) -> None:
         await writer.send(initial_run(str(uuid.uuid4()), model.name))
-        async for events, item in running.items():
-            if any(isinstance(event, TokenEvent) for event in events):
-                call.note_tokens()
+        async for item in running.items():
             await writer.send(item)
-        call.usage = running.shaper.collector.output.usage
         await writer.done()
 
     return SseResponse(produce, http.settings)
@@ -133,40 +140,48 @@ class _Run:
     """A submitted request whose first events are awaited before the response begins, so that a controller that
     cannot be had is told by the status code."""
 
-    def __init__(self, stream: EventStream, shaper: RunShaper) -> None:
-        self.shaper = shaper
+    def __init__(self, stream: EventStream, shaper: RunShaper, call: Call) -> None:
+        self._shaper = shaper
+        self._call = call
         self._batches = aiter(stream)
         self._first: list[Event] = []
 
     async def begin(self) -> None:
-        """Wait for the first events; raises if the request was at fault."""
+        """Wait for the first events; raises if the request was at fault, or if there is no runtime."""
         self._first = await anext(self._batches)
         for event in self._first:
-            if isinstance(event, Finished) and isinstance(event.error, InvalidRequest):
+            if isinstance(event, Finished) and isinstance(event.error, (InvalidRequest, ControllerUnavailable)):
                 raise event.error
 
-    async def items(self) -> AsyncIterator[tuple[list[Event], dict[str, Any]]]:
-        """Each batch of events with its `run` item."""
-        yield self._first, self.shaper.take(self._first)
-        async for events in self._batches:
-            yield events, self.shaper.take(events)
+    async def items(self) -> AsyncIterator[dict[str, Any]]:
+        """A `run` item for each batch of events."""
+        try:
+            yield self._take(self._first)
+            async for events in self._batches:
+                yield self._take(events)
+        finally:
+            output = self._shaper.collector.output
+            self._call.usage = output.usage
+            reasons = [each.finish_reason or FinishReason.CANCELLED for each in output.outputs]
+            self._call.finish = [reason.value for reason in reasons]
+
+    def _take(self, events: list[Event]) -> dict[str, Any]:
+        if any(isinstance(event, TokenEvent) for event in events):
+            self._call.note_tokens()
+        return self._shaper.take(events)
 
 
-async def _engine_request(body: RunBody, request: Request, model: LoadedModel) -> Any:
-    call, settings = call_of(request.scope), http_state(request).settings
-    controller = None
-    prompt = body.prompt
-    if body.controller == "none":
-        prompt = body.controller_arg if isinstance(body.controller_arg, str) else body.prompt
-    else:
-        control_of(model)
-        controller = WasmController(body.controller, body.argument(), protocol_auth(request))
+async def _engine_request(body: RunBody, request: Request, model: LoadedModel) -> EngineRequest:
+    settings = http_state(request).settings
+    is_plain = body.controller == NO_CONTROLLER
+    prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
+    controller = None if is_plain else wasm_controller(request, model, body.controller, body.controller_arg)
     tokens = await tokenize(model, prompt) if prompt else _empty_prompt(model)
     return build_request(
         model,
         tokens,
         body.sampling(),
-        request_id=call.id,
+        request_id=call_of(request.scope).id,
         controller=controller,
         timeout=settings.request_timeout,
         tenant=identity_of(request).user,
@@ -181,47 +196,86 @@ def _empty_prompt(model: LoadedModel) -> tuple[int, ...]:
     )
 
 
-def control_of(model: LoadedModel) -> RuntimePool:
-    """The control runtime of a model; raises `UnsupportedFeature` if it has none."""
-    if model.control is None:
-        raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "controller")
-    return model.control
+# -- the store -----------------------------------------------------------------------------------------------
 
 
-def protocol_auth(request: Request) -> protocol.Auth:
-    """Who asks, in the runtime's words."""
-    identity = identity_of(request)
-    return protocol.Auth(identity.user, identity.is_admin)
-
-
-def _auth(request: Request) -> dict[str, Any]:
-    return dict(msgspec.to_builtins(protocol_auth(request)))
-
-
-async def _side_call(request: Request, message: protocol.Message, data_type: Any) -> Response:
-    call = call_of(request.scope)
+async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[Any]]) -> Response:
+    """Answer with what `work` gives. What goes wrong is the client's fault here, as in the original."""
+    http, call = http_state(request), call_of(request.scope)
     try:
-        control = control_of(http_state(request).registry.resolve(None))
-        data = await asyncio.to_thread(control.call, message, data_type)
+        http.check_open()
+        control = control_of(http.registry.resolve(None))
+        call.resources.enter_context(http.admission.admit())
+        data = await work(control)
+    except (Overloaded, EngineClosed, ControllerUnavailable) as error:
+        call.error = error
+        return _error(error)
     except BridleError as error:
         call.error = error
-        return _error(error, 501 if isinstance(error, UnsupportedFeature) else 400)
+        return _error(error, 400)
     return json_response(msgspec.to_builtins(data))
 
 
-async def _read_module(request: Request) -> bytes:
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_MODULE_BYTES:
-            error = InvalidRequest(f"the module has more than {MAX_MODULE_BYTES} bytes")
-            raise RefusedBody(413, error)
-        chunks.append(chunk)
-    return b"".join(chunks)
+async def _upload(request: Request, control: RuntimePool) -> Any:
+    http = http_state(request)
+    with _upload_place(http):
+        wasm = await _read_module(request, control)
+        return await asyncio.to_thread(upload_module, control, wasm, auth_of(request))
+
+
+@contextlib.contextmanager
+def _upload_place(http: HttpState) -> Iterator[None]:
+    """Few uploads at a time: each may hold a large module in memory several times over."""
+    limit = http.settings.max_uploads
+    if http.num_uploads >= limit:
+        raise Overloaded(f"{http.num_uploads} uploads are under way; at most {limit}")
+    http.num_uploads += 1
+    try:
+        yield
+    finally:
+        http.num_uploads -= 1
+
+
+async def _read_module(request: Request, control: RuntimePool) -> bytes:
+    settings = http_state(request).settings
+    limit = min(MAX_MODULE_BYTES, control.config.json_size * 3 * (1 << 18) - 1024)  # it travels in base64
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(10 * settings.receive_timeout):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        error = InvalidRequest(f"the module did not arrive within {10 * settings.receive_timeout:g} seconds")
+        raise RefusedBody(408, error) from None
+    if not body:
+        raise InvalidRequest("the body is empty; send the bytes of a .wasm file")
+    return bytes(body)
+
+
+def _too_large(limit: int) -> RefusedBody:
+    return RefusedBody(413, InvalidRequest(f"the module is too large; at most {limit} bytes are taken"))
+
+
+def _refuse_foreign_page(request: Request) -> None:
+    """The other routes take JSON only, which a browser does not send for a page from elsewhere without asking. This
+    one takes anything, so it looks at where the page comes from. Programs send no origin."""
+    origin, allowed = request.headers.get("origin"), http_state(request).settings.cors_origins
+    if origin is None or "*" in allowed or origin in allowed:
+        return
+    if urlsplit(origin).netloc != request.headers.get("host"):
+        raise RefusedBody(403, Unauthorized(f"pages of {origin[:80]!r} may not upload; see --cors-origin"))
 
 
 def _error(error: BridleError, status: int | None = None) -> Response:
     """OpenAI's shape, with the message also where the original's client looks for it."""
     if isinstance(error, UnsupportedFeature):
         status = 501
-    return json_response({"message": str(error), **error_body(error)}, status or status_of(error)[0])
+    elif isinstance(error, ControllerUnavailable):
+        status = 500
+    headers = {"Retry-After": str(max(round(error.retry_after), 1))} if isinstance(error, Overloaded) else None
+    return json_response({"message": str(error), **error_body(error)}, status or status_of(error)[0], headers)

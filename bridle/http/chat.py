@@ -12,19 +12,21 @@ from starlette.responses import Response
 from bridle.errors import InvalidRequest
 from bridle.http.call import call_of
 from bridle.http.chat_prompt import chat_prompt, check_response_format, wants_tools
+from bridle.http.control import Steering, steering_of
 from bridle.http.errors import json_response
 from bridle.http.generation import Generation, Part, prepare, reserve
 from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import chat_logprobs
-from bridle.http.openai_shapes import finish_reason, usage_shape
+from bridle.http.notes import Note
+from bridle.http.openai_shapes import finish_reason, rewind_fields, usage_shape
 from bridle.http.schemas import ChatBody
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
 from bridle.http.tool_calls import ToolCall, ToolCallReader
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
-from bridle.service import Delta
+from bridle.service import Delta, RewindPolicy
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -35,10 +37,12 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     model = http.registry.resolve(body.model)
     sampling = _sampling(body)
     check_response_format(body)
+    steering = steering_of(body, request, model)
+    _check_steering(body, steering)
     ticket = reserve(http, call, model, 1, sampling.n)
     prompt = await chat_prompt(body, model)
     tenant = identity_of(request).user
-    generation = await prepare(http, call, model, ticket, [prompt], sampling, tenant)
+    generation = await prepare(http, call, model, ticket, [prompt], sampling, tenant, steering)
     answer = _Answer(generation, call.id, body.top_logprobs or 0, wants_tools(body), body.wants_stream_usage)
     if body.stream:
         return SseResponse(answer.stream, http.settings)
@@ -55,6 +59,12 @@ def _sampling(body: ChatBody) -> SamplingParams:
             "max_completion_tokens",
         )
     return body.sampling(max_tokens=limits.pop() if limits else None, logprobs=body.num_logprobs())
+
+
+def _check_steering(body: ChatBody, steering: Steering) -> None:
+    """Tool calls are told when they are complete; they cannot be taken back."""
+    if body.stream and steering.rewind is not RewindPolicy.HOLD and wants_tools(body):
+        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; with tools it must be 'hold'", "rewind")
 
 
 @dataclass(slots=True)
@@ -79,7 +89,7 @@ class _Answer:
         """The chunks of a call that streams."""
 
         async def sink(part: Part) -> None:
-            await writer.send(*(chunk for delta in part.reader.take() for chunk in self._chunks(part, delta)))
+            await writer.send(*(chunk for delta, note in part.take() for chunk in self._chunks(part, delta, note)))
 
         await self.generation.run(sink)
         if self.wants_usage:
@@ -99,10 +109,11 @@ class _Answer:
             "logprobs": self._logprobs(tuple(output.token_ids), output.logprobs),
             "finish_reason": _finish(output, bool(calls)),
             "stop_reason": output.stop_reason,
+            **_note_fields(part, part.notes.take(output.index)),
             "seed": part.request.sampling.seed,
         }
 
-    def _chunks(self, part: Part, delta: Delta) -> list[dict[str, Any]]:
+    def _chunks(self, part: Part, delta: Delta, note: Note) -> list[dict[str, Any]]:
         """The first chunk of a choice carries its role, the last one how it ended."""
         chunks = []
         content, calls = delta.text, list[ToolCall]()
@@ -112,10 +123,11 @@ class _Answer:
             content, calls = reader.push(delta.text, delta.is_last)
         if delta.is_first:
             chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}))
-        if content or (delta.logprobs and not calls):
+        extra = rewind_fields(delta, part.policy) | _note_fields(part, note)
+        if content or extra or (delta.logprobs and not calls):
             entries = list(delta.logprobs) if part.request.sampling.logprobs is not None else None
             logprobs = self._logprobs(delta.tokens, entries)
-            chunks.append(self._chunk(delta.index, {"content": content}, logprobs))
+            chunks.append(self._chunk(delta.index, {"content": content}, logprobs, extra))
         for position, call in enumerate(calls, num_before):
             chunks.append(self._chunk(delta.index, {"tool_calls": [{"index": position} | call.shape()]}))
         if delta.is_last:
@@ -132,8 +144,14 @@ class _Answer:
         }
         return chunk
 
-    def _chunk(self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None} | (extra or {})
         chunk = self._envelope("chat.completion.chunk", [choice])
         return chunk | {"usage": None} if self.wants_usage else chunk
 
@@ -150,6 +168,12 @@ class _Answer:
             "model": self.generation.model.name,
             "choices": choices,
         }
+
+
+def _note_fields(part: Part, note: Note) -> dict[str, Any]:
+    """Logs, variables, and which choice this one was forked from."""
+    origin = {"forked_from": note.parent} if part.is_steered and note.parent is not None else {}
+    return origin | note.fields()
 
 
 def _finish(output: CompletionOutput, has_calls: bool) -> str | None:

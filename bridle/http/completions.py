@@ -11,18 +11,20 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.call import call_of
+from bridle.http.control import Steering, steering_of
 from bridle.http.errors import json_response
 from bridle.http.generation import Generation, Part, prepare, reserve
 from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import CompletionLogprobs
-from bridle.http.openai_shapes import finish_reason, usage_shape
+from bridle.http.notes import Note
+from bridle.http.openai_shapes import ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.schemas import CompletionBody
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
-from bridle.service import Delta, LoadedModel, best_outputs
+from bridle.service import Delta, LoadedModel, RewindPolicy, best_outputs
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -34,9 +36,11 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
     model = http.registry.resolve(body.model)
     plan = _plan(body, model)
+    steering = steering_of(body, request, model)
+    _check_steering(body, plan, steering)
     ticket = reserve(http, call, model, len(body.prompt), plan.sampling.n)
     tenant = identity_of(request).user
-    generation = await prepare(http, call, model, ticket, body.prompt, plan.sampling, tenant)
+    generation = await prepare(http, call, model, ticket, body.prompt, plan.sampling, tenant, steering)
     answer = _Answer(generation, plan, call.id)
     if body.stream:
         return SseResponse(answer.stream, http.settings)
@@ -75,6 +79,16 @@ def _plan(body: CompletionBody, model: LoadedModel) -> _Plan:
     return _Plan(sampling, num_wanted, body.logprobs, bool(body.echo), body.wants_stream_usage)
 
 
+def _check_steering(body: CompletionBody, plan: _Plan, steering: Steering) -> None:
+    """Refuse what has no meaning together with a controller."""
+    if steering.controller is None:
+        return
+    if plan.sampling.n > 1:
+        raise InvalidRequest(f"best_of is {body.best_of}; with a controller it must be 1", "best_of")
+    if body.stream and body.logprobs is not None and steering.rewind is RewindPolicy.MARK:
+        raise InvalidRequest("logprobs do not go with rewind 'mark'; use 'event' or 'hold'", "rewind")
+
+
 @dataclass(slots=True)
 class _Answer:
     """Writes the outputs of a generation in this route's shape."""
@@ -84,6 +98,10 @@ class _Answer:
     call_id: str
     created: int = field(default_factory=lambda: int(time.time()))
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
+    _numbers: ChoiceNumbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._numbers = ChoiceNumbers(len(self.generation.parts), self.plan.num_wanted)
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
@@ -93,15 +111,14 @@ class _Answer:
             if len(outputs) > self.plan.num_wanted and self.plan.sampling.n > self.plan.num_wanted:
                 outputs = best_outputs(outputs, self.plan.num_wanted)
             choices += [self._choice(part, output) for output in outputs]
-        for index, choice in enumerate(choices):
-            choice["index"] = index
+        choices.sort(key=lambda choice: int(choice["index"]))
         return self._envelope(choices) | {"usage": self._usage()}
 
     async def stream(self, writer: SseWriter) -> None:
         """The chunks of a call that streams."""
 
         async def sink(part: Part) -> None:
-            chunks = [self._chunk(part, delta) for delta in part.reader.take()]
+            chunks = [self._chunk(part, delta, note) for delta, note in part.take()]
             await writer.send(*(chunk for chunk in chunks if chunk is not None))
 
         await self.generation.run(sink)
@@ -112,19 +129,22 @@ class _Answer:
     def _choice(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
         delta = Delta(0, output.text, tuple(output.token_ids), tuple(output.logprobs or ()), is_first=True)
         shape = CompletionLogprobs(self.generation.model.tokenizer)
-        choice = self._content(part, delta, shape)
+        choice = {"index": self._numbers.of(part.number, output.index)} | self._content(part, delta, shape)
         choice |= {"finish_reason": finish_reason(output), "stop_reason": output.stop_reason}
+        choice |= self._note_fields(part, part.notes.take(output.index))
         return choice | {"seed": part.request.sampling.seed}
 
-    def _chunk(self, part: Part, delta: Delta) -> dict[str, Any] | None:
-        index = part.number * self.plan.num_wanted + delta.index
+    def _chunk(self, part: Part, delta: Delta, note: Note) -> dict[str, Any] | None:
+        index = self._numbers.of(part.number, delta.index)
         shape = self._logprobs.setdefault(index, CompletionLogprobs(self.generation.model.tokenizer))
-        choice = {"index": index} | self._content(part, delta, shape)
+        shape.rewind(delta.taken_chars)
+        extra = rewind_fields(delta, part.policy) | self._note_fields(part, note)
+        choice = {"index": index} | self._content(part, delta, shape) | extra
         output = part.collector.growing[delta.index].output
         is_last = delta.is_last
         choice["finish_reason"] = finish_reason(output) if is_last else None
         choice["stop_reason"] = output.stop_reason if is_last else None
-        if not (choice["text"] or choice["logprobs"] or is_last):
+        if not (choice["text"] or choice["logprobs"] or is_last or extra):
             return None
         if is_last:
             choice["seed"] = part.request.sampling.seed
@@ -143,10 +163,18 @@ class _Answer:
         logprobs = shape.shape(text, tokens, entries, num_top > 0) if num_top is not None and entries else None
         return {"text": text, "logprobs": logprobs}
 
+    def _note_fields(self, part: Part, note: Note) -> dict[str, Any]:
+        """Logs, variables, and which choice this one was forked from."""
+        origin = {} if note.parent is None or not part.is_steered else {"forked_from": note.parent}
+        if origin:
+            origin["forked_from"] = self._numbers.of(part.number, origin["forked_from"])
+        return origin | note.fields()
+
     def _prompt_text(self, part: Part) -> str:
-        if isinstance(part.prompt, str):
+        if isinstance(part.prompt, str) and not part.is_steered:
             return part.prompt
-        return self.generation.model.tokenizer.decode(part.prompt, skip_special_tokens=False)
+        tokens = part.collector.output.prompt_token_ids  # a controller may have rewritten them
+        return self.generation.model.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _usage(self) -> dict[str, Any]:
         return usage_shape(self.generation.usage)

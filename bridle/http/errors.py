@@ -18,6 +18,7 @@ from starlette.responses import Response
 from bridle.errors import (
     BridleError,
     ControllerError,
+    ControllerUnavailable,
     DeadlineExceeded,
     EngineClosed,
     InvalidRequest,
@@ -36,6 +37,7 @@ _STATUS: tuple[tuple[type[BridleError], int, str], ...] = (
     (UnknownModel, 404, "invalid_request_error"),
     (InvalidRequest, 400, "invalid_request_error"),
     (ProtocolError, 400, "invalid_request_error"),
+    (ControllerUnavailable, 503, "server_error"),
     (ControllerError, 422, "controller_error"),
     (Overloaded, 429, "rate_limit_error"),
     (RequestCancelled, 499, "cancelled"),
@@ -44,7 +46,7 @@ _STATUS: tuple[tuple[type[BridleError], int, str], ...] = (
     (EngineClosed, 503, "server_error"),
     (DeadlineExceeded, 504, "timeout_error"),
 )
-_MAX_MESSAGE_CHARS = 1_000
+_MAX_MESSAGE_CHARS = 4_000
 _MAX_SHOWN_CHARS = 80
 
 
@@ -65,8 +67,11 @@ def status_of(error: BridleError) -> tuple[int, str]:
 
 
 def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
-    """The JSON body of an error, in OpenAI's shape."""
-    return _body(str(error), kind or status_of(error)[1], getattr(error, "param", None), error.code)
+    """The JSON body of an error, in OpenAI's shape; that of a controller has its last `logs` too."""
+    body = _body(str(error), kind or status_of(error)[1], getattr(error, "param", None), error.code)
+    if isinstance(error, ControllerError) and error.logs:
+        body["error"]["logs"] = error.logs
+    return body
 
 
 def error_response(error: BridleError, status: int | None = None) -> Response:

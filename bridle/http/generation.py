@@ -12,17 +12,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bridle.engine.request import Request
-from bridle.errors import BridleError, DeadlineExceeded, EngineClosed, InternalError, InvalidRequest
+from bridle.errors import BridleError, ControllerError, DeadlineExceeded, EngineClosed, InternalError, InvalidRequest
 from bridle.http.call import Call
+from bridle.http.control import Steering
+from bridle.http.notes import Note, NoteReader
 from bridle.http.state import HttpState
 from bridle.outputs import CompletionOutput, Event, FinishReason, TokenEvent, Usage
 from bridle.sampling import SamplingParams
-from bridle.service import DeltaReader, LoadedModel, OutputCollector, Ticket, build_request, tokenize
+from bridle.service import (
+    Delta,
+    DeltaReader,
+    LoadedModel,
+    OutputCollector,
+    RewindPolicy,
+    Ticket,
+    build_request,
+    split_at_rewinds,
+    tokenize,
+)
 
 if TYPE_CHECKING:
     from bridle.engine.client import EventStream
 
 Prompt = str | list[int]
+_MAX_ERROR_LOG_CHARS = 4_096
 
 
 @dataclass(slots=True)
@@ -32,16 +45,39 @@ class Part:
     number: int
     prompt: Prompt
     request: Request
+    policy: RewindPolicy = RewindPolicy.HOLD
     collector: OutputCollector = field(init=False)
     reader: DeltaReader = field(init=False)
+    notes: NoteReader = field(init=False, default_factory=NoteReader)
 
     def __post_init__(self) -> None:
         self.collector = OutputCollector(self.request, self.prompt if isinstance(self.prompt, str) else None)
-        self.reader = DeltaReader(self.collector)
+        self.reader = DeltaReader(self.collector, self.policy)
 
     @property
     def outputs(self) -> list[CompletionOutput]:
         return self.collector.output.outputs
+
+    @property
+    def is_steered(self) -> bool:
+        return self.request.controller is not None
+
+    def pieces(self, events: list[Event]) -> list[list[Event]]:
+        """Events between two looks of a reader."""
+        return split_at_rewinds(events) if self.policy is RewindPolicy.MARK else [events]
+
+    def add(self, events: list[Event]) -> None:
+        """Take in events."""
+        self.collector.add(events)
+        if self.is_steered:
+            self.notes.add(events)
+
+    def take(self) -> list[tuple[Delta, Note]]:
+        """What is new of each output since the last call, text and notes."""
+        deltas = {delta.index: delta for delta in self.reader.take()}
+        for index in self.notes.indexes:
+            deltas.setdefault(index, Delta(index))
+        return [(deltas[index], self.notes.take(index)) for index in sorted(deltas)]
 
 
 Sink = Callable[[Part], Awaitable[None]]
@@ -78,12 +114,13 @@ class Generation:
     async def _read(self, part: Part, stream: EventStream, sink: Sink | None) -> None:
         async with stream:
             async for events in stream:
-                part.collector.add(events)
-                if any(isinstance(event, TokenEvent) for event in events):
-                    self.call.note_tokens()
-                _raise_failure(part, events)
-                if sink is not None:
-                    await sink(part)
+                for piece in part.pieces(events):
+                    part.add(piece)
+                    if any(isinstance(event, TokenEvent) for event in piece):
+                        self.call.note_tokens()
+                    _raise_failure(part, piece)
+                    if sink is not None:
+                        await sink(part)
 
     @property
     def usage(self) -> Usage:
@@ -119,17 +156,27 @@ async def prepare(
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
     tenant: str = "",
+    steering: Steering | None = None,
 ) -> Generation:
     """Check and tokenize everything; nothing is submitted yet. A rendered chat comes as tokens. Cached prompts are
-    shared only within one `tenant`."""
+    shared only within one `tenant`. `steering` names the controller of each prompt."""
+    steering = steering or Steering()
     parts = []
     for number, prompt in enumerate(prompts):
         tokens = await tokenize(model, prompt)
         timeout = http.settings.request_timeout
         name = f"{call.id}-{number}"
-        request = build_request(model, tokens, sampling, request_id=name, timeout=timeout, tenant=tenant)
+        request = build_request(
+            model,
+            tokens,
+            sampling,
+            request_id=name,
+            controller=steering.controller,
+            timeout=timeout,
+            tenant=tenant,
+        )
         ticket.charge(len(tokens))
-        parts.append(Part(number, prompt, request))
+        parts.append(Part(number, prompt, request, steering.rewind))
     return Generation(model, call, parts)
 
 
@@ -149,6 +196,8 @@ def _raise_failure(part: Part, events: list[Event]) -> None:
     for event in events:
         error = getattr(event, "error", None)
         reason = getattr(event, "reason", None)
+        if isinstance(error, ControllerError):
+            error.logs = part.collector.growing[event.index].output.logs[-_MAX_ERROR_LOG_CHARS:]
         if isinstance(error, BridleError):
             raise error
         if reason is FinishReason.ERROR:

@@ -18,7 +18,7 @@ from bridle.service.keys import Identity, KeyStore
 
 LOCAL_USER = Identity("localhost", True)
 _OPEN_PATHS = ("/health", "/health/live", "/health/ready")
-_MAX_USER_CHARS = 40
+_MAX_USER_CHARS = 100
 
 
 class IdentityMiddleware:
@@ -47,7 +47,9 @@ class IdentityMiddleware:
         if connection.url.path in _OPEN_PATHS:
             return None
         if self._is_proxy(connection) and (user := connection.headers.get("x-user-id")):
-            return Identity(user[:_MAX_USER_CHARS], connection.headers.get("x-user-role") == "admin")
+            if len(user) > _MAX_USER_CHARS:  # cut off, two of them could be taken for one
+                raise Unauthorized(f"x-user-id has {len(user)} characters; at most {_MAX_USER_CHARS}")
+            return Identity(user, connection.headers.get("x-user-role") == "admin")
         if self._keys is None:
             return LOCAL_USER
         key = _key_of(connection)

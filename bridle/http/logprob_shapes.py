@@ -38,6 +38,11 @@ class CompletionLogprobs:
             "text_offset": [self._offset(token) for token in tokens],
         }
 
+    def rewind(self, num_chars: int) -> None:
+        """The last characters of the choice's text are taken back."""
+        self._text = self._text[: len(self._text) - num_chars]
+        self._num_chars = len(self._text)
+
     def _top(self, entry: Logprob | None) -> dict[str, float] | None:
         if entry is None:
             return None

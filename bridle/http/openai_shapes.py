@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridle.outputs import CompletionOutput, FinishReason, Usage
+from bridle.service import Delta, RewindPolicy
 
 _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CONTROLLER: "stop"}
 
@@ -28,3 +29,30 @@ def usage_shape(usage: Usage) -> dict[str, Any]:
             "shared_tokens": usage.shared_tokens,
         },
     }
+
+
+class ChoiceNumbers:
+    """Numbers of choices when outputs fork: those that were asked for come first, in order of their prompts; each fork
+    gets the next number when it is first seen."""
+
+    def __init__(self, num_prompts: int, num_wanted: int) -> None:
+        self._num_wanted = num_wanted
+        self._next = num_prompts * num_wanted
+        self._forks: dict[tuple[int, int], int] = {}
+
+    def of(self, part: int, index: int) -> int:
+        """The number of output `index` of prompt `part`."""
+        if index < self._num_wanted:
+            return part * self._num_wanted + index
+        number = self._forks.get((part, index))
+        if number is None:
+            number = self._forks[part, index] = self._next
+            self._next += 1
+        return number
+
+
+def rewind_fields(delta: Delta, policy: RewindPolicy) -> dict[str, Any]:
+    """Under `event`: how much of what was sent of a choice is taken back before this chunk's text follows."""
+    if policy is not RewindPolicy.EVENT or not (delta.taken_tokens or delta.taken_chars):
+        return {}
+    return {"rewind": {"tokens": delta.taken_tokens, "chars": delta.taken_chars}}

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.engine.request import Request
-from bridle.outputs import Event, Finished, FinishReason, Forked, Log, PromptEvent, Rewind, Stored, TokenEvent
-from bridle.service import DeltaReader, OutputCollector, RewindPolicy
+from bridle.http.notes import NoteReader
+from bridle.outputs import Event, Finished, FinishReason, PromptEvent, Rewind, TokenEvent
+from bridle.service import DeltaReader, OutputCollector, RewindPolicy, split_at_rewinds
 
 _REASONS = {
     FinishReason.STOP: "eos",
@@ -59,9 +60,7 @@ class _Fork:
     """What is to be told of one output with the next item; `reason` stays."""
 
     text: str = ""
-    logs: str = ""
     error: str = ""
-    storage: list[dict[str, Any]] = field(default_factory=list)
     reason: str | None = None
 
 
@@ -71,17 +70,20 @@ class RunShaper:
     def __init__(self, request: Request) -> None:
         self.collector = OutputCollector(request, None)
         self._reader = DeltaReader(self.collector, RewindPolicy.MARK)
+        self._notes = NoteReader()
         self._usage = RunUsage()
         self._forks: dict[int, _Fork] = {0: _Fork()}
 
     def take(self, events: list[Event]) -> dict[str, Any]:
         """One `run` item that tells of these events."""
-        self.collector.add(events)
-        for event in events:
-            self._usage.note(event)
-            self._note(event)
-        for delta in self._reader.take():
-            self._forks.setdefault(delta.index, _Fork()).text += delta.text
+        self._notes.add(events)
+        for piece in split_at_rewinds(events):
+            self.collector.add(piece)
+            for event in piece:
+                self._usage.note(event)
+                self._note(event)
+            for delta in self._reader.take():
+                self._forks.setdefault(delta.index, _Fork()).text += delta.text
         return {
             "object": "run",
             "forks": [self._shape(index) for index in sorted(self._forks)],
@@ -90,28 +92,22 @@ class RunShaper:
 
     def _note(self, event: Event) -> None:
         fork = self._forks.setdefault(event.index, _Fork())
-        match event:
-            case Log():
-                fork.logs += event.text
-            case Stored():
-                fork.storage.append(_write_var(event))
-            case Finished():
-                fork.reason = _REASONS[event.reason]
-                if event.error is not None:
-                    fork.error = str(event.error)
-                    fork.logs += f"\n{event.error}\n" if fork.logs else f"{event.error}\n"
-            case Forked():
-                pass  # its text so far comes with its first delta
+        if isinstance(event, Finished):
+            fork.reason = _REASONS[event.reason]
+            if event.error is not None:
+                fork.error = str(event.error)
 
     def _shape(self, index: int) -> dict[str, Any]:
-        fork = self._forks[index]
+        fork, note = self._forks[index], self._notes.take(index)
         self._forks[index] = _Fork(reason=fork.reason)
+        if fork.error:
+            note.log(f"{fork.error}\n" if note.logs.endswith("\n") or not note.logs else f"\n{fork.error}\n")
         shape: dict[str, Any] = {
             "index": index,
             "text": fork.text,
             "error": fork.error,
-            "logs": fork.logs,
-            "storage": fork.storage,
+            "logs": note.logs,
+            "storage": note.storage,
         }
         return shape if fork.reason is None else {**shape, "finish_reason": fork.reason}
 
@@ -119,13 +115,3 @@ class RunShaper:
 def initial_run(run_id: str, model: str) -> dict[str, Any]:
     """The first item of a stream."""
     return {"id": f"run-{run_id}", "object": "initial-run", "created": int(time.time()), "model": model}
-
-
-def _write_var(event: Stored) -> dict[str, Any]:
-    write = {
-        "name": event.name,
-        "value": event.value.hex(),
-        "op": "Append" if event.is_append else "Set",
-        "when_version_is": None,
-    }
-    return {"WriteVar": write}

@@ -7,7 +7,7 @@ so that a long bad one gives one error instead of a million.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -149,6 +149,9 @@ class SamplingFields(BaseModel):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    controller: str | None = None
+    controller_arg: Any = None
+    rewind: Literal["hold", "event", "mark"] | None = None
 
     @property
     def wants_stream_usage(self) -> bool:
@@ -158,6 +161,8 @@ class SamplingFields(BaseModel):
         """Sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         given = {name: value for name, value in given.items() if value is not None}
+        if self.controller is not None and self.ignore_eos is None:
+            given["ignore_eos"] = self.controller != "none"  # a controller decides by itself when its output ends
         return SamplingParams(**(given | changes))
 
 

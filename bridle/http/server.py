@@ -17,6 +17,7 @@ from types import FrameType
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 
 from bridle.errors import InvalidRequest
 from bridle.http.app import create_app
@@ -54,20 +55,26 @@ def serve(settings: ServeSettings | None = None, load: Loader | None = None) -> 
 def run(registry: ModelRegistry, settings: ServeSettings, listener: socket.socket) -> None:
     """Serve `registry` on a bound socket until a signal comes. The models stay open."""
     app = create_app(registry, settings.http)
-    config = uvicorn.Config(
+    config = uvicorn_config(app, settings)
+    server = DrainingServer(config, app.state.http, settings.grace_period, lambda: _announce(registry, listener))
+    server.run(sockets=[listener])
+    _log.info("stopped")
+
+
+def uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
+    """How uvicorn serves an application of ours."""
+    return uvicorn.Config(
         app,
         http=bounded_protocol(settings.max_header_bytes, settings.http.send_timeout),
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # x-forwarded-for must not decide whose address is a trusted proxy's
         lifespan="off",
         limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         timeout_keep_alive=30,
     )
-    server = DrainingServer(config, app.state.http, settings.grace_period, lambda: _announce(registry, listener))
-    server.run(sockets=[listener])
-    _log.info("stopped")
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -9,6 +9,8 @@ from typing import Literal
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
 
+_COUNTS = ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices", "max_uploads")
+
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
@@ -16,11 +18,11 @@ class HttpSettings:
 
     `max_requests` and `max_prompt_tokens` bound what is in flight, waiting or running; more gets a 429. (One
     prompt that fits the model is taken whatever the second says.) `max_prompts` and `max_choices` bound what
-    one call may ask for. `request_timeout` is the time a generation may take (None: no limit), `send_timeout`
-    how long a client may leave its connection full before it is cut, `receive_timeout` how long it may take
-    to send its body. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web
-    origins that may call from a browser; `*` is any. `trusted_proxies` are addresses or networks whose
-    `x-user-*` headers say who asks.
+    one call may ask for, `max_uploads` how many controllers may be on their way in at once. `request_timeout` is
+    the time a generation may take (None: no limit), `send_timeout` how long a client may leave its connection full
+    before it is cut, `receive_timeout` how long it may take to send its body. `ping_interval` keeps quiet streams
+    open through proxies. `cors_origins` names web origins that may call from a browser; `*` is any.
+    `trusted_proxies` are addresses or networks whose `x-user-*` headers say who asks.
     """
 
     max_body_bytes: int = 4 << 20
@@ -28,6 +30,7 @@ class HttpSettings:
     max_prompt_tokens: int = 1 << 20
     max_prompts: int = 128
     max_choices: int = 256
+    max_uploads: int = 2
     request_timeout: float | None = None
     send_timeout: float = 30.0
     receive_timeout: float = 30.0
@@ -36,7 +39,14 @@ class HttpSettings:
     trusted_proxies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices"):
+        for name in (
+            "max_body_bytes",
+            "max_requests",
+            "max_prompt_tokens",
+            "max_prompts",
+            "max_choices",
+            "max_uploads",
+        ):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)
         for name in ("request_timeout", "send_timeout", "receive_timeout", "ping_interval"):

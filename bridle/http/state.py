@@ -25,6 +25,7 @@ class HttpState:
     admission: Admission
     metrics: Metrics
     is_draining: bool = False
+    num_uploads: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

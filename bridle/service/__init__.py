@@ -2,6 +2,7 @@
 
 from bridle.service.admission import Admission, Ticket
 from bridle.service.collect import OutputCollector, best_outputs, collect, raise_first_error
+from bridle.service.control import ControlSettings, as_control, data_folder, list_tags, tag_module, upload_module
 from bridle.service.loading import LoadedModel, load_model, model_name
 from bridle.service.registry import ModelRegistry
 from bridle.service.requests import (
@@ -14,11 +15,12 @@ from bridle.service.requests import (
     new_seed,
     tokenize,
 )
-from bridle.service.rewind import REWIND_MARK, Delta, DeltaReader, RewindPolicy, max_rewind_of
+from bridle.service.rewind import REWIND_MARK, Delta, DeltaReader, RewindPolicy, max_rewind_of, split_at_rewinds
 
 __all__ = [
     "REWIND_MARK",
     "Admission",
+    "ControlSettings",
     "Delta",
     "DeltaReader",
     "LoadedModel",
@@ -26,18 +28,24 @@ __all__ = [
     "OutputCollector",
     "RewindPolicy",
     "Ticket",
+    "as_control",
     "best_outputs",
     "build_request",
     "check_length",
     "check_text",
     "check_unicode",
     "collect",
+    "data_folder",
     "encode_prompt",
+    "list_tags",
     "load_model",
     "max_rewind_of",
     "model_name",
     "new_request_id",
     "new_seed",
     "raise_first_error",
+    "split_at_rewinds",
+    "tag_module",
     "tokenize",
+    "upload_module",
 ]

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from bridle.config import EngineConfig, ModelConfig
+from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
 
 if TYPE_CHECKING:
-    from bridle.aici.client import RuntimeConfig, RuntimePool
+    from bridle.aici.client import RuntimePool
     from bridle.engine.client import EngineClient
     from bridle.engine.interfaces import ControllerPool, ExecutorInfo, Sampler
     from bridle.text import Tokenizer
@@ -77,13 +78,13 @@ def load_model(
     progress: Callable[[str, float], None] | None = None,
     pools: Sequence[ControllerPool] = (),
     sampler: Sampler | None = None,
-    control: Callable[[Path, ExecutorInfo], RuntimeConfig] | None = None,
+    control: ControlSettings | None = None,
 ) -> LoadedModel:
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
     `progress(what, share)` is called with a share between 0 and 1. `pools` bring further kinds of controllers, beside
-    plain Python ones. `control` says how to start a runtime for Wasm controllers, given the tokenizer's folder and the
-    model's facts (None: there is none). Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
+    plain Python ones. `control` says whether Wasm controllers get a runtime (None: no); it starts while the model is
+    loaded. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
     """
     from bridle.controllers import PythonControllerPool
     from bridle.engine import AsyncEngine, Engine
@@ -91,9 +92,20 @@ def load_model(
     from bridle.text import Detokenizer, Tokenizer
 
     path = resolve_model(config.model, config.revision)
-    tokenizer = Tokenizer.load(config.tokenizer or str(path), None if config.tokenizer is None else config.revision)
-    executor = load_executor(config, progress=progress, sampler=sampler)
-    runtime = _start_control(control, config, path, executor.info)
+    control = control or ControlSettings("off")
+    starting = _begin_control(control, config, path)
+    try:
+        tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
+        executor = load_executor(config, progress=progress, sampler=sampler)
+    except BaseException:
+        if starting is not None:
+            starting.abandon()
+        raise
+    try:
+        runtime = finish_control(control, starting, executor.info.vocab_size)
+    except BaseException:
+        executor.close()
+        raise
     engine = Engine(
         executor,
         engine_config or EngineConfig(),
@@ -107,17 +119,14 @@ def load_model(
     return LoadedModel(name or model_name(config.model), client, tokenizer, control=runtime, shutdown=client.close)
 
 
-def _start_control(
-    control: Callable[[Path, ExecutorInfo], RuntimeConfig] | None, config: ModelConfig, path: Path, info: ExecutorInfo
-) -> RuntimePool | None:
-    """The runtime process of this model's vocabulary."""
-    if control is None:
+def _begin_control(control: ControlSettings, config: ModelConfig, path: Path) -> ControlStart | None:
+    """The runtime of this model's vocabulary, on its way."""
+    if control.mode == "off":
         return None
-    from bridle.aici.client import RuntimePool
     from bridle.model import resolve_model
 
     folder = path if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
-    return RuntimePool(control(folder, info), info.vocab_size)
+    return begin_control(control, folder, guess_num_logits(path))
 
 
 def model_name(model: str) -> str:

@@ -8,12 +8,13 @@ nothing of it is held.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
-from bridle.outputs import Logprob
+from bridle.outputs import Event, Logprob, Rewind
 from bridle.service.collect import GrowingOutput, OutputCollector
 
 REWIND_MARK = " \u21a9 "
@@ -54,6 +55,17 @@ def max_rewind_of(request: Request) -> int | None:
         return 0
     announced = getattr(request.controller, "max_rewind", None)
     return announced if isinstance(announced, int) and announced >= 0 else None
+
+
+def split_at_rewinds(events: Iterable[Event]) -> list[list[Event]]:
+    """Events in pieces, a new one at each rewind. A reader that marks rewinds looks after each piece: what it shows
+    then does not depend on how many events happened to arrive together."""
+    pieces: list[list[Event]] = [[]]
+    for event in events:
+        if isinstance(event, Rewind) and pieces[-1]:
+            pieces.append([])
+        pieces[-1].append(event)
+    return pieces
 
 
 class DeltaReader:

@@ -17,10 +17,10 @@ from starlette.testclient import TestClient
 from bridle.config import EngineConfig
 from bridle.controllers import PythonControllerPool
 from bridle.engine import AsyncEngine, Engine
-from bridle.http import HttpSettings, create_app
-from bridle.http.server import bind
-from bridle.http.wire import bounded_protocol
+from bridle.http import HttpSettings, ServeSettings, create_app
+from bridle.http.server import bind, uvicorn_config
 from bridle.service import LoadedModel, ModelRegistry
+from bridle.service.keys import KeyStore
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.tiny import save_tokenizer
 from bridle.text import Detokenizer, Tokenizer
@@ -29,11 +29,17 @@ NAME = "scripted"
 
 
 @cache
-def tokenizer() -> Tokenizer:
-    """Byte-level BPE with a few merges and a chat template."""
+def tokenizer_folder() -> Path:
+    """Byte-level BPE with a few merges and a chat template, on disk."""
     folder = Path(mkdtemp(prefix="bridle-http-tests-"))
     save_tokenizer(folder)
-    return Tokenizer.load(folder)
+    return folder
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """The same, loaded."""
+    return Tokenizer.load(tokenizer_folder())
 
 
 def scripted_model(
@@ -83,15 +89,13 @@ def local_client(model: LoadedModel, settings: HttpSettings | None = None, **opt
 
 
 @contextlib.contextmanager
-def served(model: LoadedModel, settings: HttpSettings | None = None) -> Iterator[str]:
+def served(model: LoadedModel, settings: HttpSettings | None = None, keys: KeyStore | None = None) -> Iterator[str]:
     """The base URL of a server on a free port of the loopback interface."""
     registry = ModelRegistry([model])
-    app = create_app(registry, settings)
+    app = create_app(registry, settings, keys)
     listener = bind("127.0.0.1", 0)
     listener.listen(128)
-    config = uvicorn.Config(
-        app, http=bounded_protocol(16_384, 30.0), log_config=None, lifespan="off", timeout_graceful_shutdown=2
-    )
+    config = uvicorn_config(app, ServeSettings(http=settings or HttpSettings(), max_header_bytes=16_384))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -1,0 +1,70 @@
+"""Controllers on any route: from the fields of a body to what steers the engine request, and how rewinds are told.
+
+The optional packages of the control runtime are touched only when a model has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import Request
+
+from bridle.aici.protocol import Auth
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.identity import identity_of
+from bridle.service import LoadedModel, RewindPolicy
+
+if TYPE_CHECKING:
+    from bridle.aici.client import RuntimePool, WasmController
+    from bridle.http.schemas import SamplingFields
+
+#: The controller that does nothing: plain generation.
+NO_CONTROLLER = "none"
+MAX_NAME_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What steers the request behind a body; `controller` None: nothing."""
+
+    controller: WasmController | None = None
+    rewind: RewindPolicy = RewindPolicy.HOLD
+
+
+def control_of(model: LoadedModel) -> RuntimePool:
+    """The control runtime of a model; raises `UnsupportedFeature` if it has none."""
+    if model.control is None:
+        raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "controller")
+    return model.control
+
+
+def auth_of(request: Request) -> Auth:
+    """Who asks, in the runtime's words."""
+    identity = identity_of(request)
+    return Auth(identity.user, identity.is_admin)
+
+
+def wasm_controller(request: Request, model: LoadedModel, name: str, argument: Any) -> WasmController:
+    """A controller by module id, tag or `gh:` name. Its argument is a string as it is, anything else as JSON text."""
+    control_of(model)
+    from bridle.aici.client import WasmController
+
+    text = argument if isinstance(argument, str) else msgspec.json.encode(argument).decode()
+    return WasmController(name, text, auth_of(request))
+
+
+def steering_of(body: SamplingFields, request: Request, model: LoadedModel) -> Steering:
+    """The controller of an OpenAI body. Raises `InvalidRequest` for what does not go together with one."""
+    name = body.controller
+    if name is None or name == NO_CONTROLLER:
+        if body.controller_arg is not None:
+            raise InvalidRequest("controller_arg needs a controller", "controller_arg")
+        return Steering()
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise InvalidRequest(f"controller has {len(name)} characters; must be 1 to {MAX_NAME_CHARS}", "controller")
+    if body.n is not None and body.n > 1:
+        raise InvalidRequest(f"n is {body.n}; with a controller it must be 1: controllers fork by themselves", "n")
+    argument = "" if body.controller_arg is None else body.controller_arg
+    return Steering(wasm_controller(request, model, name, argument), RewindPolicy(body.rewind or "hold"))

@@ -1,0 +1,203 @@
+"""The control runtime of a served model: whether there is one, how it is started, what people ask of its store.
+
+The runtime is a process of its own. It starts while the model is being loaded, so that nobody waits for it. Knows
+nothing of HTTP and of engines; the optional packages are imported only where a runtime is really started.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
+
+if TYPE_CHECKING:
+    from bridle.aici.client import RuntimeConfig, RuntimePool
+    from bridle.aici.protocol import Auth, ModuleData, TagsData
+
+_log = logging.getLogger(__name__)
+
+ControlMode = Literal["auto", "on", "off"]
+_NEEDED = ("posix_ipc",)
+_NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """Whether a model gets a control runtime, and which.
+
+    `auto` starts one if it can and says in the log why not; with `on` that is an error. `runtime` is the path of
+    another runtime than bridle's own, `args` are further arguments for it, `dialect` is what it speaks. `trace` is a
+    file to record both channels in, `store` the folder of uploaded modules (None: in the user's data folder).
+    """
+
+    mode: ControlMode = "auto"
+    runtime: str | None = None
+    args: tuple[str, ...] = ()
+    dialect: int = 2
+    trace: Path | None = None
+    store: Path | None = None
+    start_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(ControlMode):
+            raise InvalidRequest(f"control is {self.mode!r}; must be auto, on or off", "control")
+        if self.dialect not in (1, 2):
+            raise InvalidRequest(f"aici_dialect is {self.dialect}; must be 1 or 2", "aici_dialect")
+        if not self.start_timeout > 0:
+            raise InvalidRequest(f"start_timeout is {self.start_timeout}; must be more than 0", "start_timeout")
+
+    def obstacle(self) -> str | None:
+        """Why no runtime can be started here; None if nothing is in the way."""
+        if sys.platform == "win32":
+            return "the control runtime needs POSIX shared memory, which Windows does not have"
+        needed = _NEEDED if self.runtime is not None else _NEEDED + _NEEDED_BY_OUR_RUNTIME
+        missing = [name for name in needed if find_spec(name) is None]
+        if missing:
+            return f"{' and '.join(missing)} not installed; pip install 'bridle[aici]'"
+        return None
+
+    def runtime_config(self, tokenizer: Path, num_logits: int | None) -> RuntimeConfig:
+        """How to start it for a vocabulary. `num_logits` is the width of the model's logits rows."""
+        from bridle.aici.client import OWN_RUNTIME, RuntimeConfig
+
+        own = self.runtime is None
+        store = ("--store", str(self.store or data_folder() / "controllers")) if own else ()
+        return RuntimeConfig(
+            str(tokenizer),
+            num_logits=num_logits if own else None,
+            command=OWN_RUNTIME if self.runtime is None else (self.runtime,),
+            extra_args=(*store, *self.args),
+            dialect=self.dialect,
+            trace=self.trace,
+            start_timeout=self.start_timeout,
+        )
+
+
+def as_control(value: ControlSettings | bool | None) -> ControlSettings:
+    """What callers of the Python API may pass: settings, True for `on`, False or None for `off`."""
+    if isinstance(value, ControlSettings):
+        return value
+    if value is None or isinstance(value, bool):
+        return ControlSettings("on" if value else "off")
+    raise InvalidRequest(f"control is {value!r}; must be True, False or ControlSettings", "control")
+
+
+def data_folder() -> Path:
+    """Where bridle keeps what outlives a process, for this user."""
+    base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return Path(base) / "bridle"
+
+
+class ControlStart:
+    """A runtime on its way up, in a thread. Take it with `result`, or let go of it with `abandon`."""
+
+    def __init__(self, settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> None:
+        self._settings, self._tokenizer, self._num_logits = settings, tokenizer, num_logits
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="bridle-control-start")
+        self._future = None if num_logits is None else self._threads.submit(self._start, num_logits)
+
+    def _start(self, num_logits: int) -> RuntimePool:
+        from bridle.aici.client import RuntimePool
+
+        return RuntimePool(self._settings.runtime_config(self._tokenizer, num_logits), num_logits)
+
+    def result(self, num_logits: int) -> RuntimePool:
+        """The runtime, for logits rows of that width. Raises what starting it raises."""
+        try:
+            if self._future is None or num_logits != self._num_logits:
+                self.abandon()
+                return self._start(num_logits)
+            return self._future.result()
+        finally:
+            self._threads.shutdown(wait=False)
+
+    def abandon(self) -> None:
+        """End what was started."""
+        future, self._future = self._future, None
+        if future is not None and future.exception() is None:
+            future.result().shutdown()
+        self._threads.shutdown(wait=False)
+
+
+def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> ControlStart | None:
+    """Start a runtime in the background, unless there shall be none or can be none.
+
+    `num_logits` is a guess; None waits for the truth. Raises `UnsupportedFeature` if there shall be one and cannot.
+    """
+    if settings.mode == "off":
+        return None
+    obstacle = settings.obstacle()
+    if obstacle is None:
+        return ControlStart(settings, tokenizer, num_logits)
+    if settings.mode == "on":
+        raise UnsupportedFeature(f"there can be no control runtime: {obstacle}", "control")
+    _log.warning("controllers are off: %s", obstacle)
+    return None
+
+
+def finish_control(settings: ControlSettings, start: ControlStart | None, num_logits: int) -> RuntimePool | None:
+    """The runtime that was begun. One that does not start is an error only if it was asked for."""
+    if start is None:
+        return None
+    try:
+        return start.result(num_logits)
+    except (BridleError, OSError) as error:
+        if settings.mode == "on":
+            raise
+        _log.warning("controllers are off: %s", error)
+        return None
+
+
+def guess_num_logits(folder: Path) -> int | None:
+    """The width of a checkpoint's logits rows, as far as its configuration tells."""
+    try:
+        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    for part in (config, config.get("text_config") or {}) if isinstance(config, dict) else ():
+        if isinstance(part.get("vocab_size"), int):
+            return int(part["vocab_size"])
+    return None
+
+
+# -- the store -----------------------------------------------------------------------------------------------
+
+
+def upload_module(control: RuntimePool, wasm: bytes, auth: Auth) -> ModuleData:
+    """Compile and keep a controller. Raises `InvalidRequest` if it is none. Blocks; takes seconds for a large one."""
+    from bridle.aici import protocol
+
+    message = protocol.MkModule(binary=base64.b64encode(wasm).decode(), auth=_as_json(auth))
+    data: ModuleData = control.call(message, protocol.ModuleData)
+    return data
+
+
+def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Auth) -> TagsData:
+    """Let tags name a module. Raises `InvalidRequest` for a bad name or one that is not `auth`'s to set. Blocks."""
+    from bridle.aici import protocol
+
+    message = protocol.SetTags(module_id=module, tags=list(tags), auth=_as_json(auth))
+    data: TagsData = control.call(message, protocol.TagsData)
+    return data
+
+
+def list_tags(control: RuntimePool, auth: Auth) -> TagsData:
+    """All tags, newest first. Blocks."""
+    from bridle.aici import protocol
+
+    data: TagsData = control.call(protocol.GetTags(auth=_as_json(auth)), protocol.TagsData)
+    return data
+
+
+def _as_json(auth: Auth) -> dict[str, Any]:
+    return {"user": auth.user, "is_admin": auth.is_admin}

@@ -1,0 +1,133 @@
+"""A scripted model with a real control runtime behind a real server, and readers of what it streams."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bridle.aici.client import RuntimeConfig, RuntimePool
+from bridle.config import EngineConfig
+from bridle.engine import AsyncEngine, Engine
+from bridle.service import LoadedModel
+from bridle.testing.scripted import ScriptedExecutor
+from bridle.text import Detokenizer
+from tests.aici.guests import guest2, sample
+from tests.http.harness import NAME, tokenizer, tokenizer_folder
+
+VOCAB_SIZE = tokenizer().vocab_size
+
+
+def ids(text: str) -> list[int]:
+    """Token ids of a text, nothing added."""
+    return tokenizer().encode(text, add_special_tokens=False)
+
+
+def pick(text: str) -> list[str]:
+    """A step: sample among the tokens of a text."""
+    return sample(ids(text), VOCAB_SIZE)
+
+
+#: Samples `x` for ever.
+ENDLESS = guest2([pick("x")])
+
+
+@contextlib.contextmanager
+def controlled_model(
+    store: Path, *args: str, next_token: Callable[[Any], Any] | None = None, max_model_len: int = 512
+) -> Iterator[LoadedModel]:
+    """A scripted model whose runtime keeps its modules in `store`. Closed at the end, with its processes."""
+    text = tokenizer()
+    executor = ScriptedExecutor(
+        vocab_size=VOCAB_SIZE,
+        num_blocks=256,
+        block_size=16,
+        max_model_len=max_model_len,
+        eos_token_ids=text.eos_token_ids,
+        next_token=next_token,
+    )
+    limits = ("--wasm-max-step-time", "500", "--store", str(store))
+    config = RuntimeConfig(str(tokenizer_folder()), num_logits=VOCAB_SIZE, extra_args=(*limits, *args))
+    pool = RuntimePool(config, VOCAB_SIZE)
+    engine = Engine(executor, EngineConfig(step_timeout=5.0), pools=[pool], decoder=Detokenizer(text))
+    client = AsyncEngine(engine)
+    pool.wake = client.wake
+    client.start()
+    model = LoadedModel(NAME, client, text, control=pool, shutdown=client.close)
+    try:
+        yield model
+    finally:
+        model.close()
+
+
+def lent(model: LoadedModel) -> LoadedModel:
+    """The same model for a server that ends before it."""
+    return replace(model, shutdown=lambda drain: None)
+
+
+class Client:
+    """The AICI routes as a program uses them."""
+
+    def __init__(self, url: str, **headers: str) -> None:
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=60)
+
+    def upload(self, wasm: bytes) -> str:
+        answer = self.http.post("/v1/controllers", content=wasm)
+        answer.raise_for_status()
+        return str(answer.json()["module_id"])
+
+    def tag(self, module: str, *tags: str) -> httpx.Response:
+        return self.http.post("/v1/controllers/tags", json={"module_id": module, "tags": list(tags)})
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def run(self, controller: str | bytes, argument: Any = "", **body: Any) -> list[Any]:
+        """The items of a run, `[DONE]` included."""
+        name = self.upload(controller) if isinstance(controller, bytes) else controller
+        return self.stream("/v1/run", controller=name, controller_arg=argument, **body)
+
+    def stream(self, path: str, **body: Any) -> list[Any]:
+        """The items of any stream."""
+        with self.http.stream("POST", path, json=body) as answer:
+            if answer.status_code != 200:
+                answer.read()
+            answer.raise_for_status()
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            return list(events_of(answer.iter_lines()))
+
+    def close(self) -> None:
+        self.http.close()
+
+
+def events_of(lines: Iterator[str]) -> Iterator[Any]:
+    """The payloads of server-sent events; `[DONE]` stays a text."""
+    for line in lines:
+        if line.startswith("data: "):
+            text = line.removeprefix("data: ")
+            yield text if text == "[DONE]" else json.loads(text)
+
+
+def text_of(items: Sequence[Any], index: int = 0) -> str:
+    """All that a run said in one fork."""
+    return joined(items, "text", index)
+
+
+def joined(items: Sequence[Any], key: str, index: int = 0) -> str:
+    """A text field of one fork, over all `run` items."""
+    return "".join(fork[key] for item in runs_of(items) for fork in item["forks"] if fork["index"] == index)
+
+
+def runs_of(items: Sequence[Any]) -> list[Any]:
+    """The `run` items."""
+    return [item for item in items if isinstance(item, dict) and item["object"] == "run"]
+
+
+def last_fork(items: Sequence[Any], index: int = 0) -> Any:
+    """What the last item says of one fork."""
+    return next(fork for fork in runs_of(items)[-1]["forks"] if fork["index"] == index)

@@ -1,0 +1,238 @@
+"""Controllers on the OpenAI routes: forks as choices, logs and variables beside them, and the three ways to tell of
+text that is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from bridle.service import REWIND_MARK, LoadedModel
+from tests.aici.guests import END, SHOW_MODULE_ARGUMENT, TRAP, by_branch, force, guest2, result, say, splice, store
+from tests.http.controlled import VOCAB_SIZE, Client, controlled_model, ids, pick
+from tests.http.harness import NAME, served, tokenizer
+
+HI = [{"role": "user", "content": "Hi"}]
+REWINDING = guest2([force(ids("wrong")), pick("!"), force(ids("right"), backtrack=1 + len(ids("wrong"))), END])
+FORKING = guest2(
+    [
+        force(ids("start")),
+        [result({"branches": [splice(ids("-left")), splice(ids("-right"))]})],
+        [by_branch([say("L\n"), *pick("1")], [say("R\n"), *pick("2")])],
+        END,
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+    with controlled_model(tmp_path_factory.mktemp("store")) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def client(model: LoadedModel) -> Iterator[Client]:
+    with served(model) as url:
+        client = Client(url)
+        yield client
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def names(client: Client) -> dict[str, str]:
+    """Module ids by name."""
+    return {"rewinding": client.upload(REWINDING), "forking": client.upload(FORKING)}
+
+
+def complete(client: Client, **body: Any) -> Any:
+    answer = client.post("/v1/completions", **({"prompt": "x", "max_tokens": 50} | body))
+    answer.raise_for_status()
+    return answer.json()
+
+
+def chunks(client: Client, path: str = "/v1/completions", **body: Any) -> list[Any]:
+    """The choices of a stream's chunks."""
+    given = {"messages": HI} if "chat" in path else {"prompt": "x"}
+    items = client.stream(path, stream=True, max_tokens=50, **(given | body))
+    assert items.pop() == "[DONE]"
+    return [choice for item in items for choice in item["choices"]]
+
+
+def followed(choices: list[Any], index: int = 0) -> str:
+    """The text of a choice as a client of the `event` policy puts it together."""
+    text = ""
+    for choice in choices:
+        if choice["index"] == index:
+            num_chars = choice.get("rewind", {}).get("chars", 0)
+            assert num_chars <= len(text)
+            text = text[: len(text) - num_chars] + (choice["text"] if "text" in choice else text_of_delta(choice))
+    return text
+
+
+def text_of_delta(choice: Any) -> str:
+    return choice["delta"].get("content") or ""
+
+
+def test_a_controller_rides_on_a_completion(client: Client, names: dict[str, str]) -> None:
+    answer = complete(client, controller=names["rewinding"])
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("right", "stop")
+    details = answer["usage"]["completion_tokens_details"]
+    num_wrong, num_right = len(ids("wrong")), len(ids("right"))
+    assert details["sampled_tokens"] == 1
+    assert details["forced_tokens"] == num_wrong + num_right
+    assert details["rewound_tokens"] == num_wrong + 1
+    assert answer["usage"]["completion_tokens"] == num_right
+    assert "logs" not in choice and "storage" not in choice and "forked_from" not in choice
+
+
+def test_a_controller_rides_on_a_chat_with_the_official_client(client: Client, names: dict[str, str]) -> None:
+    with openai.OpenAI(base_url=f"{client.http.base_url}/v1", api_key="none", max_retries=0) as official:
+        extra = {"controller": names["rewinding"], "controller_arg": {"a": 1}}
+        answer = official.chat.completions.create(model=NAME, messages=HI, extra_body=extra)  # type: ignore[arg-type]
+        assert answer.choices[0].message.content == "right"
+
+
+def test_held_text_never_changes(client: Client, names: dict[str, str]) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        for more in ({}, {"rewind": "hold"}):
+            got = chunks(client, path, controller=names["rewinding"], **more)
+            assert followed(got) == "right"
+            assert not any("rewind" in choice for choice in got)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_events_tell_what_is_taken_back(client: Client, names: dict[str, str], path: str) -> None:
+    got = chunks(client, path, controller=names["rewinding"], rewind="event")
+    assert followed(got) == "right"
+    for choice in got:
+        assert set(choice.get("rewind", {})) <= {"tokens", "chars"}
+    slow = guest2([pick("a"), pick("b"), force(ids("c"), backtrack=1), *[pick("d")] * 3, force([], backtrack=2), END])
+    assert followed(chunks(client, path, controller=client.upload(slow), rewind="event")) == "acd"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_marks_stand_where_text_was_taken_back(client: Client, names: dict[str, str], path: str) -> None:
+    got = chunks(client, path, controller=names["rewinding"], rewind="mark")
+    assert followed(got) == f"wrong!{REWIND_MARK}right"
+
+
+def test_forks_are_further_choices(client: Client, names: dict[str, str]) -> None:
+    answer = complete(client, controller=names["forking"])
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert [choice["text"] for choice in answer["choices"]] == ["start-left1", "start-right2"]
+    assert [choice["logs"] for choice in answer["choices"]] == ["L\n", "R\n"]
+    assert "forked_from" not in answer["choices"][0] and answer["choices"][1]["forked_from"] == 0
+    chat = client.post("/v1/chat/completions", messages=HI, controller=names["forking"]).json()
+    assert [choice["message"]["content"] for choice in chat["choices"]] == ["start-left1", "start-right2"]
+    assert [choice.get("forked_from") for choice in chat["choices"]] == [None, 0]
+
+
+@pytest.mark.parametrize("rewind", ["hold", "event", "mark"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_forks_stream_as_further_choices(client: Client, names: dict[str, str], path: str, rewind: str) -> None:
+    got = chunks(client, path, controller=names["forking"], rewind=rewind)
+    assert [followed(got, index) for index in (0, 1)] == ["start-left1", "start-right2"]
+    assert {choice["index"]: choice["forked_from"] for choice in got if "forked_from" in choice} == {1: 0}
+    logs = ["".join(choice.get("logs", "") for choice in got if choice["index"] == index) for index in (0, 1)]
+    assert logs == ["L\n", "R\n"]
+    assert sorted(choice["index"] for choice in got if choice["finish_reason"]) == [0, 1]
+
+
+def test_forks_of_several_prompts_have_numbers_of_their_own(client: Client, names: dict[str, str]) -> None:
+    body = {"prompt": ["x", "y"], "controller": names["forking"]}
+    whole = complete(client, **body)["choices"]
+    assert [choice["index"] for choice in whole] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in whole] == ["start-left1"] * 2 + ["start-right2"] * 2
+    assert [choice.get("forked_from") for choice in whole] == [None, None, 0, 1]
+    got = chunks(client, **body)
+    assert [followed(got, index) for index in range(4)] == [choice["text"] for choice in whole]
+    origins = {choice["index"]: choice["forked_from"] for choice in got if "forked_from" in choice}
+    assert sorted(origins) == [2, 3] and sorted(origins.values()) == [0, 1]
+
+
+def test_logs_variables_and_the_argument(client: Client) -> None:
+    wasm = guest2([[SHOW_MODULE_ARGUMENT, store("v", "6869"), *pick("a")], END])
+    module = client.upload(wasm)
+    command = {"WriteVar": {"name": "v", "value": "6869", "op": "Set", "when_version_is": None}}
+    (choice,) = complete(client, controller=module, controller_arg=[1])["choices"]
+    assert choice["logs"].startswith("[1]") and choice["storage"] == [command]
+    got = chunks(client, controller=module, controller_arg="text")
+    assert "".join(choice.get("logs", "") for choice in got).startswith("text")
+    assert [write for choice in got for write in choice.get("storage", [])] == [command]
+
+
+def test_log_probabilities_follow_rewinds(client: Client) -> None:
+    wasm = guest2([pick("a"), pick("b"), force(ids("c"), backtrack=1), pick("d"), END])
+    module = client.upload(wasm)
+    (whole,) = complete(client, controller=module, logprobs=0)["choices"]
+    assert whole["text"] == "acd" and whole["logprobs"]["tokens"] == ["a", "c", "d"]
+    tokens: list[str] = []
+    offsets: list[int] = []
+    for choice in chunks(client, controller=module, logprobs=0, rewind="event"):
+        num_taken = choice.get("rewind", {}).get("tokens", 0)
+        del tokens[len(tokens) - num_taken :], offsets[len(offsets) - num_taken :]
+        tokens += (choice["logprobs"] or {}).get("tokens", [])
+        offsets += (choice["logprobs"] or {}).get("text_offset", [])
+    assert tokens == ["a", "c", "d"] and offsets == [0, 1, 2]
+
+
+def test_echo_shows_the_prompt_that_was_used(client: Client) -> None:
+    module = client.upload(guest2([pick("a"), END], prompt=ids("other ")))
+    answer = complete(client, controller=module, echo=True)
+    assert answer["choices"][0]["text"] == "other a"
+    assert answer["usage"]["prompt_tokens"] == len(ids("other "))
+
+
+def test_the_end_token_belongs_to_the_controller(client: Client) -> None:
+    from tests.aici.guests import sample
+
+    eos = tokenizer().eos_token_ids[0]
+    module = client.upload(guest2([pick("a"), sample([eos], VOCAB_SIZE), pick("b"), END]))
+    assert complete(client, controller=module)["choices"][0]["text"] == "ab"
+    assert complete(client, controller=module, ignore_eos=False)["choices"][0]["text"] == "a"
+
+
+def test_a_trap_is_an_error_with_logs(client: Client) -> None:
+    module = client.upload(guest2([[say("so far\n"), *pick("a")], [TRAP]]))
+    answer = client.post("/v1/completions", prompt="x", controller=module)
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["code"].startswith("controller") and "unreachable" in error["message"]
+    assert error["logs"].startswith("so far\n")
+    items = client.stream("/v1/completions", prompt="x", controller=module, stream=True)
+    assert "unreachable" in items[-1]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"controller": "no-such-tag"}, "controller"),
+        ({"controller": ""}, "controller"),
+        ({"controller": 5}, "controller"),
+        ({"controller_arg": "x"}, "controller_arg"),
+        ({"controller": "t", "n": 2}, "n"),
+        ({"controller": "t", "best_of": 2}, "best_of"),
+        ({"controller": "t", "rewind": "maybe"}, "rewind"),
+        ({"controller": "t", "rewind": "mark", "logprobs": 1, "stream": True}, "rewind"),
+    ],
+)
+def test_what_does_not_go_together(client: Client, body: dict[str, Any], param: str) -> None:
+    answer = client.post("/v1/completions", prompt="x", **body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_tool_calls_cannot_be_taken_back(client: Client) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"messages": HI, "controller": "t", "rewind": "event", "stream": True, "tools": tools}
+    answer = client.post("/v1/chat/completions", **body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "rewind"
+
+
+def test_no_controller_is_no_controller(client: Client) -> None:
+    plain = complete(client, max_tokens=5, seed=1)
+    assert complete(client, max_tokens=5, seed=1, controller="none")["choices"] == plain["choices"]

@@ -1,0 +1,208 @@
+"""`/v1/run` over a live server: items and their order, forks, marks, variables, counts, and every kind of failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bridle.service import REWIND_MARK, LoadedModel
+from tests.aici.guests import END, SHOW_MODULE_ARGUMENT, TRAP, by_branch, force, guest2, result, say, splice, store
+from tests.http.controlled import (
+    ENDLESS,
+    Client,
+    controlled_model,
+    events_of,
+    ids,
+    joined,
+    last_fork,
+    lent,
+    pick,
+    runs_of,
+    text_of,
+)
+from tests.http.harness import NAME, served
+
+PROMPT = "The prompt here"  # one token a letter, but for " the" and the like
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+    with controlled_model(tmp_path_factory.mktemp("store")) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def url(model: LoadedModel) -> Iterator[str]:
+    with served(lent(model)) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    client = Client(url)
+    yield client
+    client.close()
+
+
+def test_a_stream_has_its_items_in_order(client: Client) -> None:
+    first, *runs, done = client.run(guest2([pick("a"), pick("b"), END]), prompt=PROMPT)
+    assert set(first) == {"id", "object", "created", "model"}
+    assert first["id"].startswith("run-") and first["object"] == "initial-run" and first["model"] == NAME
+    assert done == "[DONE]"
+    assert [item["object"] for item in runs] == ["run"] * len(runs)
+    assert text_of(runs) == "ab"
+    assert last_fork(runs) | {"text": ""} == {
+        "index": 0,
+        "text": "",
+        "error": "",
+        "logs": "",
+        "storage": [],
+        "finish_reason": "aici-stop",
+    }
+    assert all("finish_reason" not in fork for item in runs[:-1] for fork in item["forks"])
+
+
+def test_usage_counts_like_the_original(client: Client) -> None:
+    prompt = "x" * 15
+    assert len(ids(prompt)) == 15
+    for num_tokens, counts in ((1, (1, 15, 17)), (2, (2, 16, 20)), (3, (3, 17, 23))):
+        items = client.run(guest2([pick("a"), pick("b"), pick("c")]), prompt=prompt, max_tokens=num_tokens)
+        usage = runs_of(items)[-1]["usage"]
+        assert (usage["sampled_tokens"], usage["ff_tokens"], usage["cost"]) == counts
+        assert last_fork(items)["finish_reason"] == "length"
+
+
+def test_forced_tokens_are_text_and_cost_less(client: Client) -> None:
+    items = client.run(guest2([force(ids("forced ")), pick("a"), END]), prompt="x" * 5)
+    assert text_of(items) == "forced a"
+    usage = runs_of(items)[-1]["usage"]
+    assert usage["sampled_tokens"] == 1
+    assert usage["ff_tokens"] == 5 + len(ids("forced "))
+
+
+def test_taken_back_text_is_marked(client: Client) -> None:
+    wasm = guest2([force(ids("wrong")), pick("!"), force(ids("right"), backtrack=1 + len(ids("wrong"))), END])
+    for _ in range(3):  # however the steps happen to be merged
+        assert text_of(client.run(wasm, prompt="x")) == f"wrong!{REWIND_MARK}right"
+
+
+def test_a_fork_repeats_the_text_before_it(client: Client) -> None:
+    branches = result({"branches": [splice(ids("-left")), splice(ids("-right"))]})
+    wasm = guest2(
+        [force(ids("start")), [branches], [by_branch([say("L\n"), *pick("1")], [say("R\n"), *pick("2")])], END]
+    )
+    items = client.run(wasm, prompt="x")
+    assert [text_of(items, index) for index in (0, 1)] == ["start-left1", "start-right2"]
+    assert [joined(items, "logs", index) for index in (0, 1)] == ["L\n", "R\n"]
+    assert [last_fork(items, index)["finish_reason"] for index in (0, 1)] == ["aici-stop"] * 2
+    forks = [[fork["index"] for fork in item["forks"]] for item in runs_of(items)]
+    assert forks[-1] == [0, 1] and all(each in ([0], [0, 1]) for each in forks)
+
+
+def test_logs_variables_and_the_argument(client: Client) -> None:
+    wasm = guest2(
+        [[SHOW_MODULE_ARGUMENT, store("answer", "3432"), store("answer", "21", op="Append"), *pick("a")], END]
+    )
+    items = client.run(wasm, {"steps": [1, "é"]}, prompt="x")
+    assert joined(items, "logs").startswith('{"steps":[1,"é"]}')
+    writes = [write for item in runs_of(items) for fork in item["forks"] for write in fork["storage"]]
+    assert writes == [
+        {"WriteVar": {"name": "answer", "value": "3432", "op": "Set", "when_version_is": None}},
+        {"WriteVar": {"name": "answer", "value": "21", "op": "Append", "when_version_is": None}},
+    ]
+    assert joined(client.run(wasm, "as it is", prompt="x"), "logs").startswith("as it is")
+
+
+def test_no_prompt_is_the_start_token(client: Client) -> None:
+    usage = runs_of(client.run(guest2([pick("a"), END])))[-1]["usage"]
+    assert usage == {"sampled_tokens": 1, "ff_tokens": 1, "cost": 3}
+
+
+def test_plain_generation(client: Client) -> None:
+    items = client.run("none", PROMPT, max_tokens=4)
+    assert last_fork(items)["finish_reason"] in ("length", "eos")
+    again = client.run("none", 0, prompt=PROMPT, max_tokens=4, model=NAME)
+    assert text_of(again) == text_of(items)
+    usage = runs_of(items)[-1]["usage"]
+    assert usage["ff_tokens"] == len(ids(PROMPT)) + usage["sampled_tokens"] - 1 + 0 * len(items)
+
+
+def test_a_trap_is_told_in_band(client: Client) -> None:
+    items = client.run(guest2([[say("so far\n"), *pick("a")], [TRAP]]), prompt="x")
+    fork = last_fork(items)
+    assert fork["finish_reason"] == "fail" and "unreachable" in fork["error"]
+    logs = joined(items, "logs")
+    assert logs.startswith("so far\n") and "unreachable" in logs
+    assert items[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("where", ["init", "create"])
+def test_a_failure_at_init_is_told_in_band(client: Client, where: str) -> None:
+    wasm = guest2([END], **{where: [say("hm\n"), TRAP]})  # type: ignore[arg-type]
+    items = client.run(wasm, prompt="x")
+    assert items[0]["object"] == "initial-run" and items[-1] == "[DONE]"
+    fork = last_fork(items)
+    assert fork["finish_reason"] == "fail" and "unreachable" in fork["error"] and "hm" in fork["logs"]
+
+
+GOOD: dict[str, Any] = {"controller": "none", "controller_arg": "a"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "word"),
+    [
+        ({"controller": None}, 400, "controller"),
+        ({"controller": ""}, 400, "controller"),
+        ({"controller": "x" * 300}, 400, "controller"),
+        ({"controller": "no-such-tag"}, 400, "no-such-tag"),
+        ({"controller": "f" * 64}, 400, "f" * 64),
+        ({"controller": "../etc/passwd"}, 400, "passwd"),
+        ({"controller": "gh:microsoft/aici/pyctrl"}, 400, "not installed"),
+        ({"controller": "gh:x"}, 400, "gh:owner/repo"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"temperature": "hot"}, 400, "temperature"),
+        ({"top_p": 0.5}, 400, "top_p"),
+        ({"top_p": 0, "temperature": 1}, 400, "top_p"),
+        ({"top_k": 5}, 400, "top_k"),
+        ({"top_k": 0, "temperature": 1}, 400, "top_k"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": 512}, 400, "max_tokens"),
+        ({"controller_arg": "word " * 1000}, 400, "prompt"),
+        ({"model": "other"}, 404, "other"),
+    ],
+)
+def test_bad_requests(client: Client, changes: dict[str, Any], status: int, word: str) -> None:
+    answer = client.post("/v1/run", **(GOOD | changes))
+    assert answer.status_code == status
+    assert word in answer.json()["error"]["message"]
+
+
+def test_malformed_bodies(client: Client) -> None:
+    json_type = {"content-type": "application/json"}
+    assert client.http.post("/v1/run", content=b"{", headers=json_type).status_code == 400
+    assert client.post("/v1/run", controller="none").status_code == 400  # controller_arg is required
+    assert client.http.post("/v1/run", content=b" " * (5 << 20), headers=json_type).status_code == 413
+
+
+def test_who_leaves_frees_everything(url: str, model: LoadedModel, client: Client) -> None:
+    module = client.upload(ENDLESS)
+    before = model.client.statistics()
+    body = {"controller": module, "controller_arg": "", "prompt": "x", "max_tokens": 400}
+    with httpx.Client(base_url=url, timeout=60) as other, other.stream("POST", "/v1/run", json=body) as answer:
+        items = events_of(answer.iter_lines())
+        next(items)
+        next(items)
+        assert model.client.statistics().num_running + model.client.statistics().num_waiting >= 1
+    gone = threading.Event()
+    for _ in range(3000):
+        now = model.client.statistics()
+        if now.num_running == 0 and now.num_free_blocks == before.num_free_blocks:
+            break
+        gone.wait(0.01)
+    else:
+        raise AssertionError(f"still there: {now}")
+    assert text_of(client.run(guest2([pick("a"), END]), prompt="x")) == "a"  # and the runtime goes on
