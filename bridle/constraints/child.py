@@ -1,0 +1,124 @@
+"""The process that tries a grammar first: it may run out of time, memory or stack, and nobody else is hurt.
+
+Run as a program: reads one JSON line per grammar and answers with one. It compiles the grammar, over single bytes
+instead of a model's vocabulary, and computes the first mask, on a thread whose stack is smaller than any in the
+process that asks. It therefore imports nothing but the standard library and llguidance.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from typing import Any
+
+import llguidance
+
+_STACK = 1 << 20
+_PAGE = 4096
+_MAX_MESSAGE = 300
+_EOS = 256
+
+
+class ByteVocabulary:
+    """One token for each byte, and one that ends a text: what `llguidance.TokenizerWrapper` takes."""
+
+    eos_token_id = _EOS
+    bos_token_id = None
+    special_token_ids = (_EOS,)
+
+    def __init__(self) -> None:
+        self.tokens = [bytes([byte]) for byte in range(_EOS)] + [b"<end>"]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def byte_tokenizer() -> llguidance.LLTokenizer:
+    """A tokenizer of single bytes."""
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteVocabulary()))
+
+
+def first_line(message: str) -> str:
+    """What a person needs of llguidance's error: not its state, not the whole grammar."""
+    lines = [line.strip() for line in message.split("<state>")[0].strip().splitlines()]
+    detail = next((line.removeprefix("error:").strip() for line in lines if line.startswith("error:")), "")
+    text = lines[0] if lines else "unknown error"
+    if len(text) > _MAX_MESSAGE:
+        text = text[: _MAX_MESSAGE - 3] + "..."
+    return f"{text} {detail}".strip()
+
+
+def try_grammar(tokenizer: Any, grammar: str, limits: dict[str, Any]) -> dict[str, Any]:
+    """`{"bytes": n}`, about how much memory the compiled grammar takes, or `{"error": why}`."""
+    before = _resident()
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**limits))
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        return {"error": reason(matcher)}
+    return {"bytes": max(_resident() - before, 0)}
+
+
+def reason(matcher: Any) -> str:
+    """Why a matcher failed."""
+    if matcher.stop_reason() == "NoExtensionBias" or matcher.get_error().startswith("NoExtensionBias"):
+        return "it allows no text at all"
+    return first_line(matcher.get_error())
+
+
+def main() -> None:
+    """Serve grammars until standard input ends."""
+    worker = threading.Thread(target=_serve)
+    worker.start()
+    worker.join()
+
+
+def _serve() -> None:
+    tokenizer = byte_tokenizer()
+    for line in sys.stdin.buffer:
+        job = json.loads(line)
+        _bound(job["seconds"], job["memory"])
+        answer = try_grammar(tokenizer, job["grammar"], job["limits"])
+        _unbound()
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _bound(seconds: float, memory: int) -> None:
+    """From now on the operating system ends this process when it takes too much."""
+    try:
+        import resource
+    except ImportError:  # not on Windows: the parent's time-out is left
+        return
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (_virtual() + memory, hard))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _unbound() -> None:
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _virtual() -> int:
+    return _statm(0)
+
+
+def _resident() -> int:
+    return _statm(1)
+
+
+def _statm(column: int) -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[column]) * _PAGE
+    except OSError:  # only Linux tells
+        return 0 if column else 1 << 40
+
+
+if __name__ == "__main__":
+    threading.stack_size(_STACK)
+    main()

@@ -1,0 +1,136 @@
+"""From constraints to matchers, off the engine's thread: tried in a child first, then compiled here, and kept.
+
+A grammar that a child survived compiles here as well, since llguidance does the same work twice: it has no state
+between grammars. What is kept is the compiled matcher at its start; each request works on a copy, which takes
+microseconds. Grammars that are not usable are remembered too, so that asking again costs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from bridle.constraints.grammar import grammar_of
+from bridle.constraints.limits import ConstraintLimits
+from bridle.constraints.matcher import Matcher
+from bridle.constraints.spec import Constraint
+from bridle.constraints.trial import Trials
+from bridle.constraints.vocabulary import Vocabulary
+from bridle.errors import InvalidRequest, Overloaded
+
+#: What a compiled grammar takes at least, in bytes, and what a refusal does.
+_MIN_WEIGHT = 160 * 1024
+_REFUSAL_WEIGHT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A compiled grammar, or why there is none."""
+
+    result: Matcher | InvalidRequest
+    weight: int
+
+
+class Compiler:
+    """Makes matchers for one vocabulary, which is built when first needed. Safe to use from several threads."""
+
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary], limits: ConstraintLimits | None = None) -> None:
+        self._limits = limits or ConstraintLimits()
+        self._make_vocabulary = make_vocabulary
+        self._vocabulary: Vocabulary | None = None
+        self._lock = threading.Lock()
+        self._building = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._weight = 0
+        self._pending: dict[str, Future[Matcher]] = {}
+        self._trials = Trials(self._limits)
+        self._threads: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What tokens spell."""
+        with self._building:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+            return self._vocabulary
+
+    @property
+    def num_cached(self) -> int:
+        """Grammars kept, refused ones included."""
+        return len(self._entries)
+
+    @property
+    def cached_bytes(self) -> int:
+        """About how much memory they take."""
+        return self._weight
+
+    def compile(self, constraint: Constraint) -> Future[Matcher]:
+        """The compiled grammar, to be copied, never moved. The future raises `InvalidRequest` for a grammar that
+        cannot be used, `Overloaded` if the compiler is shut down. Do not cancel it: it may be shared."""
+        key = constraint.key
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+                return _done(entry.result)
+            pending = self._pending.get(key)
+            if pending is not None:
+                return pending
+            if self._closed:
+                return _done(Overloaded("the compiler of constraints was shut down"))
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._limits.num_compilers, thread_name_prefix="bridle-grammar")
+            future = self._pending[key] = self._threads.submit(self._compile, key, constraint)
+            return future
+
+    def _compile(self, key: str, constraint: Constraint) -> Matcher:
+        try:
+            grammar = grammar_of(constraint)
+            weight = max(self._trials.try_grammar(grammar), _MIN_WEIGHT) + sys.getsizeof(grammar)
+            matcher = Matcher(self.vocabulary, grammar)
+            matcher.copy().mask()
+        except InvalidRequest as error:
+            self._keep(key, _Entry(error, _REFUSAL_WEIGHT))
+            raise
+        else:
+            self._keep(key, _Entry(matcher, weight))
+            return matcher
+        finally:
+            with self._lock:
+                self._pending.pop(key, None)
+
+    def _keep(self, key: str, entry: _Entry) -> None:
+        """Remember it, and forget what was not used for the longest time."""
+        with self._lock:
+            self._entries[key] = entry
+            self._weight += entry.weight
+            limits = self._limits
+            while len(self._entries) > limits.cache_entries or self._weight > limits.cache_bytes:
+                _, old = self._entries.popitem(last=False)
+                self._weight -= old.weight
+
+    def close(self) -> None:
+        """End the children and forget everything. Idempotent."""
+        with self._lock:
+            self._closed = True
+            threads, self._threads = self._threads, None
+        self._trials.close()
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._entries.clear()
+            self._weight = 0
+
+
+def _done(result: Matcher | Exception) -> Future[Matcher]:
+    future: Future[Matcher] = Future()
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+    return future

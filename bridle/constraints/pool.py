@@ -1,0 +1,210 @@
+"""The home of constraints beside an engine: a `ControllerPool`.
+
+Tokens are committed where they are reported, on the engine's thread, since that takes microseconds: a complete text
+stops, and tokens that must come are forced, before the next step is scheduled, without a forward pass. Where there is
+a choice, threads compute the mask while the device computes logits. A sequence whose grammar was slow once is from
+then on handled on those threads alone, so that it cannot hold up the engine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from bridle.constraints.compiler import Compiler
+from bridle.constraints.limits import ConstraintLimits
+from bridle.constraints.matcher import Matcher, end_row
+from bridle.constraints.spec import Constraint
+from bridle.constraints.vocabulary import Vocabulary
+from bridle.constraints.workers import Workers
+from bridle.engine.decision import Decision
+from bridle.engine.interfaces import Answer, Ask
+from bridle.engine.request import Request
+from bridle.errors import BridleError, ControllerError, InternalError
+
+#: A sequence whose commit or mask took more processor time, in seconds, is not handled on the engine's thread any more.
+_SLOW = 0.002
+_SLOW_MASK = 0.01
+
+
+@dataclass(slots=True, eq=False)
+class _Instance:
+    """One output under its constraint."""
+
+    matcher: Matcher
+    is_slow: bool = False
+
+
+class ConstraintPool:
+    """Runs requests whose `controller` is a `Constraint`. `make_vocabulary` is called once, off the engine's
+    thread, when the first of them comes. `clock` must be the engine's."""
+
+    def __init__(
+        self,
+        make_vocabulary: Callable[[], Vocabulary],
+        limits: ConstraintLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        limits = limits or ConstraintLimits()
+        self.compiler = Compiler(make_vocabulary, limits)
+        self._clock = clock
+        self._workers = Workers(limits.num_threads)
+        self._opened: dict[str, _Instance] = {}
+        self._live: dict[int, _Instance] = {}
+        self._arrived = threading.Condition()
+        self._answers: dict[int, Answer] = {}
+        self._under_way: dict[int, _Instance] = {}
+        self._end_row: bytes | None = None
+
+    # -- coming --------------------------------------------------------------------------------------------
+
+    def accepts(self, controller: object) -> bool:
+        """Whether it is a `Constraint`."""
+        return isinstance(controller, Constraint)
+
+    def open(self, request: Request) -> Future[tuple[int, ...]]:
+        """Compile the constraint. The future raises `InvalidRequest` for one that cannot be used."""
+        future: Future[tuple[int, ...]] = Future()
+        constraint = request.controller
+        if not isinstance(constraint, Constraint):
+            future.set_exception(InternalError(f"{constraint!r} is no constraint"))
+            return future
+
+        def begin(compiled: Future[Matcher]) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                self._opened[request.id] = _Instance(compiled.result().copy())
+            except BaseException as error:  # a cancelled compilation is one too
+                future.set_exception(error if isinstance(error, BridleError) else _as_error(error))
+            else:
+                future.set_result(request.prompt)
+
+        self.compiler.compile(constraint).add_done_callback(begin)
+        return future
+
+    def abandon(self, request: Request) -> None:
+        """Drop what `open` made."""
+        self._opened.pop(request.id, None)
+
+    # -- the step ------------------------------------------------------------------------------------------
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Forks first, while their parents are as they were; then what needs no mask at once, the rest on
+        threads."""
+        for ask in asks:
+            if ask.request is not None:
+                self._live[ask.seq_id] = self._opened.pop(ask.request.id)
+            elif ask.parent is not None:
+                parent = self._live[ask.parent]
+                self._live[ask.seq_id] = _Instance(parent.matcher.copy(), parent.is_slow)
+        work: list[Callable[[], None]] = []
+        for ask in asks:
+            instance = self._live.get(ask.seq_id)
+            if instance is None:
+                continue
+            answer = None if instance.is_slow else self._advance(instance, ask)
+            if answer is not None:
+                self._answer(ask.seq_id, instance, answer)
+            else:
+                self._under_way[ask.seq_id] = instance
+                work.append(self._work(instance, ask, instance.is_slow))
+        if work:
+            self._workers.submit(work)
+
+    def _work(self, instance: _Instance, ask: Ask, is_whole: bool) -> Callable[[], None]:
+        """The rest of an answer, for a thread."""
+
+        def run() -> None:
+            began = time.thread_time()
+            answer = self._advance(instance, ask) if is_whole else None
+            answer = answer or self._masked(instance)
+            instance.is_slow = instance.is_slow or time.thread_time() - began > _SLOW_MASK
+            self._answer(ask.seq_id, instance, answer)
+
+        return run
+
+    def _advance(self, instance: _Instance, ask: Ask) -> Answer | None:
+        """Commit what became known; the answer, unless it takes a mask."""
+        matcher = instance.matcher
+        began = time.thread_time()
+        try:
+            if ask.request is None:
+                matcher.rollback(ask.backtrack)
+                matcher.commit(ask.tokens)
+            if ask.final:
+                return Answer(log=_last_words(matcher))
+            if matcher.is_complete:
+                return Answer(Decision.stop())
+            if matcher.is_failed:
+                raise ControllerError(f"the constraint failed: {matcher.failure}")
+            forced = matcher.forced()
+        except Exception as error:
+            return Answer() if ask.final else Answer(error=_as_error(error))
+        if time.thread_time() - began > _SLOW:
+            instance.is_slow = True
+        return Answer(Decision.splice(0, forced)) if forced else None
+
+    def _masked(self, instance: _Instance) -> Answer:
+        try:
+            mask = instance.matcher.mask()
+            if self._end_row is None:
+                self._end_row = end_row(self.compiler.vocabulary)
+            if mask == self._end_row or (instance.matcher.is_accepting and not mask.strip(b"\0")):
+                return Answer(Decision.stop())
+            return Answer(Decision.sample(mask))
+        except Exception as error:
+            return Answer(error=_as_error(error))
+
+    def _answer(self, seq_id: int, instance: _Instance, answer: Answer) -> None:
+        with self._arrived:
+            if self._live.get(seq_id) is instance:
+                self._answers[seq_id] = answer
+            if self._under_way.get(seq_id) is instance:
+                del self._under_way[seq_id]
+            self._arrived.notify()
+
+    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
+        """All answers; waits for those of `seq_ids` until `deadline`."""
+        wanted = () if deadline is None else tuple(seq_ids)
+        with self._arrived:
+            while deadline is not None and any(seq_id in self._under_way for seq_id in wanted):
+                left = deadline - self._clock()
+                if left <= 0:
+                    break
+                self._arrived.wait(left)
+            answers, self._answers = self._answers, {}
+        return answers
+
+    # -- going ---------------------------------------------------------------------------------------------
+
+    def close(self, seq_ids: Sequence[int]) -> None:
+        """Drop the matchers of these sequences; one at work is dropped when it is done."""
+        with self._arrived:
+            for seq_id in seq_ids:
+                self._live.pop(seq_id, None)
+                self._answers.pop(seq_id, None)
+                self._under_way.pop(seq_id, None)
+
+    def shutdown(self) -> None:
+        """End threads and children. Idempotent."""
+        self.compiler.close()
+        self._workers.close()
+        self.close([*self._live])
+        self._opened.clear()
+
+
+def _last_words(matcher: Matcher) -> str:
+    """What a client should know of a text that ended before its grammar did."""
+    if matcher.is_failed or matcher.is_complete or matcher.is_accepting:
+        return ""
+    return f"the output ended after {matcher.num_tokens} tokens, before its constraint was satisfied\n"
+
+
+def _as_error(error: BaseException) -> ControllerError:
+    if isinstance(error, ControllerError):
+        return error
+    return ControllerError(f"the constraint failed: {error!r}")
