@@ -13,8 +13,6 @@ import sys
 import threading
 from typing import Any
 
-import llguidance
-
 _STACK = 1 << 20
 _PAGE = 4096
 _MAX_MESSAGE = 300
@@ -35,8 +33,10 @@ class ByteVocabulary:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-def byte_tokenizer() -> llguidance.LLTokenizer:
+def byte_tokenizer() -> Any:
     """A tokenizer of single bytes."""
+    import llguidance
+
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteVocabulary()))
 
 
@@ -52,6 +52,8 @@ def first_line(message: str) -> str:
 
 def try_grammar(tokenizer: Any, grammar: str, limits: dict[str, Any]) -> dict[str, Any]:
     """`{"bytes": n}`, about how much memory the compiled grammar takes, or `{"error": why}`."""
+    import llguidance
+
     before = _resident()
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**limits))
     if not matcher.is_error():

@@ -19,7 +19,7 @@ from bridle.constraints.limits import ConstraintLimits
 from bridle.constraints.matcher import Matcher
 from bridle.constraints.spec import Constraint
 from bridle.constraints.trial import Trials
-from bridle.constraints.vocabulary import Vocabulary
+from bridle.constraints.vocabulary import Vocabulary, load_llguidance
 from bridle.errors import InvalidRequest, Overloaded
 
 #: What a compiled grammar takes at least, in bytes, and what a refusal does.
@@ -90,6 +90,7 @@ class Compiler:
 
     def _compile(self, key: str, constraint: Constraint) -> Matcher:
         try:
+            load_llguidance()
             grammar = grammar_of(constraint)
             weight = max(self._trials.try_grammar(grammar), _MIN_WEIGHT) + sys.getsizeof(grammar)
             matcher = Matcher(self.vocabulary, grammar)

@@ -36,8 +36,8 @@ class Vocabulary:
         ends = self.eos or (self.size,)
         self.special = frozenset(token for token in special if token < self.size).union(ends)
         self._encode = encode
-        self.backend = _llguidance().LLTokenizer(
-            _llguidance().TokenizerWrapper(_Wrapper(self, ends[0])), eos_token=list(ends)
+        self.backend = load_llguidance().LLTokenizer(
+            load_llguidance().TokenizerWrapper(_Wrapper(self, ends[0])), eos_token=list(ends)
         )
 
     @property
@@ -116,7 +116,8 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos: Iterable[int] = ()
     )
 
 
-def _llguidance() -> Any:
+def load_llguidance() -> Any:
+    """The package, or `UnsupportedFeature` that says what to install."""
     try:
         import llguidance
     except ImportError:

@@ -83,9 +83,10 @@ def load_model(
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
     `progress(what, share)` is called with a share between 0 and 1. `pools` bring further kinds of controllers, beside
-    plain Python ones. `control` says whether Wasm controllers get a runtime (None: no); it starts while the model is
-    loaded. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
+    plain Python ones and constraints. `control` says whether Wasm controllers get a runtime (None: no); it starts
+    while the model is loaded. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
     """
+    from bridle.constraints import ConstraintPool, vocabulary_of
     from bridle.controllers import PythonControllerPool
     from bridle.engine import AsyncEngine, Engine
     from bridle.model import load_executor, resolve_model
@@ -106,10 +107,12 @@ def load_model(
     except BaseException:
         executor.close()
         raise
+    vocab_size = executor.info.vocab_size
+    constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, vocab_size, executor.info.eos_token_ids))
     engine = Engine(
         executor,
         engine_config or EngineConfig(),
-        pools=(PythonControllerPool(executor.info.vocab_size), *pools, *((runtime,) if runtime else ())),
+        pools=(PythonControllerPool(vocab_size), constraints, *pools, *((runtime,) if runtime else ())),
         decoder=Detokenizer(tokenizer),
     )
     client = AsyncEngine(engine)

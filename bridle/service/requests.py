@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from bridle.constraints.spec import Constraint
+from bridle.constraints.spec import parse as parse_constraint
 from bridle.engine.request import Request
 from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.sampling import SamplingParams
@@ -44,6 +46,7 @@ def build_request(
     *,
     request_id: str | None = None,
     controller: object | None = None,
+    constraint: Constraint | Mapping[str, Any] | None = None,
     adapter: str | None = None,
     stopping: Sequence[StoppingCriteria] = (),
     timeout: float | None = None,
@@ -54,6 +57,7 @@ def build_request(
 ) -> Request:
     """A request that `model` can run, with a seed so that it can be run again.
 
+    `constraint` is what the text must look like, as an object or as plain data; it takes the controller's place.
     `timeout` is in seconds from now. Raises `InvalidRequest` or `ContextOverflow`, naming field, value and
     limit.
     """
@@ -67,7 +71,7 @@ def build_request(
         id=request_id or new_request_id(),
         prompt=tokens,
         sampling=sampling,
-        controller=controller,
+        controller=_steering(controller, constraint),
         adapter=adapter,
         stopping=tuple(stopping),
         deadline=None if timeout is None else time.monotonic() + timeout,
@@ -75,6 +79,19 @@ def build_request(
         priority=priority,
         detokenize=detokenize,
     )
+
+
+def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> object | None:
+    """What goes into the request's one place for something that steers it."""
+    if constraint is None:
+        return controller
+    if controller is not None:
+        raise InvalidRequest(
+            "both a controller and a constraint were given; a request has one of them "
+            "(a controller can compute the constraint's masks itself)",
+            "constraint",
+        )
+    return parse_constraint(constraint)
 
 
 async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
