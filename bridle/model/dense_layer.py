@@ -73,7 +73,8 @@ class DenseLayer(nn.Module):
         rows = hidden_states[0]  # [T, hidden]
         rows = rows + self.out(self._attend(self.norm(rows), position_embeddings))
         gate, up = self.gate_up(self.mlp_norm(rows)).chunk(2, -1)
-        return (rows + self.down(self.act(gate).mul_(up))).unsqueeze(0)
+        out: Tensor = rows + self.down(self.act(gate).mul_(up))
+        return out.unsqueeze(0)
 
     def _attend(self, rows: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
         heads = self.qkv(rows).view(rows.shape[0], -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
@@ -84,7 +85,7 @@ class DenseLayer(nn.Module):
             cos, sin = self._rotary.of(*position_embeddings)
             turned = torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin)
         query, key = turned[:, : self.num_heads], turned[:, self.num_heads :]
-        attended = current_handler()(
+        attended: Tensor = current_handler()(
             self, _by_head(query), _by_head(key), _by_head(value), self.options, {}
         )  # [1, T, Hq, D]
         return attended.view(rows.shape[0], -1)

@@ -47,6 +47,8 @@ def load_executor(
     device = choose_device(config.device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    if config.quantization == "int8" and device.type != "cpu":
+        raise InvalidRequest(f"quantization 'int8' is for CPUs; the device is {device}", "quantization")
     report("finding the model", 0.0)
     checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
     settings = guards.read_config(checkpoint)
