@@ -119,7 +119,8 @@ def test_a_killed_supervisor_or_nursery(start: Start, victim: str) -> None:
     wait_until(lambda: not everything(llm))
     assert llm.leftovers() == []
     with pytest.raises(RuntimeDied):
-        llm.main(op="ping")
+        for _ in range(3):  # the step that was under way may have got its answer still
+            llm.main(op="ping")
 
 
 def test_the_engine_dies(start: Start, tokenizer: Path, store: Path) -> None:

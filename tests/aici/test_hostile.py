@@ -42,7 +42,7 @@ from tests.aici.llm_side import Llm
 NEIGHBOUR = 1
 LIMITS = (
     "--wasm-max-step-time=20",
-    "--wasm-max-timeout-steps=3",
+    "--wasm-max-timeout-steps=20",
     "--wasm-max-init-time=60",
     "--wasm-max-memory=4",
     "--limit=max_result=100000",
@@ -179,8 +179,8 @@ def test_what_never_ends_is_ended(llm: Llm, neighbour: Neighbour, where: str, na
     if where == "mid":
         llm.start(module, 2)
         answer = run_until_error(llm, neighbour, 2)
-        assert "timeout" in answer["error"] and "3 steps in a row" in answer["error"]
-        assert "\u23f3 late: 20 ms, step 1/3" in answer["all_logs"]
+        assert "timeout" in answer["error"] and "20 steps in a row" in answer["error"]
+        assert "\u23f3 late: 20 ms, step 1/20" in answer["all_logs"]
         llm.mid(freed=(2,))
     else:
         _, reply = llm.instantiate(module)
@@ -306,7 +306,7 @@ def test_a_guest_that_is_late_but_not_lost(llm: Llm, neighbour: Neighbour) -> No
         assert answer["error"] == "" and answer["logs"].startswith("\u23f3"), answer
         assert answer["result"]["branches"][0]["splices"] == [{"when_sampled": [], "backtrack": 0, "ff_tokens": []}]
     assert llm.row(data, answer["result"]["branches"][0]["sample_mask"], VOCAB_SIZE) == [66]
-    assert late <= 3
+    assert late <= 20
     llm.mid(freed=(2,))
 
 

@@ -10,10 +10,12 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
 import wasmtime
+import wasmtime.component
 
 from bridle.aici.protocol import WriteVar
 from bridle.aici.runtime import constraints, host, wasi
@@ -58,12 +60,21 @@ class Sandbox:
 
     def load(self, path: str, facts: Facts) -> Program:
         """Compiled code from a file that the module store vouches for."""
+        if facts.is_component:
+            return Program(self, None, facts, wasmtime.component.Component.deserialize_file(self.engine, path))
         module = wasmtime.Module.deserialize_file(self.engine, path)
         try:
             pre = self._linkers[facts.old_bias].instantiate_pre(module)
         except wasmtime.WasmtimeError as error:
             raise InvalidRequest(f"the module does not link: {error}", "module_id") from None
         return Program(self, pre, facts)
+
+    @cached_property
+    def component_linker(self) -> Any:
+        """Made when the first component comes."""
+        from bridle.aici.runtime.component import make_linker
+
+        return make_linker(self.engine)
 
     def _link(self, old_bias: bool) -> wasmtime.Linker:
         linker = wasmtime.Linker(self.engine)
@@ -78,8 +89,9 @@ class Program:
     """Loaded code, linked."""
 
     sandbox: Sandbox
-    pre: wasmtime.InstancePre
+    pre: Any  # wasmtime.InstancePre of a core module
     facts: Facts
+    component: Any = None  # wasmtime.component.Component of a component
 
 
 class NoMemory:
@@ -262,8 +274,7 @@ class Instance:
             function = self.program.sandbox.crossing.bind(self._store, export, len(arguments))
             self._functions[name] = function
         self.failure = None
-        self._budget_ms = budget_ms
-        self._budget_end = time.thread_time() + budget_ms / 1000
+        self._start_budget(budget_ms)
         before, running.guest = running.guest, self
         try:
             return function(*arguments)
@@ -274,6 +285,10 @@ class Instance:
             raise self.broke(ControllerError(f"internal error in a host function: {error!r}")) from error
         finally:
             running.guest = before
+
+    def _start_budget(self, budget_ms: float) -> None:
+        self._budget_ms = budget_ms
+        self._budget_end = time.thread_time() + budget_ms / 1000
 
     def _panic(self, error: ControllerError) -> None:
         """After a fatal host error the guest may say a last word through `aici_panic`."""

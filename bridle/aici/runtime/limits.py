@@ -61,7 +61,8 @@ class Limits:
     # Arguments and processes.
     max_argument: int = 16 * MIB
     max_prompt: int = 1 << 20
-    max_workers: int = 8
+    max_workers: int = 8  # processes that sequences of a tenant share
+    max_processes: int = 128  # processes that belong to one request, or to one sequence
     max_instances: int = 1024  # alive in the whole runtime
     max_instances_per_user: int = 512
     max_unbound_time: int = 600_000  # an instance that no sequence has claimed

@@ -118,9 +118,7 @@ class WorkerPool:
                     return worker
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise Overloaded(
-                        f"all {self._limits.max_workers} workers are busy; waited {self._limits.max_queue_time} ms"
-                    )
+                    raise Overloaded(f"{self._full(alone)}; waited {self._limits.max_queue_time} ms")
                 self._room.wait(left)
 
     def release(self, worker: WorkerPort, key: int) -> None:
@@ -163,12 +161,18 @@ class WorkerPool:
 
     def _start(self, request: RequestState, alone: bool) -> WorkerPort | None:
         """A new process, in the place of a warm one of another tenant if need be."""
-        if len(self.workers) >= self._limits.max_workers:
-            warm = [worker for worker in self.workers if not worker.keys and not worker.calls]
+        if self._full(alone):
+            warm = [w for w in self.workers if not w.keys and not w.calls and (w.owner is not None) == alone]
             if not warm:
                 return None
             self._remove(warm[0])
         return self._spawn(request, alone)
+
+    def _full(self, alone: bool) -> str | None:
+        """Why there can be no further process of a kind, or None."""
+        count = sum((worker.owner is not None) == alone for worker in self.workers)
+        limit = self._limits.max_processes if alone else self._limits.max_workers
+        return f"all {limit} {'processes' if alone else 'workers'} are busy" if count >= limit else None
 
     def _spawn(self, request: RequestState, alone: bool) -> WorkerPort:
         ends = _Ends(alone)
@@ -200,8 +204,9 @@ class WorkerPool:
         """Fork the process of a sequence for a new one. Raises `ShardUnavailable`, `Overloaded`."""
         assert worker.owner is not None
         with self._room:
-            if len(self.workers) >= self._limits.max_workers:
-                raise Overloaded(f"all {self._limits.max_workers} workers are busy")
+            full = self._full(True)
+            if full:
+                raise Overloaded(full)
         ends = _Ends(True)
         rid = self.new_rid()
         future = worker.call(rid, m.Split(rid, key, new_key, branch), ends.theirs)

@@ -23,6 +23,8 @@ from bridle.aici.runtime.sequences import Sequence, SequenceTable
 _answers = m.decoder(m.Answers)
 #: How long a cancelled guest gets to say its last words, in seconds.
 _LAST_WORDS = 0.1
+#: How long a wait lasts before deaths that another thread noticed are looked for, in seconds.
+_LOOK = 0.05
 
 Op = m.Step2 | m.PostPre | m.Mid1
 
@@ -118,15 +120,16 @@ class Steps:
         ports: dict[int, WorkerPort] = {}
         for job in waiting.values():
             worker = job.sequence.worker
-            if not worker.is_dead:
-                ports[worker.port.bell.fileno()] = worker
+            descriptor = worker.port.bell.fileno()
+            if descriptor >= 0:  # else it died just now, and its sequences are about to be told
+                ports[descriptor] = worker
         for descriptor in ports:
             poll.register(descriptor, select.POLLIN)
         open_jobs = {key for key, job in waiting.items() if job.sequence.error is None}
         awaited = awaited or open_jobs
         while not awaited.isdisjoint(open_jobs):
             left = deadline - time.monotonic()
-            ready = poll.poll(max(left * 1000, 0))
+            ready = poll.poll(max(min(left, _LOOK) * 1000, 0))
             if not ready and left <= 0:
                 return
             for descriptor, _ in ready:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from bridle.errors import BridleError, ControllerError, InvalidRequest, Overload
 _SIDE_THREADS = 16
 #: How long a reply may wait for the engine to read it before the engine is looked at again, in seconds.
 _REPLY_TIMEOUT = 600.0
+#: How long a signal may take to arrive, in seconds.
+_SIGNAL_TIME = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +258,7 @@ class Supervisor:
     def _orphaned(self) -> None:
         """Without the nursery there are no workers, and a new one cannot be forked from a process with threads:
         the engine starts a new runtime."""
+        time.sleep(_SIGNAL_TIME)  # a signal to the whole group ends us without a word
         self._goodbye(ProtocolError("the nursery is gone"))
 
     def stop(self) -> None:

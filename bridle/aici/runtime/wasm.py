@@ -120,11 +120,19 @@ def check_span(start: int, length: int, size: int) -> None:
 
 def with_backtrace(failure: BaseException, text: str) -> BaseException:
     """The failure with the place where the guest was, out of wasmtime's message about the trap."""
-    start = text.find("wasm backtrace")
-    if start < 0 or not isinstance(failure, ControllerError):
+    place = backtrace_of(text)
+    if not place or not isinstance(failure, ControllerError):
         return failure
+    return type(failure)(f"{failure}\n{place}")
+
+
+def backtrace_of(text: str) -> str:
+    """The part of wasmtime's message that tells where the guest was; empty if it does not."""
+    start = text.find("wasm backtrace")
+    if start < 0:
+        return ""
     end = text.find("Caused by", start)
-    return type(failure)(f"{failure}\n{text[start : end if end >= 0 else None].rstrip()}")
+    return text[start : end if end >= 0 else None].rstrip()
 
 
 def make_config(limits: Limits, *, reference_types: bool, parallel: bool) -> wasmtime.Config:

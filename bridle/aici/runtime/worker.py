@@ -20,6 +20,7 @@ import wasmtime
 
 from bridle.aici.protocol import PreResult
 from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.component import make_instance
 from bridle.aici.runtime.crew import Crew, Task
 from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.hosted import Hosted
@@ -246,7 +247,7 @@ class Worker:
         program = self._program(message)
         variables = self._lease_variables(message.request)
         try:
-            return Instance(program, self._surroundings, message.argument.encode(), variables)
+            return make_instance(program)(program, self._surroundings, message.argument.encode(), variables)
         except BaseException:
             self._release_variables(message.request)
             raise

@@ -1,0 +1,240 @@
+"""Controllers as components: the same instance to the rest of the runtime, with typed functions instead of pointers.
+
+The interface is in `wit/controller.wit`. A component always has its process for itself and is forked with it, so what
+holds for the Python API's conversions (slow for long lists, one place for exceptions) touches nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import wasmtime
+from wasmtime import component as wc
+
+from bridle.aici.protocol import WriteVar
+from bridle.aici.runtime.constraints import make_matcher
+from bridle.aici.runtime.instance import Instance, Program
+from bridle.aici.runtime.storage import parse_command
+from bridle.aici.runtime.wasm import LOOK_TICKS, GuestFault, backtrace_of, running
+from bridle.errors import ControllerError, ControllerTrap
+
+HOST = "bridle:controller/host@0.1.0"
+EXPORTS = ("create", "start", "next")
+#: A component consists of several core instances with memories and tables of their own.
+_MAX_PARTS = 64
+
+
+def make_linker(engine: wasmtime.Engine) -> wc.Linker:
+    """Everything that a controller component may import."""
+    linker = wc.Linker(engine)
+    linker.add_wasip2()
+    with linker.root() as root, root.add_instance(HOST) as host:
+        for name, function in _FUNCTIONS.items():
+            host.add_func(name, _guarded(function))
+    return linker
+
+
+class ComponentInstance(Instance):
+    """See `Instance`. A process fork is the only way to copy it."""
+
+    def create(self, budget_ms: float) -> None:
+        self._begin()
+        self._call("create", [self.argument.decode(errors="replace")], budget_ms, self._check_created)
+
+    def callback(self, name: str, argument: bytes, budget_ms: float) -> bytes:
+        self._begin()
+        if name == "aici_init_prompt":
+            prompt = msgspec.json.encode(msgspec.json.decode(argument)["prompt"])
+            return b'{"prompt":' + self._text("start", prompt, budget_ms) + b"}"
+        return self._text("next", argument, budget_ms)
+
+    def _text(self, name: str, argument: bytes, budget_ms: float) -> bytes:
+        result: str = self._call(name, [argument.decode()], budget_ms)
+        limit = self.surroundings.limits.max_result
+        if len(result) > limit:
+            raise self.broke(GuestFault(f"result of {len(result)} bytes exceeds the limit of {limit}"))
+        return result.encode()
+
+    def fork(self, variables: Any = None) -> Instance:
+        raise self.broke(ControllerError("a component is forked with its process"))
+
+    def _check_created(self, result: Any) -> None:
+        """`result<_, string>`: nothing, or the text of an error."""
+        problem = getattr(result, "payload", result)
+        if getattr(result, "tag", "err" if isinstance(result, str) else "ok") == "err":
+            raise ControllerTrap(f"create: {problem}")
+
+    def _open(self) -> None:
+        limits = self.surroundings.limits
+        sandbox = self.program.sandbox
+        store = wasmtime.Store(sandbox.engine)
+        store.set_limits(limits.max_memory, 100_000, _MAX_PARTS, _MAX_PARTS, _MAX_PARTS)
+        store.set_wasi(wasmtime.WasiConfig())
+        sandbox.crossing.arm(store, limits.max_call_time)
+        store.set_epoch_deadline(LOOK_TICKS)
+        self._start_budget(limits.max_init_time)
+        before, running.guest = running.guest, self
+        try:
+            instance = sandbox.component_linker.instantiate(store, self.program.component)
+        except Exception as error:
+            raise self._explain(error) from None
+        finally:
+            running.guest = before
+        self._store = store
+        self._exported = {name: instance.get_func(store, name) for name in EXPORTS}
+
+    def _call(
+        self, name: str, arguments: list[Any], budget_ms: float, check: Callable[[Any], None] | None = None
+    ) -> Any:
+        function = self._exported[name]
+        if function is None:
+            raise self.broke(ControllerTrap(f"the component does not export {name}"))
+        self.failure = None
+        self._start_budget(budget_ms)
+        self._store.set_epoch_deadline(LOOK_TICKS)
+        before, running.guest = running.guest, self
+        try:
+            result = function(self._store, *arguments)
+            function.post_return(self._store)
+            if check is not None:
+                check(result)
+        except Exception as error:
+            raise self.broke(self._explain(error)) from None
+        finally:
+            running.guest = before
+        return result
+
+    def _explain(self, error: Exception) -> ControllerError:
+        if isinstance(self.failure, ControllerError):
+            return type(self.failure)(f"{self.failure}\n{backtrace_of(str(error))}".rstrip())
+        return error if isinstance(error, ControllerError) else ControllerTrap(str(error))
+
+
+def make_instance(program: Program) -> type[Instance]:
+    """The kind of instance that a program needs."""
+    return ComponentInstance if program.facts.is_component else Instance
+
+
+# -- what the host offers ----------------------------------------------------------------------------------
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what a function raises on the guest, where it is looked for."""
+
+    def call(_store: Any, *arguments: Any) -> Any:
+        guest = running.guest
+        try:
+            return function(guest, *arguments)
+        except Exception as error:
+            guest.failure = error
+            raise
+
+    return call
+
+
+def _log(guest: ComponentInstance, text: str) -> None:
+    guest.log.write(text.encode())
+
+
+def _token_bytes(guest: ComponentInstance, token: int) -> bytes:
+    vocabulary = guest.surroundings.vocabulary
+    if token >= vocabulary.size:
+        raise GuestFault(f"token {token} is outside the vocabulary of {vocabulary.size}")
+    return bytes(vocabulary.tokens[token])
+
+
+def _tokenize(guest: ComponentInstance, text: str) -> list[int]:
+    limits = guest.surroundings.limits
+    guest.spent_tokenizing += len(text)
+    if guest.spent_tokenizing > limits.max_tokenize_total:
+        raise GuestFault(f"tokenizing more than {limits.max_tokenize_total} characters in a callback")
+    return guest.surroundings.vocabulary.tokenize(text.encode(), 2)
+
+
+def _allow(guest: ComponentInstance, tokens: list[int]) -> int:
+    size = guest.surroundings.vocabulary.size
+    row = bytearray(4 * ((size + 31) // 32))
+    for token in tokens:
+        if token >= size:
+            raise GuestFault(f"token {token} is outside the vocabulary of {size}")
+        row[token >> 3] |= 1 << (token & 7)
+    return guest.add_mask(bytes(row))
+
+
+def _allow_bits(guest: ComponentInstance, bits: str) -> int:
+    size = 4 * ((guest.surroundings.vocabulary.size + 31) // 32)
+    try:
+        row = bytes.fromhex(bits)
+    except ValueError:
+        raise GuestFault("allow-bits: not hexadecimal") from None
+    return guest.add_mask(row[:size].ljust(size, b"\0"))
+
+
+def _storage(guest: ComponentInstance, command: str) -> str:
+    limit = guest.surroundings.limits.max_storage_commands
+    guest.num_commands += 1
+    if guest.num_commands > limit:
+        raise GuestFault(f"more than {limit} storage commands in a callback")
+    parsed = parse_command(command.encode())
+    reply = guest.variables.execute(parsed)
+    if isinstance(parsed, WriteVar):
+        guest.writes.append(parsed)
+    return reply.decode()
+
+
+def _constraint_new(guest: ComponentInstance, kind: str, spec: str) -> Any:
+    limits = guest.surroundings.limits
+    if len(guest.constraints) >= limits.max_constraints or len(spec) > limits.max_constraint_spec:
+        raise GuestFault(
+            f"at most {limits.max_constraints} constraints of {limits.max_constraint_spec} characters each"
+        )
+    matcher = make_matcher(guest.surroundings.vocabulary, kind, spec)
+    if matcher.is_error():
+        return matcher.get_error()
+    guest.next_constraint += 1
+    guest.constraints[guest.next_constraint] = matcher
+    return guest.next_constraint
+
+
+def _matcher(guest: ComponentInstance, handle: int) -> Any:
+    if handle not in guest.constraints:
+        raise GuestFault(f"unknown constraint {handle}")
+    return guest.constraints[handle]
+
+
+def _constraint_allow(guest: ComponentInstance, handle: int) -> int:
+    size = 4 * ((guest.surroundings.vocabulary.size + 31) // 32)
+    mask: bytes = _matcher(guest, handle).compute_bitmask()
+    return guest.add_mask(mask[:size].ljust(size, b"\0"))
+
+
+def _constraint_status(guest: ComponentInstance, handle: int) -> int:
+    matcher = _matcher(guest, handle)
+    return int(matcher.is_accepting()) | 2 * int(matcher.is_stopped())
+
+
+def _constraint_free(guest: ComponentInstance, handle: int) -> None:
+    guest.constraints.pop(handle, None)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "log": _log,
+    "has-capability": lambda guest, name: name in guest.surroundings.capabilities,
+    "sequence-id": lambda guest: guest.seq_id,
+    "vocab-size": lambda guest: guest.surroundings.vocabulary.size,
+    "eos-token": lambda guest: guest.surroundings.vocabulary.eos,
+    "token-bytes": _token_bytes,
+    "tokenize": _tokenize,
+    "allow": _allow,
+    "allow-bits": _allow_bits,
+    "storage": _storage,
+    "constraint-new": _constraint_new,
+    "constraint-allow": _constraint_allow,
+    "constraint-commit": lambda guest, handle, tokens: int(_matcher(guest, handle).try_consume_tokens(tokens)),
+    "constraint-rollback": lambda guest, handle, count: bool(_matcher(guest, handle).rollback(count)),
+    "constraint-ff": lambda guest, handle: list(_matcher(guest, handle).compute_ff_tokens()),
+    "constraint-status": _constraint_status,
+    "constraint-free": _constraint_free,
+}
