@@ -94,10 +94,7 @@ def evaluate(model_path: Path, number: int, seed: int, categories: list[str]) ->
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     asked = [question for category in categories for question in questions(category, number, seed)]
-    return [
-        Verdict(*pair)
-        for pair in zip(asked, answer(model, tokenizer, [q.prompt for q in asked]), strict=True)
-    ]
+    return [Verdict(*pair) for pair in zip(asked, answer(model, tokenizer, [q.prompt for q in asked]), strict=True)]
 
 
 def scores(verdicts: list[Verdict]) -> dict[str, float]:
@@ -110,9 +107,7 @@ def scores(verdicts: list[Verdict]) -> dict[str, float]:
 
 def _question(rng: random.Random, category: str, exercise: Exercise) -> Question:
     if exercise.messages and not (exercise.prompt and rng.random() < 0.2):
-        given = exercise.messages[
-            : 1 + next(i for i, m in enumerate(exercise.messages) if m["role"] == "assistant")
-        ]
+        given = exercise.messages[: 1 + next(i for i, m in enumerate(exercise.messages) if m["role"] == "assistant")]
         *prompt, target = chat_pieces(given, exercise.tools, exercise.thinking)
         return Question(category, "".join(piece.text for piece in prompt), target.text)
     return Question(category, BOS + exercise.prompt, exercise.completion + EOS)
@@ -137,9 +132,7 @@ def main() -> None:
     parser.add_argument(
         "model", type=Path, nargs="?", default=demo_model_path(), help="default: the one in the package"
     )
-    parser.add_argument(
-        "--number", type=int, default=40, help="prompts of each category (default: %(default)s)"
-    )
+    parser.add_argument("--number", type=int, default=40, help="prompts of each category (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--extra", action="store_true", help="also the categories beyond the target")
     parser.add_argument("--show-wrong", action="store_true", help="print the answers that were not exact")
@@ -165,11 +158,7 @@ def main() -> None:
                     markup=False,
                 )
     if options.json:
-        print(
-            json.dumps(
-                {"exact": overall, "categories": shares, "number": options.number, "seed": options.seed}
-            )
-        )
+        print(json.dumps({"exact": overall, "categories": shares, "number": options.number, "seed": options.seed}))
 
 
 if __name__ == "__main__":

@@ -40,9 +40,7 @@ def train_tokenizer(seed: int, num_documents: int = 30_000) -> PreTrainedTokeniz
     tokenizer.train_from_iterator(_texts(seed, num_documents), trainer)
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in VISIBLE_TOKENS])
     bos_id = tokenizer.token_to_id(BOS)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, bos_id)]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, bos_id)])
     return _wrap(tokenizer)
 
 
