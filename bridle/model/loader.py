@@ -61,8 +61,7 @@ def load_executor(
     report("checking the attention layers", 0.7)
     geometry = discover_geometry(model, settings.num_hidden_layers, device)
     _check_unknown_family(model, settings, geometry, device)
-    if device.type == "cpu":
-        lower_layers(model, geometry)
+    lower_model(model, geometry, device)
     prepare_linears(model, config, lambda share: report("arranging weights", 0.75 + 0.2 * share))
     report("allocating the KV cache", 0.97)
     executor = build_executor(config, checkpoint, model, geometry, dtype, device, max_model_len, sampler)
@@ -134,6 +133,12 @@ def _why_not(settings: PreTrainedConfig, error: Exception) -> str:
     if isinstance(error, KeyError) and attention.ATTENTION_NAME in str(error):
         return f"model type {name!r} brings an attention of its own that cannot be given a paged cache"
     return f"model type {name!r} cannot be loaded: {type(error).__name__}: {error}"
+
+
+def lower_model(model: nn.Module, geometry: Geometry, device: torch.device) -> None:
+    """On a CPU, put lean layers in place of those that compute the same."""
+    if device.type == "cpu":
+        lower_layers(model, geometry)
 
 
 def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[float], None] | None = None) -> None:

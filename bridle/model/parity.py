@@ -7,7 +7,7 @@ so that a short run is longer than any window.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +95,17 @@ def check_model(
     max_model_len = guards.choose_max_model_len(settings, None)
     notes = fix_rotary_scaling(model, max_model_len)
     geometry = discover_geometry(model, settings.num_hidden_layers, target)
-    loader.prepare_linears(model, config)
+    if quantization == "int8":
+        loader.prepare_linears(model, config)  # both passes in the same integers
+
+    def prepare() -> None:
+        """Between the eager and the packed pass: what the engine's loader does to the model."""
+        loader.lower_model(model, discover_geometry(model, settings.num_hidden_layers, target), target)
+        loader.prepare_linears(model, config)
+
+    longest = min(max_tokens, max_model_len)
     return compare_with_eager(
-        model, geometry, target, kernel=kernel, max_tokens=min(max_tokens, max_model_len), notes=tuple(notes)
+        model, geometry, target, kernel=kernel, max_tokens=longest, notes=tuple(notes), prepare=prepare
     )
 
 
@@ -109,14 +117,20 @@ def compare_with_eager(
     kernel: str = "auto",
     max_tokens: int = 96,
     notes: tuple[str, ...] = (),
+    prepare: Callable[[], None] = lambda: None,
 ) -> ParityReport:
-    """Compare a loaded model's packed, paged pass with its own eager attention. The model is left as it was."""
+    """Compare a loaded model's packed, paged pass with its own eager attention.
+
+    `prepare` is called between the two, while sliding windows are narrowed; apart from what it does, the model is
+    left as it was.
+    """
     config: Any = model.config
     dtype = next(model.parameters()).dtype
     sequences = _trial_sequences(geometry.vocab_size, max_tokens)
     windows = sorted({layer.window for layer in geometry.layers.values() if layer.window is not None})
     with narrowed_windows(model, TRIAL_WINDOW):
         expected = [_eager_logits(model, tokens, device) for tokens in sequences]
+        prepare()
         runner = _trial_runner(model, geometry, kernel, dtype, device, sum(map(len, sequences)))
         found, num_steps = run_packed(runner, sequences, device)
     want, have = torch.cat(expected).float(), torch.cat(found).float()  # [positions, V]
