@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     parser.add_argument(
-        "--compile", action="store_true", help="compile the model; needs a C++ compiler, a quarter faster"
+        "--compile", action="store_true", help="compile the model; needs a C++ compiler, some 15 %% faster"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
