@@ -118,9 +118,10 @@ def test_a_killed_supervisor_or_nursery(start: Start, victim: str) -> None:
     llm.process.wait(30)
     wait_until(lambda: not everything(llm))
     assert llm.leftovers() == []
+    with contextlib.suppress(RuntimeDied):  # the step that was under way may have got its answer still
+        llm.main(op="ping")
     with pytest.raises(RuntimeDied):
-        for _ in range(3):  # the step that was under way may have got its answer still
-            llm.main(op="ping")
+        llm.main(op="ping")
 
 
 def test_the_engine_dies(start: Start, tokenizer: Path, store: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import sqlite3
 import threading
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.aici.protocol import Auth, TagInfo
+from bridle.aici.runtime.files import digest_of, is_stale, write_file
 from bridle.aici.runtime.limits import DEFAULT_LIMITS, Limits
 from bridle.aici.runtime.tags import GhReference, check_tag, is_module_id, is_tag
 from bridle.errors import InvalidRequest, Overloaded
@@ -86,7 +86,7 @@ class ModuleStore:
             if not self._row("SELECT 1 FROM owners WHERE module = ? AND user = ?", module, auth.user):
                 self._make_room(len(wasm), auth.user, module)
             if not self.has(module):
-                _write_file(self._wasm / f"{module}.wasm", wasm)
+                write_file(self._wasm / f"{module}.wasm", wasm)
             now = time.time()
             self._db.execute("INSERT OR IGNORE INTO modules VALUES (?, ?, ?)", (module, len(wasm), now))
             self._db.execute(
@@ -182,7 +182,7 @@ class ModuleStore:
         if row is None:
             return None
         found = Compiled(self._compiled_path(module, settings), int(row[0]), str(row[1]), str(row[2]))
-        if _digest_of(found.path) != found.digest:
+        if digest_of(found.path) != found.digest:
             self.forget_compiled(module, settings)
             return None
         self._execute("UPDATE compiled SET used = ? WHERE module = ? AND settings = ?", time.time(), module, settings)
@@ -194,7 +194,7 @@ class ModuleStore:
         digest = hashlib.sha256(code).hexdigest()
         with self._transaction():
             self._make_compiled_room(len(code))
-            _write_file(path, code)
+            write_file(path, code)
             self._db.execute(
                 "INSERT OR REPLACE INTO compiled VALUES (?, ?, ?, ?, ?, ?)",
                 (module, settings, len(code), digest, facts, time.time()),
@@ -292,11 +292,11 @@ class ModuleStore:
         with self._transaction():
             known = {row[0] for row in self._db.execute("SELECT id FROM modules")}
             for path in self._wasm.iterdir():
-                if (path.suffix == ".wasm" and path.stem not in known) or _is_stale(path):
+                if (path.suffix == ".wasm" and path.stem not in known) or is_stale(path):
                     path.unlink(missing_ok=True)
             kept = {f"{m}-{s}.cwasm" for m, s in self._db.execute("SELECT module, settings FROM compiled")}
             for path in self._cache.iterdir():
-                if (path.suffix == ".cwasm" and path.name not in kept) or _is_stale(path):
+                if (path.suffix == ".cwasm" and path.name not in kept) or is_stale(path):
                     path.unlink(missing_ok=True)
             for module in known:
                 if not self.path(module).exists():
@@ -307,44 +307,3 @@ class ModuleStore:
 def _check_user(user: str) -> None:
     if len(user) > _MAX_USER:
         raise InvalidRequest(f"user name of {len(user)} characters; at most {_MAX_USER} are allowed")
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    """Write, flush to disk, rename: the name never shows an incomplete file."""
-    temporary = path.with_name(f"tmp-{os.getpid()}-{path.name}")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _is_stale(path: Path) -> bool:
-    """Whether this is the temporary file of a process that is gone."""
-    parts = path.name.split("-", 2)
-    if parts[0] != "tmp" or len(parts) != 3 or not parts[1].isdigit():
-        return False
-    try:
-        os.kill(int(parts[1]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return int(parts[1]) == os.getpid()
-
-
-def _digest_of(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None

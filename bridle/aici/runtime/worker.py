@@ -18,8 +18,8 @@ from functools import partial
 import msgspec
 import wasmtime
 
-from bridle.aici.protocol import PreResult
 from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.callbacks import Op, Seat, Step, failed, run_op, start
 from bridle.aici.runtime.component import make_instance
 from bridle.aici.runtime.crew import Crew, Task
 from bridle.aici.runtime.facts import Facts
@@ -39,32 +39,6 @@ _batches = m.decoder(m.Batch)
 _sides = m.decoder(m.Create | m.Drop | m.Split)
 _facts = msgspec.json.Decoder(Facts)
 
-Op = m.Step2 | m.PostPre | m.Mid1
-
-
-class _Seat:
-    """A hosted sequence in its worker. `is_running` and `is_dropped` are guarded by the worker's mutex."""
-
-    __slots__ = ("hosted", "is_dropped", "is_running", "request")
-
-    def __init__(self, hosted: Hosted, request: int) -> None:
-        self.hosted = hosted
-        self.request = request
-        self.is_running = False
-        self.is_dropped = False
-
-
-class _Step:
-    """A batch in work: answers that have come together, and whether they went out already."""
-
-    def __init__(self, batch: m.Batch) -> None:
-        self.number = batch.number
-        self.budget_ms = batch.budget_ms
-        self.queue = deque(batch.ops)
-        self.answers: list[m.Answer] = []
-        self.num_bytes = 0
-        self.is_flushed = False
-
 
 class Worker:
     """See the module. `storage`, if given, is the socket to the variables of the one request hosted here."""
@@ -81,10 +55,10 @@ class Worker:
         self._sandbox = sandbox
         self._port, self._side = port, side
         self._remote = RemoteVariables(storage) if storage is not None else None
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, Seat] = {}
         self._variables: dict[int, tuple[SharedVariables, int]] = {}
         self._programs: dict[str, Program] = {}
-        self._step: _Step | None = None
+        self._step: Step | None = None
         self._tasks: deque[Task] = deque()
         self._mutex = threading.Lock()
         self._side_lock = threading.Lock()
@@ -144,7 +118,7 @@ class Worker:
             seat = self._seats.get(key)
             if seat is not None:
                 seat.hosted.instance.cancel(ControllerTimeout(reason))
-        step = _Step(batch)
+        step = Step(batch)
         if self._step is not None:  # the supervisor gave up on the last one: finish what it still holds
             self._tasks.extend(self._leftovers(self._step))
         self._step = step
@@ -153,13 +127,13 @@ class Worker:
                 self._fork(step, op)
         self._drop(batch.freed, GuestStopped("the sequence was freed"))
 
-    def _leftovers(self, step: _Step) -> list[Task]:
+    def _leftovers(self, step: Step) -> list[Task]:
         tasks = [Task(partial(self._run_op, step, op)) for op in step.queue]
         step.queue.clear()
         self._flush(step)
         return tasks
 
-    def _flush(self, step: _Step) -> None:
+    def _flush(self, step: Step) -> None:
         """Send what has come together; later answers of this step go out one by one."""
         with self._mutex:
             answers, step.answers = step.answers, []
@@ -176,21 +150,21 @@ class Worker:
                 self._send(number, [answer])
         else:
             text = f"answer of {len(data)} bytes exceeds the {self._port.max_message} that a worker can send"
-            self._port.send(m.encode(m.Answers(number, [_failed(answers[0].key, text)])))
+            self._port.send(m.encode(m.Answers(number, [failed(answers[0].key, text)])))
 
     # -- callbacks -----------------------------------------------------------------------------------------
 
-    def _run_op(self, step: _Step, op: Op) -> None:
+    def _run_op(self, step: Step, op: Op) -> None:
         with self._mutex:
             seat = self._seats.get(op.key)
             if seat is not None:
                 seat.is_running = True
         if seat is None:
-            self._answer(step, _failed(op.key, "Worker: the sequence is not here"))
+            self._answer(step, failed(op.key, "Worker: the sequence is not here"))
             return
         seat.hosted.instance.seq_id = op.seq_id
         begin = time.perf_counter_ns()
-        answer = _run(seat.hosted, op, step.budget_ms)
+        answer = run_op(seat.hosted, op, step.budget_ms)
         answer.micros = (time.perf_counter_ns() - begin) // 10_000 * 10
         instance = seat.hosted.instance
         answer.logs = instance.log.take()
@@ -198,7 +172,7 @@ class Worker:
         if not self._leave(seat):
             self._answer(step, answer)
 
-    def _leave(self, seat: _Seat) -> bool:
+    def _leave(self, seat: Seat) -> bool:
         """A callback is over. If the sequence was dropped meanwhile (True), its memory goes now."""
         with self._mutex:
             seat.is_running = False
@@ -207,7 +181,7 @@ class Worker:
             seat.hosted.instance.close()
         return is_dropped
 
-    def _answer(self, step: _Step, answer: m.Answer) -> None:
+    def _answer(self, step: Step, answer: m.Answer) -> None:
         with self._mutex:
             if not step.is_flushed:
                 step.answers.append(answer)
@@ -254,12 +228,12 @@ class Worker:
 
     def _first_callbacks(self, instance: Instance, message: m.Create, created: m.Created) -> None:
         """The sequence can be dropped while these run, as in any callback."""
-        seat = _Seat(Hosted(message.key, instance), message.request)
+        seat = Seat(Hosted(message.key, instance), message.request)
         seat.is_running = True
         self._seats[message.key] = seat
         try:
             budget = self._surroundings.limits.max_init_time
-            created.prompt, created.pre = _start(seat.hosted, message, budget)
+            created.prompt, created.pre = start(seat.hosted, message, budget)
         except ControllerError as error:
             created.error = str(error)
         self._leave(seat)
@@ -292,7 +266,7 @@ class Worker:
             else:
                 self._variables.pop(request, None)
 
-    def _fork(self, step: _Step, op: m.Step2 | m.Mid1) -> None:
+    def _fork(self, step: Step, op: m.Step2 | m.Mid1) -> None:
         """Copy the parent, before any callback of this step runs."""
         assert op.parent is not None
         seat = self._seats.get(op.parent)
@@ -302,9 +276,9 @@ class Worker:
             hosted = seat.hosted.fork(op.key, op.branch)
         except ControllerError as error:
             step.queue.remove(op)
-            self._answer(step, _failed(op.key, str(error)))
+            self._answer(step, failed(op.key, str(error)))
             return
-        self._seats[op.key] = _Seat(hosted, seat.request)
+        self._seats[op.key] = Seat(hosted, seat.request)
         self._lease_variables(seat.request)
 
     def _drop(self, keys: list[int], reason: ControllerError) -> None:
@@ -344,7 +318,7 @@ class Worker:
             send_frame(self._side, m.encode(m.SplitDone(message.rid, "", pid)), [handle])
         os.close(handle)
 
-    def _adopt(self, message: m.Split, descriptors: list[int], seat: _Seat) -> None:
+    def _adopt(self, message: m.Split, descriptors: list[int], seat: Seat) -> None:
         """In the child: let go of the parent's connections, and lead a crew of our own."""
         memory, bell, side, storage = descriptors
         self._port.bell.close()
@@ -362,46 +336,3 @@ class Worker:
         self._watch()
         self._crew.reset_after_fork()
         self._crew.ticker.start()
-
-
-def _start(hosted: Hosted, message: m.Create, budget_ms: float) -> tuple[list[int], PreResult | None]:
-    prompt = hosted.start(message.prompt, budget_ms)
-    return prompt, hosted.first_pre(budget_ms) if message.first_pre else None
-
-
-def _run(hosted: Hosted, op: Op, budget_ms: float) -> m.Answer:
-    """The callbacks of one op, as an answer without the parts that every answer has."""
-    answer = m.Answer(op.key, "", "", [], 0, None, [])
-    try:
-        if isinstance(op, m.Step2):
-            choice = hosted.step(op.backtrack, op.tokens, op.sampled, op.group, op.candidates, budget_ms)
-            answer.result = m.Chosen(choice.branches)
-            answer.masks = [memoryview(mask) for mask in choice.masks]
-        elif isinstance(op, m.PostPre):
-            _run_phases(hosted, op, budget_ms, answer)
-        else:
-            splice, mask = hosted.mid(op.group, budget_ms)
-            answer.result, answer.masks = m.Sampled(splice), [memoryview(mask)]
-    except ControllerError as error:
-        answer.error = str(error)
-    except Exception as error:  # our own mistake: it must not take the neighbours along
-        answer.error = f"internal error of the runtime: {error!r}"
-    return answer
-
-
-def _run_phases(hosted: Hosted, op: m.PostPre, budget_ms: float, answer: m.Answer) -> None:
-    phases = m.Phases(None, PreResult())
-    if op.tokens is not None:
-        begin = time.perf_counter_ns()
-        answer.failed_in_post = True
-        phases.stop = hosted.post(op.tokens, op.backtrack, budget_ms)
-        answer.failed_in_post = False
-        phases.post_micros = (time.perf_counter_ns() - begin) // 10_000 * 10
-        phases.post_logs = hosted.instance.log.take()
-        phases.post_storage, hosted.instance.writes = hosted.instance.writes, []
-    phases.pre = hosted.pre(budget_ms)
-    answer.result = phases
-
-
-def _failed(key: int, error: str) -> m.Answer:
-    return m.Answer(key, error, "", [], 0, None, [])

@@ -1,0 +1,82 @@
+"""What a worker does for one operation: a hosted sequence, a batch in work, and callbacks turned into answers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from bridle.aici.protocol import PreResult
+from bridle.aici.runtime import messages as m
+from bridle.aici.runtime.hosted import Hosted
+from bridle.errors import ControllerError
+
+Op = m.Step2 | m.PostPre | m.Mid1
+
+
+class Seat:
+    """A hosted sequence in its worker. `is_running` and `is_dropped` are guarded by the worker's mutex."""
+
+    __slots__ = ("hosted", "is_dropped", "is_running", "request")
+
+    def __init__(self, hosted: Hosted, request: int) -> None:
+        self.hosted = hosted
+        self.request = request
+        self.is_running = False
+        self.is_dropped = False
+
+
+class Step:
+    """A batch in work: answers that have come together, and whether they went out already."""
+
+    def __init__(self, batch: m.Batch) -> None:
+        self.number = batch.number
+        self.budget_ms = batch.budget_ms
+        self.queue = deque(batch.ops)
+        self.answers: list[m.Answer] = []
+        self.num_bytes = 0
+        self.is_flushed = False
+
+
+def start(hosted: Hosted, message: m.Create, budget_ms: float) -> tuple[list[int], PreResult | None]:
+    """The callbacks of instantiation: the prompt, and D1b's first pre result."""
+    prompt = hosted.start(message.prompt, budget_ms)
+    return prompt, hosted.first_pre(budget_ms) if message.first_pre else None
+
+
+def run_op(hosted: Hosted, op: Op, budget_ms: float) -> m.Answer:
+    """The callbacks of one op, as an answer without the parts that every answer has."""
+    answer = m.Answer(op.key, "", "", [], 0, None, [])
+    try:
+        if isinstance(op, m.Step2):
+            choice = hosted.step(op.backtrack, op.tokens, op.sampled, op.group, op.candidates, budget_ms)
+            answer.result = m.Chosen(choice.branches)
+            answer.masks = [memoryview(mask) for mask in choice.masks]
+        elif isinstance(op, m.PostPre):
+            _run_phases(hosted, op, budget_ms, answer)
+        else:
+            splice, mask = hosted.mid(op.group, budget_ms)
+            answer.result, answer.masks = m.Sampled(splice), [memoryview(mask)]
+    except ControllerError as error:
+        answer.error = str(error)
+    except Exception as error:  # our own mistake: it must not take the neighbours along
+        answer.error = f"internal error of the runtime: {error!r}"
+    return answer
+
+
+def _run_phases(hosted: Hosted, op: m.PostPre, budget_ms: float, answer: m.Answer) -> None:
+    phases = m.Phases(None, PreResult())
+    if op.tokens is not None:
+        begin = time.perf_counter_ns()
+        answer.failed_in_post = True
+        phases.stop = hosted.post(op.tokens, op.backtrack, budget_ms)
+        answer.failed_in_post = False
+        phases.post_micros = (time.perf_counter_ns() - begin) // 10_000 * 10
+        phases.post_logs = hosted.instance.log.take()
+        phases.post_storage, hosted.instance.writes = hosted.instance.writes, []
+    phases.pre = hosted.pre(budget_ms)
+    answer.result = phases
+
+
+def failed(key: int, error: str) -> m.Answer:
+    """An answer that says only that."""
+    return m.Answer(key, error, "", [], 0, None, [])
