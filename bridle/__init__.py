@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bridle.aici.client.reference import WasmController
     from bridle.config import EngineConfig, ModelConfig
     from bridle.controllers.python import Controller, SequenceView
     from bridle.engine.decision import Branch, Decision, Splice
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         ControllerError,
         ControllerTimeout,
         ControllerTrap,
+        ControllerUnavailable,
         DeadlineExceeded,
         EngineClosed,
         InternalError,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "bridle.aici.client.reference": ("WasmController",),
     "bridle.config": ("EngineConfig", "ModelConfig"),
     "bridle.controllers.python": ("Controller", "SequenceView"),
     "bridle.engine.decision": ("Branch", "Decision", "Splice"),
@@ -52,6 +55,7 @@ _HOMES = {
         "ControllerError",
         "ControllerTimeout",
         "ControllerTrap",
+        "ControllerUnavailable",
         "DeadlineExceeded",
         "EngineClosed",
         "InternalError",
@@ -80,6 +84,7 @@ __all__ = [
     "ControllerError",
     "ControllerTimeout",
     "ControllerTrap",
+    "ControllerUnavailable",
     "DeadlineExceeded",
     "Decision",
     "EngineClosed",
@@ -102,6 +107,7 @@ __all__ = [
     "UnsupportedFeature",
     "UnsupportedModel",
     "Usage",
+    "WasmController",
     "__version__",
 ]
 

@@ -12,13 +12,17 @@ from bridle import __version__
 from bridle.cli.bench import bench
 from bridle.cli.chat import chat
 from bridle.cli.check import check
+from bridle.cli.control import infer, run, tag, tags, upload
 from bridle.cli.doctor import doctor
 from bridle.cli.generate import generate
+from bridle.cli.keys import app as keys
+from bridle.cli.runtime import replay, runtime
 from bridle.cli.serve import serve
 
 SERVING = Group("Serve", sort_key=1)
 USING = Group("Use a model here", sort_key=2)
-KNOWING = Group("Look closer", sort_key=3)
+CONTROL = Group("Run controllers on a server", sort_key=3)
+KNOWING = Group("Look closer", sort_key=4)
 HELP = Group("Help", sort_key=9)
 
 EPILOGUE = """\
@@ -44,8 +48,14 @@ app["--help"].group = HELP
 app["--version"].group = HELP
 
 app.command(serve, group=SERVING)
+app.command(keys)
+app["keys"].group = SERVING
+app.command(runtime, group=SERVING, help_flags=[], version_flags=[])
 app.command(generate, group=USING)
 app.command(chat, group=USING)
+for command in (run, infer, upload, tag, tags):
+    app.command(command, group=CONTROL)
 app.command(check, group=KNOWING)
 app.command(bench, group=KNOWING)
 app.command(doctor, group=KNOWING)
+app.command(replay, group=KNOWING)

@@ -13,6 +13,7 @@ import contextlib
 import socket
 import sys
 from collections.abc import Callable
+from ipaddress import ip_address
 from types import FrameType
 
 import structlog
@@ -27,6 +28,7 @@ from bridle.http.settings import ServeSettings
 from bridle.http.state import HttpState
 from bridle.http.wire import bounded_protocol
 from bridle.service import LoadedModel, ModelRegistry, load_model
+from bridle.service.keys import KeyStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
 _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what to call it from here, not what to bind
@@ -43,18 +45,23 @@ def serve(settings: ServeSettings | None = None, load: Loader | None = None) -> 
     """
     settings = settings or ServeSettings()
     configure_logs(settings.log_format, settings.log_level)
-    with contextlib.closing(bind(settings.host, settings.port)) as listener:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(bind(settings.host, settings.port)))
+        check_exposure(listener, settings)
+        keys = None if settings.keys is None else stack.enter_context(contextlib.closing(KeyStore(settings.keys)))
+        if keys is not None and keys.is_empty:
+            _log.warning("no keys yet: every request will be refused", file=str(settings.keys), make="bridle keys add")
         registry = ModelRegistry()
+        stack.callback(registry.close)
         registry.add((load or _load)(settings), settings.aliases)
-        try:
-            run(registry, settings, listener)
-        finally:
-            registry.close()
+        run(registry, settings, listener, keys)
 
 
-def run(registry: ModelRegistry, settings: ServeSettings, listener: socket.socket) -> None:
+def run(
+    registry: ModelRegistry, settings: ServeSettings, listener: socket.socket, keys: KeyStore | None = None
+) -> None:
     """Serve `registry` on a bound socket until a signal comes. The models stay open."""
-    app = create_app(registry, settings.http)
+    app = create_app(registry, settings.http, keys)
     config = uvicorn_config(app, settings)
     server = DrainingServer(config, app.state.http, settings.grace_period, lambda: _announce(registry, listener))
     server.run(sockets=[listener])
@@ -92,6 +99,18 @@ def bind(host: str, port: int) -> socket.socket:
         reason = error.strerror or str(error)
         raise InvalidRequest(f"cannot listen on {host}:{port}: {reason}; choose another port", "port") from None
     return listener
+
+
+def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
+    """Refuse to let the whole network in by accident: without keys everybody is an admin."""
+    host = listener.getsockname()[0]
+    if settings.keys is not None or settings.no_auth or ip_address(host.partition("%")[0]).is_loopback:
+        return
+    raise InvalidRequest(
+        f"without API keys only loopback is listened on, not {host}: make a key with `bridle keys add USER` and serve "
+        "with `--keys FILE`, or serve with `--no-auth` if everybody who reaches the port may use it",
+        "host",
+    )
 
 
 class DrainingServer(uvicorn.Server):
@@ -152,7 +171,7 @@ def _load(settings: ServeSettings) -> LoadedModel:
             shown = what
             _log.info("loading", what=what)
 
-    return load_model(settings.model, settings.engine, name=settings.name, progress=progress)
+    return load_model(settings.model, settings.engine, name=settings.name, progress=progress, control=settings.control)
 
 
 def _announce(registry: ModelRegistry, listener: socket.socket) -> None:

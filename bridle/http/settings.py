@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Literal
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
+from bridle.service.control import ControlSettings
 
 _COUNTS = ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices", "max_uploads")
 
@@ -66,6 +68,8 @@ class ServeSettings:
 
     Port 0 takes any free port. After the first SIGTERM or SIGINT running requests get `grace_period` seconds.
     `name` is the model's name on the wire (None: that of the folder or hub id), `aliases` are further ones.
+    `control` says whether there is a runtime for Wasm controllers. `keys` is the file of API keys; without one the
+    server is for a single user and listens on loopback only, unless `no_auth` lets everybody in.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -80,12 +84,17 @@ class ServeSettings:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_connections: int = 4096
     max_header_bytes: int = 64 << 10
+    control: ControlSettings = field(default_factory=ControlSettings)
+    keys: Path | None = None
+    no_auth: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidRequest(f"port is {self.port}; must be between 0 and 65535", "port")
         if not self.grace_period >= 0:
             raise InvalidRequest(f"grace_period is {self.grace_period}; must be at least 0", "grace_period")
+        if self.keys is not None and self.no_auth:
+            raise InvalidRequest("keys and no_auth exclude each other: drop one of them", "no_auth")
         for name in ("max_connections", "max_header_bytes"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)

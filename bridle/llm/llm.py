@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
 from bridle.config import EngineConfig, ModelConfig
+from bridle.constraints.spec import Constraint
 from bridle.engine.interfaces import ExecutorInfo, StoppingCriteria
 from bridle.engine.request import Request
-from bridle.errors import InvalidRequest
+from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.llm import batch, inputs
 from bridle.llm.chat_session import ChatSession
 from bridle.llm.inputs import Prompt
@@ -24,7 +26,18 @@ from bridle.llm.scores import Score, score_of
 from bridle.llm.streams import TextStream
 from bridle.outputs import RequestOutput
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
-from bridle.service import LoadedModel, OutputCollector, build_request, load_model, raise_first_error
+from bridle.service import (
+    LOCAL_ADMIN,
+    ControlSettings,
+    LoadedModel,
+    OutputCollector,
+    as_control,
+    build_request,
+    load_model,
+    raise_first_error,
+    tag_module,
+    upload_module,
+)
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -34,14 +47,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(..., control=True)"
+
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 
 
 class How(TypedDict, total=False):
-    """How a request is run, beside its prompt and sampling. `timeout` is in seconds."""
+    """How a request is run, beside its prompt and sampling. `constraint` is what the text must look like (see
+    `bridle.constraints`), `timeout` is in seconds."""
 
     controller: object | None
+    constraint: Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str, Any] | None] | None
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None
     adapter: str | None
     timeout: float | None
@@ -66,14 +83,16 @@ class LLM:
         *,
         sampling: SamplingParams | None = None,
         engine_config: EngineConfig | None = None,
+        control: ControlSettings | bool | None = None,
         **settings: Any,
     ) -> None:
         """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded.
         `settings` are fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`.
-        `sampling` is the default of every call that brings none. Raises `UnsupportedModel` or
-        `InvalidRequest` with what to do about it."""
+        `sampling` is the default of every call that brings none. `control` True starts a runtime for Wasm
+        controllers beside the model, a process of its own. Raises `UnsupportedModel` or `InvalidRequest` with what
+        to do about it."""
         self._sampling = None if sampling is None else inputs.as_sampling(sampling)
-        self._model = _load(model, engine_config, settings)
+        self._model = _load(model, engine_config, control, settings)
 
     @classmethod
     def with_params(cls, sampling: SamplingParams) -> LLMBuilder:
@@ -126,9 +145,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue all prompts in one batch; one output per prompt, in their order.
 
-        A prompt is a text or a list of token ids. `sampling` (vLLM's name `sampling_params` does as well) and
-        `controller` are one for all or a list with one for each. What is wrong with any prompt is raised
-        before anything runs; an output that fails later has `finish_reason` ERROR and carries its `error`.
+        A prompt is a text or a list of token ids. `sampling` (vLLM's name `sampling_params` does as well),
+        `controller` and `constraint` are one for all or a list with one for each. What is wrong with any prompt is
+        raised before anything runs; an output that fails later has `finish_reason` ERROR and carries its `error`.
         `use_tqdm` shows a progress bar if stderr is a terminal. An interrupt cancels everything.
         """
         collectors = self._collectors(prompts, _one_of(sampling, sampling_params), multi_modal_data, how)
@@ -212,6 +231,20 @@ class LLM:
         """How messages are sampled if a call does not say."""
         return self._sampling or DEFAULT_SAMPLING.with_(max_tokens=None)
 
+    # -- controllers -----------------------------------------------------------------------------------------
+
+    def upload(self, wasm: bytes | str | Path, tags: Sequence[str] = ()) -> str:
+        """Compile and keep a Wasm controller, from its bytes or its file; gives the id to name it by in
+        `WasmController`. `tags` are further names for it. Needs `control`. Raises `InvalidRequest` if it is none."""
+        data = wasm if isinstance(wasm, bytes) else Path(wasm).read_bytes()
+        control = self._model.control
+        if control is None:
+            raise UnsupportedFeature(_NO_CONTROL, "control")
+        module = upload_module(control, data, LOCAL_ADMIN).module_id
+        if tags:
+            tag_module(control, module, tags, LOCAL_ADMIN)
+        return module
+
     # -- life ------------------------------------------------------------------------------------------------
 
     def close(self, drain: float = 0.0) -> None:
@@ -238,9 +271,10 @@ class LLM:
         default = self._sampling or DEFAULT_SAMPLING
         params = inputs.per_prompt(default if sampling is None else sampling, len(items), "sampling")
         controllers = inputs.per_prompt(how.get("controller"), len(items), "controller")
+        constraints = inputs.per_prompt(how.get("constraint"), len(items), "constraint")
         requests = [
-            self._request(item, inputs.as_sampling(one), controller, how)
-            for item, one, controller in zip(items, params, controllers, strict=True)
+            self._request(item, inputs.as_sampling(one), (controller, constraint), how)
+            for item, one, controller, constraint in zip(items, params, controllers, constraints, strict=True)
         ]
         texts = [item if isinstance(item, str) else None for item in items]
         return [OutputCollector(request, text) for request, text in zip(requests, texts, strict=True)]
@@ -250,12 +284,18 @@ class LLM:
         (collector,) = self._collectors([prompt], sampling, None, how)
         return collector.request
 
-    def _request(self, prompt: str | list[int], sampling: SamplingParams, controller: object, how: How) -> Request:
+    def _request(
+        self, prompt: str | list[int], sampling: SamplingParams, steering: tuple[object, Any], how: How
+    ) -> Request:
+        controller, constraint = steering
+        if self._model.control is None and type(controller).__name__ == "WasmController":
+            raise UnsupportedFeature(_NO_CONTROL, "controller")
         return build_request(
             self._model,
             prompt,
             sampling,
             controller=controller,
+            constraint=constraint,
             adapter=how.get("adapter"),
             stopping=inputs.as_criteria(how.get("stopping_criteria")),
             timeout=how.get("timeout"),
@@ -280,9 +320,11 @@ class LLMBuilder:
         return LLM(backend, sampling=self._sampling, **settings)
 
 
-def _load(model: Any, engine_config: EngineConfig | None, settings: dict[str, Any]) -> LoadedModel:
+def _load(
+    model: Any, engine_config: EngineConfig | None, control: ControlSettings | bool | None, settings: dict[str, Any]
+) -> LoadedModel:
     of_model, of_engine = inputs.split_settings(settings)
-    if isinstance(model, LoadedModel) and (settings or engine_config):
+    if isinstance(model, LoadedModel) and (settings or engine_config or control):
         raise InvalidRequest(f"settings were given for {model.name!r}, which is loaded already", "model")
     if isinstance(model, LoadedModel):
         return model
@@ -293,7 +335,7 @@ def _load(model: Any, engine_config: EngineConfig | None, settings: dict[str, An
         name = next(iter(of_engine))
         raise InvalidRequest(f"{name!r} was given beside an EngineConfig; set it there", name)
     config = model if isinstance(model, ModelConfig) else ModelConfig(str(model), **of_model)
-    return load_model(config, engine_config or EngineConfig(**of_engine))
+    return load_model(config, engine_config or EngineConfig(**of_engine), control=as_control(control))
 
 
 def _one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:

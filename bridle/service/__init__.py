@@ -2,7 +2,15 @@
 
 from bridle.service.admission import Admission, Ticket
 from bridle.service.collect import OutputCollector, best_outputs, collect, raise_first_error
-from bridle.service.control import ControlSettings, as_control, data_folder, list_tags, tag_module, upload_module
+from bridle.service.control import (
+    LOCAL_ADMIN,
+    ControlSettings,
+    as_control,
+    data_folder,
+    list_tags,
+    tag_module,
+    upload_module,
+)
 from bridle.service.loading import LoadedModel, load_model, model_name
 from bridle.service.registry import ModelRegistry
 from bridle.service.requests import (
@@ -18,6 +26,7 @@ from bridle.service.requests import (
 from bridle.service.rewind import REWIND_MARK, Delta, DeltaReader, RewindPolicy, max_rewind_of, split_at_rewinds
 
 __all__ = [
+    "LOCAL_ADMIN",
     "REWIND_MARK",
     "Admission",
     "ControlSettings",

@@ -18,15 +18,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from bridle.aici.protocol import Auth
 from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimeConfig, RuntimePool
-    from bridle.aici.protocol import Auth, ModuleData, TagsData
+    from bridle.aici.protocol import ModuleData, TagsData
 
 _log = logging.getLogger(__name__)
 
 ControlMode = Literal["auto", "on", "off"]
+#: Who works in this process, not over a network.
+LOCAL_ADMIN = Auth("localhost", True)
+
 _NEEDED = ("posix_ipc",)
 _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
 

@@ -48,15 +48,19 @@ class KeyInfo:
 
 
 class KeyStore:
-    """Keys in one file. Safe from any thread; several processes may share the file."""
+    """Keys in one file. Safe from any thread; several processes may share the file, and a change by one of them
+    counts at once for all. Raises `InvalidRequest` if the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, check_same_thread=False, timeout=5, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute(_SCHEMA)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            self._db = sqlite3.connect(path, check_same_thread=False, timeout=5, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise InvalidRequest(f"{path} cannot hold API keys: {error}", "keys") from None
 
     def add(self, user: str, *, is_admin: bool = False) -> str:
         """Make a key for `user`; gives its text, which cannot be had again."""

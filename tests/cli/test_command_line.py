@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +14,12 @@ from bridle.cli import main
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import EngineClosed, InternalError, UnsupportedModel
 from bridle.http.settings import HttpSettings, ServeSettings
+from bridle.service import ControlSettings
 
-COMMANDS = ("serve", "generate", "chat", "check", "bench", "doctor")
+COMMANDS = (
+    *("serve", "generate", "chat", "check", "bench", "doctor"),
+    *("run", "infer", "upload", "tag", "tags", "replay"),
+)
 
 
 @dataclass
@@ -75,6 +80,11 @@ def test_help_does_not_wait_for_torch() -> None:
         (["generate", "a", "b", "c"], "got 3 words; put the prompt in quotes"),
         (["generate", "hello", "--temperature", "-1"], "temperature is -1.0; must be at least 0"),
         (["check"], "MODEL"),
+        (["serve", "--control", "maybe"], "maybe"),
+        (["serve", "--aici-dialect", "3"], "3"),
+        (["serve", "--trusted-proxy", "everywhere"], "trusted_proxies: 'everywhere' does not appear to be"),
+        (["serve", "--keys", "k.db", "--no-auth"], "keys and no_auth exclude each other"),
+        (["tag", "abc"], "TAG"),
         (["bench", "everything"], "everything"),
     ],
 )
@@ -112,6 +122,19 @@ def test_flags_become_settings(served: Served) -> None:
             log_format="json",
         )
     ]
+
+
+def test_flags_of_access_and_control_become_settings(served: Served) -> None:
+    words = (
+        "serve --keys keys.db --trusted-proxy 10.0.0.0/8 --trusted-proxy ::1 --control on --aici-rt ./rt"
+        " --aici-rtarg=--one -A two -A --three=3 --aici-dialect 1 --aici-trace trace.jsonl --control-store folder"
+    )
+    assert main(words.split()) == 0
+    (settings,) = served.calls
+    assert (settings.keys, settings.no_auth) == (Path("keys.db"), False)
+    assert settings.http.trusted_proxies == ("10.0.0.0/8", "::1")
+    args = ("--one", "two", "--three=3")
+    assert settings.control == ControlSettings("on", "./rt", args, 1, Path("trace.jsonl"), Path("folder"))
 
 
 def test_environment_fills_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

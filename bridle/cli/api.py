@@ -1,0 +1,131 @@
+"""The controller API as the command line uses it: where the server is, requests, streams, errors people can act on.
+
+Standard library only, so that a client needs nothing of what a server needs. Knows nothing of output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
+from typing import Annotated, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from cyclopts import Group, Parameter
+
+from bridle.errors import BridleError, InvalidRequest
+
+DEFAULT_BASE = "http://127.0.0.1:8080/v1/"
+_BASE_VARIABLE = "AICI_API_BASE"
+_TIMEOUT = 600.0  # seconds without a byte; a stream that rests sends pings more often
+_MAX_ERROR_BYTES = 1 << 20
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+SERVER = Group("Server", sort_key=20)
+BaseUrl = Annotated[str | None, Parameter(name="--base-url", group=SERVER)]
+Key = Annotated[str | None, Parameter(name="--key", group=SERVER)]
+
+
+class ApiError(BridleError):
+    """The server refused, or could not be reached."""
+
+    code = "api_error"
+
+
+class Api:
+    """A server's controller API. `base` ends in `/v1/`; a fragment `#key=K` carries an API key."""
+
+    def __init__(self, base: str | None = None, key: str | None = None) -> None:
+        parts = urlsplit(base or os.environ.get(_BASE_VARIABLE) or DEFAULT_BASE)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequest(f"the base URL is {urlunsplit(parts)!r}; it must be http(s)://HOST/v1/", "base_url")
+        in_url = parts.fragment.removeprefix("key=") if parts.fragment.startswith("key=") else None
+        path = parts.path if parts.path.endswith("/") else parts.path + "/"
+        self.base = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+        self.key = key or in_url
+        # A proxy of the environment has no business between us and this machine.
+        proxies = [urllib.request.ProxyHandler({})] if parts.hostname in _LOOPBACK else []
+        self._opener = urllib.request.build_opener(*proxies)
+
+    def upload(self, wasm: bytes) -> dict[str, Any]:
+        """Upload a module."""
+        data: dict[str, Any] = self._json(self._request("controllers", wasm, "application/wasm"))
+        return data
+
+    def tag(self, module: str, tags: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Let tags name a module."""
+        body = json.dumps({"module_id": module, "tags": list(tags)}).encode()
+        found: list[dict[str, Any]] = self._json(self._request("controllers/tags", body))["tags"]
+        return found
+
+    def tags(self) -> list[dict[str, Any]]:
+        """All tags, newest first."""
+        found: list[dict[str, Any]] = self._json(self._request("controllers/tags"))["tags"]
+        return found
+
+    @contextmanager
+    def run(self, body: dict[str, Any]) -> Iterator[Iterator[Any]]:
+        """Run a controller; gives the items of the stream as they come, `None` for its end mark. Leaving early ends
+        the run."""
+        with self._open(self._request("run", json.dumps(body).encode())) as response:
+            yield _items(response)
+
+    def _request(self, path: str, body: bytes | None = None, kind: str = "application/json") -> urllib.request.Request:
+        headers = {"Accept": "application/json, text/event-stream", "User-Agent": "bridle"}
+        if body is not None:
+            headers["Content-Type"] = kind
+        if self.key:
+            headers["api-key"] = self.key
+        return urllib.request.Request(self.base + path, body, headers)  # noqa: S310  # http or https, checked above
+
+    def _json(self, request: urllib.request.Request) -> Any:
+        with self._open(request) as response:
+            return json.load(response)
+
+    @contextmanager
+    def _open(self, request: urllib.request.Request) -> Iterator[HTTPResponse]:
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT) as response:
+                yield response
+        except urllib.error.HTTPError as error:
+            raise ApiError(f"{_message(error)} (status {error.code})") from None
+        except urllib.error.URLError as error:
+            raise ApiError(f"{self.base} cannot be reached: {error.reason}; does `bridle serve` run there?") from None
+        except (OSError, HTTPException, json.JSONDecodeError) as error:
+            raise ApiError(f"{self.base} broke off: {error or type(error).__name__}") from None
+
+
+def _items(response: HTTPResponse) -> Iterator[Any]:
+    for line in response:
+        text = line.decode("utf-8", "replace").strip()
+        if text == "data: [DONE]":
+            yield None
+        elif text.startswith("data:"):
+            item = json.loads(text.removeprefix("data:"))
+            if isinstance(item, dict) and "object" not in item and "error" in item:
+                raise ApiError(_said(item) or "the server ended the run")
+            yield item
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    """What a server says of a refusal, in any of the shapes that servers of this API use."""
+    body = error.read(_MAX_ERROR_BYTES).decode("utf-8", "replace").strip()
+    try:
+        said = _said(json.loads(body))
+    except json.JSONDecodeError:
+        said = None
+    return said or body or str(error.reason)
+
+
+def _said(data: Any) -> str | None:
+    if not isinstance(data, dict):
+        return None
+    error = data.get("error")
+    for value in (data.get("message"), error.get("message") if isinstance(error, dict) else error, data.get("detail")):
+        if isinstance(value, str) and value:
+            return value
+    return None

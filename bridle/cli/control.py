@@ -1,0 +1,256 @@
+"""`bridle run`, `infer`, `upload`, `tag`, `tags`: controllers on a running server."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from bridle.cli.api import Api, BaseUrl, Key
+from bridle.cli.run_report import RunReport
+from bridle.errors import InvalidRequest
+
+#: Which of the standard controllers runs a file.
+STANDARD = {
+    ".py": "gh:microsoft/aici/pyctrl",
+    ".js": "gh:microsoft/aici/jsctrl",
+    ".json": "gh:microsoft/aici/declctrl",
+}
+_FAILED = 1
+#: `--log-level` is a number here, as with the original's client; an environment made for `serve` may hold a word.
+_LEVELS = {"debug": 5, "info": 3, "warning": 1, "error": 1}
+
+Level = Annotated[str, Parameter(name=["--log-level", "-l"])]
+MaxTokens = Annotated[int | None, Parameter(name=["--max-tokens", "-t"])]
+Tags = Annotated[tuple[str, ...], Parameter(name=["--tag", "-T"], negative="")]
+Save = Annotated[Path | None, Parameter(name="--save")]
+
+
+def run(
+    file: Annotated[str | None, Parameter(name="FILE", allow_leading_hyphen=True)] = None,
+    /,
+    *,
+    ctrl: Annotated[str | None, Parameter(name=["--ctrl", "-c"])] = None,
+    upload: Annotated[Path | None, Parameter(name=["--upload", "-u"])] = None,
+    prompt: Annotated[str | None, Parameter(name=["--prompt", "-p"])] = None,
+    max_tokens: MaxTokens = None,
+    temperature: float | None = None,
+    save: Save = None,
+    log_level: Level = "3",
+    base_url: BaseUrl = None,
+    key: Key = None,
+) -> int:
+    """Run a controller on a server: `bridle run FILE --ctrl ID`.
+
+    `bridle run script.py` runs a script with the controller for its language, `bridle run -u guest.wasm` uploads a
+    controller and runs it, `echo text | bridle run - -c mine` gives it standard input. The exit code is 1 if the
+    controller failed.
+
+    Parameters
+    ----------
+    file
+        Text that the controller gets as its argument; `-` is standard input.
+    ctrl
+        Module id, tag or `gh:` name of the controller, or `none`. Default: by the ending of FILE.
+    upload
+        A .wasm file to upload and run.
+    prompt
+        Text to start from.
+    max_tokens
+        Most tokens of each output. Default: what the context holds.
+    temperature
+        0, the default, always takes the likeliest token.
+    save
+        Write request, answer, texts, logs, variables, counts and times to this file, as JSON.
+    log_level
+        1 prints the texts alone, 3 also logs and counts, 5 also everything the server sends.
+    base_url
+        Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key.
+    key
+        API key.
+    """
+    if ctrl is not None and upload is not None:
+        raise InvalidRequest("--ctrl and --upload exclude each other: the upload is what runs", "ctrl")
+    argument = _read(file)
+    api = Api(base_url, key)
+    if upload is not None:
+        controller = str(api.upload(_read_wasm(upload))["module_id"])
+    else:
+        controller = ctrl or _standard(file)
+    body = {"controller": controller, "controller_arg": argument}
+    body |= _given(prompt=prompt, max_tokens=max_tokens, temperature=temperature)
+    return _run(api, body, save, log_level)
+
+
+def infer(
+    prompt: Annotated[str, Parameter(name="PROMPT", allow_leading_hyphen=True)],
+    /,
+    *,
+    max_tokens: MaxTokens = 100,
+    temperature: float | None = None,
+    save: Save = None,
+    log_level: Level = "1",
+    base_url: BaseUrl = None,
+    key: Key = None,
+) -> int:
+    """Continue a text on a server, without a controller.
+
+    Parameters
+    ----------
+    prompt
+        The text.
+    max_tokens
+        Most tokens to generate.
+    temperature
+        0, the default, always takes the likeliest token.
+    save
+        Write everything about the run to this file, as JSON.
+    log_level
+        1 prints the text alone, 3 also counts, 5 also everything the server sends.
+    base_url
+        Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key.
+    key
+        API key.
+    """
+    body = {"controller": "none", "controller_arg": prompt}
+    body |= _given(max_tokens=max_tokens, temperature=temperature)
+    return _run(Api(base_url, key), body, save, log_level)
+
+
+def upload(
+    wasm: Annotated[Path, Parameter(name="WASM")], /, *, tag: Tags = (), base_url: BaseUrl = None, key: Key = None
+) -> int:
+    """Upload a controller and print its module id.
+
+    Parameters
+    ----------
+    wasm
+        The .wasm file.
+    tag
+        A name for it; may be given several times.
+    base_url
+        Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key.
+    key
+        API key.
+    """
+    api = Api(base_url, key)
+    data = api.upload(_read_wasm(wasm))
+    sizes = f"{_mib(data['wasm_size'])} MiB, compiled to {_mib(data['compiled_size'])} MiB in {data['time']} ms"
+    print(f"{wasm}: {sizes}", file=sys.stderr)
+    if tag:
+        _print_tags(api.tag(data["module_id"], tag), sys.stderr)
+    print(data["module_id"])
+    return 0
+
+
+def tag(
+    module: Annotated[str, Parameter(name="MODULE")],
+    tags: Annotated[tuple[str, ...], Parameter(name="TAG", negative="")],
+    /,
+    *,
+    base_url: BaseUrl = None,
+    key: Key = None,
+) -> int:
+    """Give names to a controller: `bridle tag MODULE TAG...`.
+
+    Parameters
+    ----------
+    module
+        Module id, as `bridle upload` prints it.
+    tags
+        Names. Users who are no admins set only those that begin with their own name and a dot.
+    base_url
+        Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key.
+    key
+        API key.
+    """
+    if not tags:
+        raise InvalidRequest("tag takes MODULE and at least one TAG", "TAG")
+    _print_tags(Api(base_url, key).tag(module, tags))
+    return 0
+
+
+def tags(*, base_url: BaseUrl = None, key: Key = None) -> int:
+    """List the names of controllers, newest first: name, module, sizes, time, user.
+
+    Parameters
+    ----------
+    base_url
+        Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key.
+    key
+        API key.
+    """
+    _print_tags(Api(base_url, key).tags())
+    return 0
+
+
+def _run(api: Api, body: dict[str, Any], save: Path | None, level: str) -> int:
+    """Print a run as it goes on; what was there when it broke off is saved as well."""
+    report = RunReport(body, _level(level))
+    try:
+        with api.run(body) as items:
+            report.note("http_response")
+            for item in items:
+                report.add(item)
+        report.print_end()
+    finally:
+        if save is not None:
+            report.save(save)
+    if report.error:
+        print(f"bridle: the controller failed: {report.error}", file=sys.stderr)
+        return _FAILED
+    return 0
+
+
+def _level(text: str) -> int:
+    level = _LEVELS.get(text)
+    if level is None and not text.isdecimal():
+        raise InvalidRequest(f"--log-level is {text!r}; must be a number from 0 to 5", "log_level")
+    return int(text) if level is None else level
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _read(file: str | None) -> str:
+    if file is None:
+        return ""
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{file} cannot be read: {error}", "FILE") from None
+
+
+def _read_wasm(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}", "WASM") from None
+
+
+def _standard(file: str | None) -> str:
+    """The controller for a script. Raises `InvalidRequest` with what to say instead."""
+    name = STANDARD.get(Path(file).suffix) if file else None
+    if name is None:
+        known = ", ".join(STANDARD)
+        raise InvalidRequest(f"which controller? Name one with --ctrl or --upload, or run a file in {known}", "ctrl")
+    return name
+
+
+def _print_tags(found: list[dict[str, Any]], file: Any = None) -> None:
+    for info in found:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info["updated_at"]))
+        sizes = f"{_mib(info['wasm_size']):>7} MiB {_mib(info['compiled_size']):>7} MiB"
+        print(
+            f"{info['tag']:<30} {info['module_id'][:8]} {sizes}  {when}  {info['updated_by']}", file=file or sys.stdout
+        )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.2f}"

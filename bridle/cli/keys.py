@@ -1,0 +1,86 @@
+"""`bridle keys`: who may use a server."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from bridle.service.keys import KeyStore
+
+File = Annotated[Path | None, Parameter(name="--keys")]
+
+app = App(name="keys", help="Make, list and remove API keys. A running server takes changes up at once.")
+
+
+@app.command
+def add(user: str, /, *, admin: Annotated[bool, Parameter(negative="")] = False, keys: File = None) -> int:
+    """Make a key and print it. It cannot be shown again: only its hash is kept.
+
+    Parameters
+    ----------
+    user
+        Whose key it is; a user may have several.
+    admin
+        Let its owner set every tag of controllers.
+    keys
+        File of keys, for `bridle serve --keys FILE`. Default: keys.db in the user's data folder.
+    """
+    with _store(keys) as (store, path):
+        key = store.add(user, is_admin=admin)
+    print(f"A key for {user} in {path}; keep it, it is not shown again:", file=sys.stderr)
+    print(key)
+    return 0
+
+
+@app.command(name="list")
+def list_keys(*, keys: File = None) -> int:
+    """List keys: how each begins, user, role, when it was made.
+
+    Parameters
+    ----------
+    keys
+        File of keys. Default: keys.db in the user's data folder.
+    """
+    with _store(keys) as (store, _):
+        for info in store.list():
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created))
+            print(f"{info.prefix}...  {info.user:<40} {'admin' if info.is_admin else 'user':<5}  {when}")
+    return 0
+
+
+@app.command
+def remove(which: str, /, *, keys: File = None) -> int:
+    """Remove a key, or all keys of a user.
+
+    Parameters
+    ----------
+    which
+        How the key begins, as `bridle keys list` shows it, or a user.
+    keys
+        File of keys. Default: keys.db in the user's data folder.
+    """
+    with _store(keys) as (store, path):
+        num_removed = store.remove(which.removesuffix("..."))
+    if not num_removed:
+        raise InvalidRequest(f"{path} has no key or user {which!r}", "which")
+    print(f"removed {num_removed}")
+    return 0
+
+
+@contextmanager
+def _store(path: Path | None) -> Iterator[tuple[KeyStore, Path]]:
+    from bridle.service.control import data_folder
+    from bridle.service.keys import KeyStore
+
+    path = path or data_folder() / "keys.db"
+    with closing(KeyStore(path)) as store:
+        yield store, path

@@ -1,0 +1,69 @@
+"""`bridle runtime` and `bridle replay`: the control runtime by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from bridle.cli.serve import ControlOptions
+from bridle.errors import InvalidRequest
+
+_MAX_SHOWN_CHARS = 2_000
+_CONTROL = ControlOptions()
+
+
+def runtime(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
+    """Host controllers for an engine, over shared memory. `bridle runtime --help` lists its own options."""
+    from bridle.aici.runtime.main import main
+
+    return main(arguments)
+
+
+def replay(
+    trace: Annotated[Path, Parameter(name="TRACE")],
+    name: Annotated[str, Parameter(name="MODEL")] = "demo",
+    /,
+    *,
+    revision: str | None = None,
+    control: ControlOptions = _CONTROL,
+) -> int:
+    """Play a recorded trace against a fresh runtime. The exit code is 1 if any reply is another one.
+
+    Parameters
+    ----------
+    trace
+        What `bridle serve --aici-trace FILE` wrote.
+    name
+        The model whose vocabulary was used: folder, hub id or `demo`.
+    revision
+        Branch, tag or commit of a hub model.
+    """
+    from bridle.aici.client.replay import replay as play
+    from bridle.model.resolve import resolve_model
+    from bridle.service.control import guess_num_logits
+
+    if not trace.is_file():
+        raise InvalidRequest(f"there is no trace {trace}", "TRACE")
+    settings = control.to_settings()
+    if (obstacle := settings.obstacle()) is not None:
+        raise InvalidRequest(f"no control runtime can be started: {obstacle}")
+    folder = resolve_model(name, revision)
+    num_same = num_other = 0
+    for difference in play(trace, settings.runtime_config(folder, guess_num_logits(folder))):
+        if difference is None:
+            num_same += 1
+            continue
+        num_other += 1
+        print(f"{trace}:{difference.line}: {difference.operation}")
+        print(f"  recorded: {_shown(difference.expected)}")
+        print(f"  now:      {_shown(difference.got)}")
+    print(f"{num_same + num_other} exchanges, {num_other} with another reply")
+    return 1 if num_other else 0
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."

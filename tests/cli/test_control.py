@@ -1,0 +1,246 @@
+"""`bridle run` and its kin against a live server: what is printed, what is saved, what goes wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from bridle.aici.client import RuntimeConfig, RuntimePool
+from bridle.cli import main
+from bridle.service import LOCAL_ADMIN, REWIND_MARK, LoadedModel, upload_module
+from bridle.service.keys import KeyStore
+from tests.aici.guests import END, SHOW_MODULE_ARGUMENT, TRAP, by_branch, force, guest2, result, say, splice, store
+from tests.http.controlled import VOCAB_SIZE, controlled_model, ids, lent, pick
+from tests.http.harness import served, tokenizer_folder
+
+ECHO = guest2([[SHOW_MODULE_ARGUMENT, *pick("a")], END])
+BUSY = guest2(
+    [
+        [say("begin\n"), store("v", "c3a9"), store("v", "21", op="Append"), *force(ids("wrong"))],
+        force(ids("right"), backtrack=len(ids("wrong"))),
+        [result({"branches": [splice(ids("-left")), splice(ids("-right"))]})],
+        [by_branch([say("L1\nL2"), *pick("1")], [say("R1\n"), *pick("2")])],
+        END,
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+    with controlled_model(tmp_path_factory.mktemp("store")) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def url(model: LoadedModel) -> Iterator[str]:
+    with served(lent(model)) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The server is in this process; its log lines are not what is looked at here."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def base(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the commands look for a server. No trailing slash: one is added."""
+    monkeypatch.setenv("AICI_API_BASE", f"{url}/v1")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "echo.wasm").write_bytes(ECHO)
+    (folder / "busy.wasm").write_bytes(BUSY)
+    (folder / "trap.wasm").write_bytes(guest2([[say("so far\n"), TRAP]]))
+    (folder / "bad.wasm").write_bytes(b"not wasm")
+    (folder / "script.txt").write_text("the é script")
+    (folder / "script.py").write_text("pass")
+    return folder
+
+
+def test_a_run_prints_logs_texts_and_sums(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-u", str(files / "busy.wasm"), "-p", "x" * 15]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "[0]: begin"
+    done = lines.index("[DONE]")
+    assert any(line.startswith("[0]: ") and line.endswith("L1") for line in lines[:done])
+    assert {"[0]: L2", "[1]: R1"} <= set(lines[:done])  # also the line that has no end
+    left, right = (f"[Response] wrong{REWIND_MARK}right-left1", f"[Response] wrong{REWIND_MARK}right-right2")
+    assert lines[done + 1] == left and lines[done + 2] in (right, "[Response] right-right2")
+    usage, timing, speed, storage = lines[done + 3 :]
+    assert usage.startswith("Usage: sampled_tokens 2, ff_tokens ")
+    assert all(name in timing for name in ("http_response", "data0", "first_token", "last_token"))
+    assert speed.startswith("Tokens/sec: prompt ")
+    assert storage == 'Storage: {"v": "é!"}'
+
+
+def test_everything_is_saved_on_request(files: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "new" / "response.json"
+    assert main(["run", "-u", str(files / "busy.wasm"), "--prompt", "x", "-t", "40", "--save", str(saved)]) == 0
+    data = json.loads(saved.read_text())
+    assert list(data) == [
+        *("request", "response", "text", "logs", "raw_storage", "storage", "error", "usage", "timing", "tps"),
+    ]
+    assert data["request"]["prompt"] == "x" and data["request"]["max_tokens"] == 40
+    assert data["response"][0]["object"] == "initial-run"
+    assert data["logs"][0].startswith("begin\n") and data["logs"][0].endswith("L1\nL2") and data["logs"][1] == "R1\n"
+    assert data["raw_storage"] == {"v": "c3a921"} and data["storage"] == {"v": "é!"} and data["error"] == ""
+    times = [data["timing"][name] for name in ("http_response", "data0", "first_token", "last_token")]
+    assert times == sorted(times)
+    assert set(data["tps"]) == {"prompt", "sampling"}
+
+
+def test_upload_tag_and_run_by_name(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["upload", str(files / "echo.wasm"), "-T", "echo-1", "--tag", "echo-2"]) == 0
+    captured = capsys.readouterr()
+    module = captured.out.strip()
+    assert len(module) == 64 and "echo-1" in captured.err and "echo-2" in captured.err
+    assert main(["tag", module, "echo-3", "echo-4"]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["echo-3", module[:8]],
+        ["echo-4", module[:8]],
+    ]
+    assert main(["tags"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"echo-{number}" in listed for number in (1, 2, 3, 4)) and "localhost" in listed and "MiB" in listed
+    assert main(["run", str(files / "script.txt"), "-c", "echo-3"]) == 0
+    assert capsys.readouterr().out.startswith("[0]: the é script")
+
+
+def test_the_argument_may_come_from_standard_input(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("piped"))
+    assert main(["run", "-", "-u", str(files / "echo.wasm")]) == 0
+    assert capsys.readouterr().out.startswith("[0]: piped")
+
+
+def test_infer_prints_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infer", "hello", "-t", "5"]) == 0
+    text = capsys.readouterr().out
+    assert main(["infer", "hello", "-t", "5", "-l", "3"]) == 0
+    assert f"[Response] {text}" in capsys.readouterr().out
+
+
+def test_log_level_five_prints_what_the_server_sends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-c", "none", "-p", "x", "-t", "1", "-l", "5"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["object"] == "initial-run"
+
+
+def test_an_environment_for_serve_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BRIDLE_LOG_LEVEL", "info")
+    assert main(["run", "-c", "none", "-p", "x", "-t", "1"]) == 0
+    assert "[DONE]" in capsys.readouterr().out
+
+
+def test_a_failed_controller_is_exit_code_1(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "response.json"
+    assert main(["run", "-u", str(files / "trap.wasm"), "--save", str(saved)]) == 1
+    captured = capsys.readouterr()
+    assert "[0]: so far" in captured.out
+    assert captured.err.startswith("bridle: the controller failed: ") and "unreachable" in captured.err
+    assert "unreachable" in json.loads(saved.read_text())["error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["run"], 2, "which controller?"),
+        (["run", "{files}/script.txt"], 2, "which controller?"),
+        (["run", "{files}/none.txt", "-c", "x"], 2, "none.txt"),
+        (["run", "-c", "x", "-u", "{files}/echo.wasm"], 2, "exclude each other"),
+        (["run", "-u", "{files}/none.wasm"], 2, "No such file"),
+        (["run", "-u", "{files}/bad.wasm"], 1, "(status 400)"),
+        (["run", "-c", "no-such-tag"], 1, "unknown tag 'no-such-tag' (status 400)"),
+        (["run", "{files}/script.py"], 1, "'gh:microsoft/aici/pyctrl' is not installed here"),
+        (["run", "-c", "none", "-l", "loud"], 2, "--log-level is 'loud'"),
+        (["tag", "f" * 64, "name"], 1, "unknown module"),
+        (["tags", "--base-url", "http://127.0.0.1:9/v1"], 1, "cannot be reached"),
+        (["tags", "--base-url", "{url}"], 1, "(status 404)"),
+        (["tags", "--base-url", "file:///etc/passwd"], 2, "must be http"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], code: int, message: str, files: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(files=files, url=url) for word in words]) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith("bridle: ") and captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_keys_come_from_the_url_or_a_flag(
+    model: LoadedModel, tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys.db"
+    assert main(["keys", "add", "ann", "--keys", str(path)]) == 0
+    key = capsys.readouterr().out.strip()
+    keys = KeyStore(path)
+    with served(lent(model), keys=keys) as url:
+        assert main(["tags", "--base-url", f"{url}/v1/"]) == 1
+        assert "API key is needed" in capsys.readouterr().err
+        assert main(["tags", "--base-url", f"{url}/v1/", "--key", key]) == 0
+        monkeypatch.setenv("AICI_API_BASE", f"{url}/v1/#key={key}")
+        assert main(["upload", str(files / "echo.wasm"), "-T", "ann.echo"]) == 0
+        assert main(["upload", str(files / "echo.wasm"), "-T", "echo"]) == 1
+        assert "may only set tags that start with 'ann.'" in capsys.readouterr().err
+        assert main(["keys", "remove", "ann", "--keys", str(path)]) == 0  # counts at once
+        assert main(["tags"]) == 1
+        assert "not known" in capsys.readouterr().err
+    keys.close()
+
+
+def test_keys_are_listed_without_telling_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flag = ["--keys", str(tmp_path / "keys.db")]
+    assert main(["keys", "add", "ann", *flag]) == 0
+    first = capsys.readouterr().out.strip()
+    assert main(["keys", "add", "root", "--admin", *flag]) == 0
+    second = capsys.readouterr().out.strip()
+    assert main(["keys", "list", *flag]) == 0
+    listed = capsys.readouterr().out
+    assert "ann" in listed and "admin" in listed and first not in listed and second not in listed
+    shown = listed.splitlines()[0].split()[0]
+    assert main(["keys", "remove", shown, *flag]) == 0
+    assert main(["keys", "list", *flag]) == 0
+    assert "ann" not in capsys.readouterr().out
+    assert main(["keys", "remove", "nobody", *flag]) == 2
+    assert main(["keys", "add", "a b", *flag]) == 2
+    (tmp_path / "text").write_text("no database at all, but long enough to be looked at as one" * 20)
+    assert main(["keys", "list", "--keys", str(tmp_path / "text")]) == 2
+    assert "cannot hold API keys" in capsys.readouterr().err
+
+
+def test_a_recorded_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, trace = tokenizer_folder(), tmp_path / "trace.jsonl"
+    config = RuntimeConfig(str(folder), extra_args=("--store", str(tmp_path / "store")), trace=trace)
+    pool = RuntimePool(config, VOCAB_SIZE)
+    upload_module(pool, ECHO, LOCAL_ADMIN)
+    pool.shutdown()
+    words = ["replay", str(trace), str(folder), "--control-store", str(tmp_path / "other")]
+    assert main(words) == 0
+    assert capsys.readouterr().out == "3 exchanges, 0 with another reply\n"  # ping, tokens, mk_module
+    trace.write_text(trace.read_text().replace(f'"wasm_size":{len(ECHO)}', '"wasm_size":1'))
+    assert main(words) == 1
+    shown = capsys.readouterr().out
+    assert "trace.jsonl:3: mk_module" in shown and "1 with another reply" in shown
+    assert main(["replay", str(tmp_path / "nothing")]) == 2
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"bridle-{os.getpid()}-")]
+
+
+def test_the_runtime_takes_all_arguments(tmp_path: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runtime"]) == 2
+    assert "--server" in capsys.readouterr().err

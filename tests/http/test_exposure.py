@@ -1,0 +1,46 @@
+"""Without keys a server is for one user: it must not be reachable by others unless somebody wants that."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridle.errors import InvalidRequest
+from bridle.http import ServeSettings, serve
+from bridle.http.server import bind, check_exposure
+from bridle.service import LoadedModel
+
+
+def never(settings: ServeSettings) -> LoadedModel:
+    raise AssertionError("the model was loaded all the same")
+
+
+def test_everywhere_needs_keys_or_a_word() -> None:
+    with pytest.raises(InvalidRequest, match="bridle keys add") as refused:
+        serve(ServeSettings(host="0.0.0.0", port=0), load=never)
+    assert "--no-auth" in str(refused.value) and refused.value.param == "host"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost"])
+def test_loopback_is_fine(host: str) -> None:
+    with contextlib.closing(bind(host, 0)) as listener:
+        check_exposure(listener, ServeSettings(host=host, port=0))
+
+
+def test_keys_or_a_word_open_the_door(tmp_path: Path) -> None:
+    with contextlib.closing(bind("0.0.0.0", 0)) as listener:
+        check_exposure(listener, ServeSettings(no_auth=True))
+        check_exposure(listener, ServeSettings(keys=tmp_path / "keys.db"))
+
+
+def test_the_server_does_without_the_packages_of_the_runtime() -> None:
+    """Importing the application, the commands and the Python API touches none of them."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('posix_ipc', 'wasmtime', 'llguidance')));"
+        "import bridle.http.server, bridle.cli.app, bridle.service; from bridle import LLM"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
