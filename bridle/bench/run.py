@@ -16,6 +16,7 @@ from bridle.errors import InvalidRequest
 BENCHMARKS = {
     "engine": "bridle.bench.engine",
     "overhead": "bridle.bench.overhead",
+    "control": "bridle.bench.control",
     "sampler": "bridle.bench.sampler",
     "detokenizer": "bridle.bench.detokenizer",
 }

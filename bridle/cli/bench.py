@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-Benchmark = Literal["engine", "overhead", "sampler", "detokenizer"]
+Benchmark = Literal["engine", "overhead", "control", "sampler", "detokenizer"]
 
 
 def bench(
@@ -23,7 +23,8 @@ def bench(
 
     `engine`: generated tokens per second beside transformers' `generate` and its continuous batching, on
     models made on the spot, with the share of the memory-bandwidth limit. `overhead`: Python time of a step
-    outside the model. `sampler`: time to choose tokens. `detokenizer`: time to spell them.
+    outside the model. `control`: what steering costs. `sampler`: time to choose tokens. `detokenizer`: time to
+    spell them.
 
     Parameters
     ----------

@@ -101,6 +101,11 @@ class Engine:
         return bool(self._live)
 
     @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Requests that are not over."""
+        return tuple(self._live)
+
+    @property
     def num_waiting(self) -> int:
         """Sequences that wait for blocks, or for their controller to be ready."""
         return len(self._scheduler.waiting) + len(self._opening)

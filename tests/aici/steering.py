@@ -52,18 +52,12 @@ class Steered:
         """Step until all is over, or `until` holds."""
         for _ in range(MAX_STEPS):
             if not self.engine.has_work:
-                self._say_everything()
+                self.pool.settle()  # the next engine on it numbers its sequences from 0 again
                 return
             if until():
                 return
             self.step()
         raise AssertionError(f"not finished after {MAX_STEPS} steps")
-
-    def _say_everything(self) -> None:
-        """The next engine on this pool numbers its sequences from 0 again: nothing may be under way."""
-        while (life := self.pool._sync()) is not None and (life.exchange.is_open or self.pool._queue.freed):
-            self.pool._flush(life)
-            self.pool._receive(life, 10.0)
 
     def is_over(self, name: str) -> bool:
         return any(isinstance(event, Finished) and event.is_last for event in self.events[name])

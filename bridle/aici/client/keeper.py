@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 
 from bridle.aici.client.exchange import Exchange, make_exchange
+from bridle.aici.client.listener import Listener
 from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
 from bridle.aici.client.side import SideChannel
 from bridle.errors import BridleError, ControllerUnavailable
@@ -32,12 +33,14 @@ class Life:
     process: RuntimeProcess
     side: SideChannel
     exchange: Exchange
+    listener: Listener
     error: str = ""
     born: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
         """Let go of the channels. By the main channel's thread, once the runtime is ended."""
         self.side.close()
+        self.listener.close()
         self.process.close()
 
 
@@ -58,7 +61,8 @@ class RuntimeKeeper:
     def _start(self) -> None:
         process = RuntimeProcess(self.config)
         side = SideChannel(process, lambda: self.lose(life, "its process ended"))
-        life = Life(process, side, make_exchange(process, self._vocab_size))
+        exchange = make_exchange(process, self._vocab_size)
+        life = Life(process, side, exchange, Listener(exchange))
         side.start()
         with self._changed:
             if not self._closed:

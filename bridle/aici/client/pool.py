@@ -1,7 +1,7 @@
 """The engine's `ControllerPool` over a control runtime, masks as bits in shared memory.
 
 The main channel carries one exchange at a time. `ask` sends it, the callbacks run while the forward pass does, and
-`collect` takes the reply. What is asked while an exchange is under way goes out with the next one. When the runtime
+`collect` takes the reply, which a listener has decoded by then. What is asked while an exchange is under way goes out with the next one. When the runtime
 dies, the sequences it steered fail with a clear error, and a new runtime is started in the background; requests that
 open meanwhile wait for it.
 """
@@ -216,7 +216,7 @@ class RuntimePool:
         wanted = set(seq_ids)
         if wanted and self._asked_at:
             self._learn_patience()
-        while life is not None and life.exchange.is_open:
+        while life is not None and life.listener.is_open:
             timeout = 0.0
             if deadline is not None and not wanted <= self._answers.keys():
                 timeout = max(deadline - time.monotonic(), 0.0)
@@ -227,6 +227,16 @@ class RuntimePool:
             self._lose(life, "its process ended")
         answers, self._answers = self._answers, {}
         return answers
+
+    def settle(self, timeout: float = 10.0) -> None:
+        """Say what is queued and hear what is under way, so that another engine, which numbers its sequences anew,
+        may take this pool over. Raises `ControllerError` after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while (life := self._sync()) is not None and (life.listener.is_open or self._queue.asks or self._queue.freed):
+            self._flush(life)
+            if not self._receive(life, max(deadline - time.monotonic(), 0.0)):
+                raise ControllerError(f"the control runtime gave no answer within {timeout:g} s")
+        self._answers.clear()
 
     def shutdown(self) -> None:
         """End the runtime. Idempotent."""
@@ -239,7 +249,7 @@ class RuntimePool:
 
     def _flush(self, life: Life | None) -> None:
         """Begin an exchange if there is something to say and the channel is free."""
-        if life is None or life.exchange.is_open:
+        if life is None or life.listener.is_open:
             return
         while self._strays:
             self._claim(self._strays.popleft(), life)
@@ -249,6 +259,7 @@ class RuntimePool:
         self._queue = _Queue()
         try:
             life.exchange.begin(queue.asks, queue.freed, self._patience)
+            life.listener.expect()
         except ProtocolError as error:
             self._lose(life, str(error))
 
@@ -261,7 +272,7 @@ class RuntimePool:
     def _receive(self, life: Life, timeout: float) -> bool:
         """Take one reply, and begin the next exchange; False if none came in time."""
         try:
-            answers = life.exchange.receive(timeout)
+            answers = life.listener.take(timeout)
         except ProtocolError as error:
             self._lose(life, str(error))
             return True

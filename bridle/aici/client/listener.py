@@ -1,0 +1,75 @@
+"""A thread that takes the replies to steps and makes answers of them while the engine's thread computes.
+
+So when the forward pass is over, decoding is too. The engine's thread begins an exchange, calls `expect`, and takes the
+result when it wants it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from bridle.aici.client.exchange import Exchange
+from bridle.engine.interfaces import Answer
+from bridle.errors import ProtocolError
+
+#: How often the thread looks whether it shall end, in seconds.
+_LOOK = 0.25
+
+
+class Listener:
+    """Receives for one exchange. `is_open` from `expect` until `take` has given the answers."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._wanted = threading.Semaphore(0)
+        self._there = threading.Semaphore(0)
+        self._result: dict[int, Answer] | ProtocolError | None = None
+        self._closed = False
+        self.is_open = False
+        self._thread = threading.Thread(target=self._run, name="bridle-aici-listen", daemon=True)
+        self._thread.start()
+
+    def expect(self) -> None:
+        """A request went out: a reply will come."""
+        self.is_open = True
+        self._wanted.release()
+
+    def take(self, timeout: float) -> dict[int, Answer] | None:
+        """The answers, None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
+        if not self._there.acquire(timeout > 0, timeout if timeout > 0 else None):
+            return None
+        self.is_open = False
+        result, self._result = self._result, None
+        if isinstance(result, ProtocolError):
+            raise result
+        return result
+
+    def close(self) -> None:
+        """Wait until nobody listens any more. When the runtime has ended."""
+        self._closed = True
+        self._wanted.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.acquire()
+            try:
+                result = self._receive()
+            except ProtocolError as error:
+                self._give(error)
+                return
+            if result is None:
+                return
+            self._give(result)
+
+    def _receive(self) -> dict[int, Answer] | None:
+        """None if there is nothing to wait for any more."""
+        while not self._closed:
+            answers = self._exchange.receive(_LOOK)
+            if answers is not None:
+                return answers
+        return None
+
+    def _give(self, result: dict[int, Answer] | ProtocolError) -> None:
+        self._result = result
+        self._there.release()

@@ -1,0 +1,181 @@
+"""What steering costs: `bridle bench control`.
+
+(a) beside a device that takes 20 ms a step, the control part of the critical path, and masks in the sampler; (b) on a
+real forward pass, the slowdown and the controllers' processor time; (c) the latency of neighbours of a sequence that
+forces tokens; (d) a program by the engine's verbs against the same by requests over the prefix cache; (e) upload,
+start, fork and memory. Medians of runs in turns, so that a noisy machine disturbs all alike.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DEVICE_SECONDS = 0.020
+_VOCAB_SIZE = 32_000
+_BATCHES = (1, 10, 40)
+_MODEL = "20m"
+
+
+def measure(settings: Settings, console: Console) -> dict[str, Any]:
+    """All figures, in milliseconds unless a name says otherwise."""
+    import torch
+
+    torch.set_num_threads(settings.threads or 1)
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
+        folder = Path(name)
+        figures = {
+            "critical_path": _critical_path(folder, settings),
+            "mask_in_sampler": _masks(settings),
+            **_on_a_model(folder, settings),
+            **_costs(folder, settings),
+        }
+    _print_tables(console, figures)
+    return figures
+
+
+# -- (a) -----------------------------------------------------------------------------------------------------
+
+
+def _critical_path(folder: Path, settings: Settings) -> list[dict[str, Any]]:
+    """For each number of sequences and kind of controller: from the device's end to the sampler, beside none."""
+    from bridle.bench import control_guests as guests
+    from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
+
+    tokenizer = guests.write_tokenizer(folder / "tokenizer", _VOCAB_SIZE)
+    num_steps, rounds = (30, 1) if settings.quick else (100, 3)
+    figures = []
+    with runtime_pool(tokenizer, folder / "store", _VOCAB_SIZE, "--wasm-max-step-time", "500") as pool:
+        modules = {"none": None, "trivial": upload(pool, guests.trivial()), "walk": upload(pool, guests.walk())}
+        for batch in settings.batches or _BATCHES:
+            for blocks in (True, False):
+                runs: dict[str, list[CriticalPath]] = {kind: [] for kind in modules}
+                for _ in range(rounds):
+                    for kind, module in modules.items():
+                        runs[kind].append(critical_path(pool, module, batch, num_steps, _DEVICE_SECONDS, blocks=blocks))
+                base = median(run.gap for run in runs["none"]), median(run.step for run in runs["none"])
+                figures += [
+                    {
+                        "sequences": batch,
+                        "device": "blocks" if blocks else "does not block",
+                        "controller": kind,
+                        "milliseconds": 1e3 * (median(run.gap for run in values) - base[0]),
+                        "least_milliseconds": 1e3 * (min(run.gap for run in values) - min(r.gap for r in runs["none"])),
+                        "p99_milliseconds": 1e3 * median(run.gap_p99 for run in values),
+                        "step_milliseconds": 1e3 * (median(run.step for run in values) - base[1]),
+                        "drawing": median(run.rows for run in values),
+                    }
+                    for kind, values in runs.items()
+                    if kind != "none"
+                ]
+    return figures
+
+
+def _masks(settings: Settings) -> list[dict[str, Any]]:
+    """Time of the sampler with a mask in every row, less that without."""
+    import torch
+
+    from bridle.engine.decision import mask_of
+    from bridle.engine.plan import SampleBatch, SampleRow
+    from bridle.model.sampler import StandardSampler
+    from bridle.sampling import SamplingParams
+
+    figures = []
+    sampler, params = StandardSampler(), SamplingParams(temperature=0.8)
+    mask = mask_of(range(0, _VOCAB_SIZE, 3), _VOCAB_SIZE)
+    for rows in settings.batches or _BATCHES:
+        logits = torch.randn(rows, _VOCAB_SIZE, generator=torch.Generator().manual_seed(0)) * 3  # [R, V]
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(5 if settings.quick else 40):
+            for masked in (False, True):
+                drawn = [SampleRow(i, i, params, key=i, mask=mask if masked else None) for i in range(rows)]
+                begin = time.perf_counter()
+                sampler(logits, SampleBatch(0, drawn), lambda seq_id: ((), 0))
+                times[masked].append(time.perf_counter() - begin)
+        plain, masked_time = median(times[False]), median(times[True])
+        figures.append({"rows": rows, "milliseconds": 1e3 * (masked_time - plain), "sampler_milliseconds": 1e3 * plain})
+    return figures
+
+
+# -- (b), (c), (d) -------------------------------------------------------------------------------------------
+
+
+def _on_a_model(folder: Path, settings: Settings) -> dict[str, Any]:
+    from bridle.bench import control_guests as guests
+    from bridle.bench import control_programs as programs
+    from bridle.bench.checkpoints import make_checkpoint
+    from bridle.bench.control_device import runtime_pool
+
+    checkpoint = make_checkpoint(_MODEL, folder)
+    guests.write_tokenizer(checkpoint.path, checkpoint.vocab_size)
+    executor = programs.load(checkpoint.path, settings.threads or 1)
+    try:
+        with runtime_pool(
+            checkpoint.path / "tokenizer.json",
+            folder / "store",
+            checkpoint.vocab_size,
+            "--wasm-max-step-time",
+            "500",
+        ) as pool:
+            slowdown = programs.slowdown(executor, pool, quick=settings.quick)
+            neighbours = programs.neighbours(executor, pool, quick=settings.quick)
+        return {
+            "slowdown": slowdown,
+            "neighbours": neighbours,
+            "verbs": programs.verbs(executor, quick=settings.quick),
+        }
+    finally:
+        executor.close()
+
+
+# -- (e) -----------------------------------------------------------------------------------------------------
+
+
+def _costs(folder: Path, settings: Settings) -> dict[str, Any]:
+    """Needs the tokenizer that `_critical_path` wrote."""
+    from bridle.bench import control_costs as costs
+
+    tokenizer = folder / "tokenizer"
+    return {
+        "startup": costs.startup(tokenizer, folder, _VOCAB_SIZE, quick=settings.quick),
+        "long_fork": costs.long_fork(quick=settings.quick),
+    }
+
+
+# -- showing -------------------------------------------------------------------------------------------------
+
+
+def _print_tables(console: Console, figures: dict[str, Any]) -> None:
+    titles = {
+        "critical_path": "control on the critical path of a step of 20 ms, beyond no control",
+        "mask_in_sampler": "masks in the sampler",
+        "slowdown": f"8 sequences on the {_MODEL} model",
+        "neighbours": "latency between tokens of 19 neighbours of one",
+        "verbs": "one program, three ways",
+    }
+    for name, title in titles.items():
+        _print_table(console, title, figures[name])
+    uploads = figures["startup"].pop("uploads")
+    _print_table(console, "uploads", [{"module": name, **values} for name, values in uploads.items()])
+    _print_table(console, "instances", [figures["startup"]])
+    figures["startup"]["uploads"] = uploads
+    _print_table(console, "fork of a long sequence; ms per fork", figures["long_fork"])
+
+
+def _print_table(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(title=title)
+    for heading in rows[0]:
+        table.add_column(heading.replace("_milliseconds", " ms").replace("milliseconds", "ms").replace("_", " "))
+    for row in rows:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)

@@ -1,0 +1,138 @@
+"""The control part of a step beside a device that takes a fixed time, and Wasm controllers to put in it.
+
+On a device that blocks (a CPU), everything between the end of the forward pass and the sampler is on the critical
+path: waiting for the answers that are not there yet, decoding them, branching. On one that does not block (a GPU),
+that happens while the device works.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from bridle.aici import protocol
+from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
+from bridle.bench.overhead import InstantExecutor
+from bridle.config import EngineConfig
+from bridle.engine import Engine, Request
+from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.outputs import Event, Finished
+from bridle.sampling import SamplingParams
+
+_PROMPT_TOKENS = 16
+#: Steps at the beginning that are not counted: openings, prompts, learning how long the device takes.
+_WARM_UP = 10
+
+
+class TimedDevice(InstantExecutor):
+    """Computes nothing and takes its time. For each step, `gaps` has the seconds from the end of the device's work to
+    the sampler, not below 0, and `rows` how many sequences draw."""
+
+    def __init__(self, num_seqs: int, num_tokens: int, seconds: float, *, blocks: bool) -> None:
+        super().__init__(num_seqs, num_tokens)
+        self.seconds, self.blocks = seconds, blocks
+        self.gaps: list[float] = []
+        self.rows: list[int] = []
+        self._done = 0.0
+
+    def forward(self, plan: StepPlan) -> None:
+        """Begin to take time."""
+        self._done = time.perf_counter() + self.seconds
+        if self.blocks:
+            self._rest()
+            self._done = time.perf_counter()
+
+    def _rest(self) -> None:
+        left = self._done - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        self.gaps.append(max(time.perf_counter() - self._done, 0.0))
+        self.rows.append(len(batch.rows))
+        self._rest()
+        return super().sample(batch)
+
+
+@contextmanager
+def runtime_pool(tokenizer: Path, store: Path, vocab_size: int, *args: str) -> Iterator[RuntimePool]:
+    """A pool over a runtime of its own."""
+    extra = ("--store", str(store), "--limit", "max_forks=64", *args)
+    pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=extra), vocab_size)
+    try:
+        yield pool
+    finally:
+        pool.shutdown()
+
+
+def upload(pool: RuntimePool, wasm: bytes) -> str:
+    """Store a controller; gives its id."""
+    message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
+    module: str = pool.call(message, protocol.ModuleData).module_id
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """Medians and the 99th percentile in seconds: from the device's end to the sampler, and of a whole step; `rows` is
+    how many sequences drew in a step, on average."""
+
+    gap: float
+    gap_p99: float
+    step: float
+    rows: float
+
+
+class Borrowed:
+    """A pool that outlives the engine it is lent to."""
+
+    def __init__(self, pool: RuntimePool) -> None:
+        for name in ("accepts", "open", "abandon", "ask", "collect", "close"):
+            setattr(self, name, getattr(pool, name))
+
+    def shutdown(self) -> None:
+        """Not ours to end."""
+
+
+def critical_path(
+    pool: RuntimePool, module: str | None, num_seqs: int, num_steps: int, seconds: float, *, blocks: bool
+) -> CriticalPath:
+    """Run `num_seqs` sequences for `num_steps` steps of a device that takes `seconds`."""
+    device = TimedDevice(num_seqs, _PROMPT_TOKENS + num_steps + 64, seconds, blocks=blocks)
+    engine = Engine(device, EngineConfig(step_timeout=0.5), pools=[Borrowed(pool)])  # type: ignore[list-item]
+    controller = WasmController(module) if module is not None else None
+    sampling = SamplingParams(max_tokens=num_steps + 2 * _WARM_UP, ignore_eos=True)
+    for number in range(num_seqs):
+        prompt = tuple(100 + (number * 31 + i) % 1000 for i in range(_PROMPT_TOKENS))
+        engine.add(Request(f"{id(device)}-{number}", prompt, sampling, controller=controller, detokenize=False))
+    steps = []
+    while len(device.gaps) < num_steps + _WARM_UP and engine.has_work:
+        before, begin = len(device.gaps), time.perf_counter()
+        check(engine.step())
+        if len(device.gaps) > max(before, _WARM_UP):
+            steps.append(time.perf_counter() - begin)
+    drain(engine, pool)
+    gaps = sorted(device.gaps[_WARM_UP:])
+    rows = sum(device.rows[_WARM_UP:]) / len(gaps)
+    return CriticalPath(median(gaps), gaps[int(0.99 * (len(gaps) - 1))], median(steps), rows)
+
+
+def check(events: Iterable[Event]) -> None:
+    """Raise the error with which an output ended: figures of what failed mean nothing."""
+    for event in events:
+        if isinstance(event, Finished) and event.error is not None:
+            raise event.error
+
+
+def drain(engine: Engine, pool: RuntimePool) -> None:
+    """End all requests and let the runtime hear of it, so that the next engine may number from 0 again."""
+    for request_id in engine.request_ids:
+        engine.cancel(request_id)
+    while engine.has_work:
+        engine.step()
+    pool.settle()

@@ -1,0 +1,214 @@
+"""Controllers for `bridle bench control`, as WebAssembly text, and a vocabulary for them to steer.
+
+`trivial` allows everything, `walk` computes its allow-set by walking the whole token trie under a small automaton, as
+a regular expression does, `script` returns prepared answers. They need nothing but wasmtime to be built.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+#: An answer of `script` that samples freely instead of splicing.
+SAMPLE = ""
+
+# Addresses: scratch below 0x1000, stack of automaton states at 0x1000, then the automaton's table, the allow-set at
+# 0x10000, prepared answers, prompts at 0x100000, the trie at 0x200000.
+_TABLE, _TEXT, _TEXT_END = 0x2000, 0x20000, 0x100000
+
+_MODULE = """(module
+  (import "env" "aici_host_return_process_result" (func $return (param i32 i32)))
+  (import "env" "aici_host_return_logit_bias" (func $bias (param i32) (result i32)))
+  (import "env" "aici_host_process_arg" (func $process_arg (result i32)))
+  (import "env" "aici_host_token_trie" (func $token_trie (result i32)))
+  (import "env" "aici_host_read_blob" (func $read_blob (param i32 i32 i32) (result i32)))
+  (memory (export "memory") %PAGES%)
+  (global $out (mut i32) (i32.const 0))
+  (global $step (mut i32) (i32.const 0))
+  (func $put (param $at i32) (param $n i32)
+    (memory.copy (global.get $out) (local.get $at) (local.get $n))
+    (global.set $out (i32.add (global.get $out) (local.get $n))))
+  (func $number (param $v i32)
+    (if (i32.ge_u (local.get $v) (i32.const 10)) (then (call $number (i32.div_u (local.get $v) (i32.const 10)))))
+    (i32.store8 (global.get $out) (i32.add (i32.const 48) (i32.rem_u (local.get $v) (i32.const 10))))
+    (global.set $out (i32.add (global.get $out) (i32.const 1))))
+  (func $sample (local $row i32)
+    (local.set $row (call $bias (i32.const 0x10000)))
+    (global.set $out (i32.const 0x800))
+    (call $put (i32.const 0x100) (i32.const 28))
+    (call $number (local.get $row))
+    (call $put (i32.const 0x140) (i32.const 16))
+    (call $return (i32.const 0x800) (i32.sub (global.get $out) (i32.const 0x800))))
+  (func (export "aici_init"))
+  (func (export "aici_init_prompt") (param i32)
+    (call $return (i32.const 0x100000)
+      (call $read_blob (call $process_arg) (i32.const 0x100000) (i32.const 0xf0000))))
+  (data (i32.const 0x100) "{\\22branches\\22:[{\\22sample_mask\\22:")
+  (data (i32.const 0x140) ",\\22splices\\22:[]}]}")
+  %BODY%)"""
+
+_EVERYTHING = "(memory.fill (i32.const 0x10000) (i32.const 0xff) (i32.const 0x8000))"
+
+_WALK = """
+  (global $nodes (mut i32) (i32.const 0))
+  (global $end (mut i32) (i32.const 0))
+  (func (export "aici_create") (result i32)
+    (drop (call $read_blob (call $token_trie) (i32.const 0x200000) (i32.const 0x1e00000)))
+    (global.set $nodes (i32.add (i32.const 0x200000) (i32.load (i32.const 0x200004))))
+    (global.set $end (i32.add (global.get $nodes) (i32.load (i32.const 0x200008))))
+    (i32.const 1))
+  (func (export "aici_mid_process") (param i32)
+    (call $walk (i32.rem_u (global.get $step) (i32.const 3)))
+    (global.set $step (i32.add (global.get $step) (i32.const 1)))
+    (call $sample))
+  (func $walk (param $state i32) (local $at i32) (local $a i32) (local $b i32) (local $top i32) (local $next i32)
+    (memory.fill (i32.const 0x10000) (i32.const 0) (i32.const 0x8000))
+    (local.set $top (i32.const 0x1000))
+    (i32.store8 (local.get $top) (local.get $state))
+    (local.set $at (i32.add (global.get $nodes) (i32.const 8)))
+    (block $done (loop $node
+      (br_if $done (i32.ge_u (local.get $at) (global.get $end)))
+      (local.set $a (i32.load (local.get $at)))
+      (local.set $b (i32.load offset=4 (local.get $at)))
+      (local.set $next (i32.load8_u offset=0x2000 (i32.add
+        (i32.shl (i32.load8_u (local.get $top)) (i32.const 8)) (i32.and (local.get $a) (i32.const 255)))))
+      (if (i32.ne (local.get $next) (i32.const 255))
+        (then
+          (local.set $top (i32.add (local.get $top) (i32.const 1)))
+          (i32.store8 (local.get $top) (local.get $next))
+          (local.set $a (i32.shr_u (local.get $a) (i32.const 8)))
+          (if (i32.ne (local.get $a) (i32.const 0xffffff)) (then
+            (i32.store8 offset=0x10000 (i32.shr_u (local.get $a) (i32.const 3))
+              (i32.or (i32.load8_u offset=0x10000 (i32.shr_u (local.get $a) (i32.const 3)))
+                (i32.shl (i32.const 1) (i32.and (local.get $a) (i32.const 7)))))))
+          (if (i32.eq (i32.shr_u (local.get $b) (i32.const 8)) (i32.const 1)) (then
+            (local.set $top (i32.sub (local.get $top) (i32.and (local.get $b) (i32.const 255))))))
+          (local.set $at (i32.add (local.get $at) (i32.const 8))))
+        (else
+          (local.set $top (i32.add (i32.sub (local.get $top) (i32.and (local.get $b) (i32.const 255))) (i32.const 1)))
+          (local.set $at (i32.add (local.get $at) (i32.shl (i32.shr_u (local.get $b) (i32.const 8)) (i32.const 3))))))
+      (br $node))))"""
+
+
+def trivial() -> bytes:
+    """Allows every token, always."""
+    body = f"""(func (export "aici_create") (result i32) {_EVERYTHING} (i32.const 1))
+      (func (export "aici_mid_process") (param i32) (call $sample))"""
+    return _build(body, 48)
+
+
+def walk() -> bytes:
+    """Allows what an automaton of three states accepts: words of few letters, spaces, numbers."""
+    table = [bytearray(b"\xff" * 256) for _ in range(3)]
+    for byte in b"abcdefgh":
+        table[0][byte] = table[1][byte] = 1
+    for byte in b"0123456789":
+        table[0][byte] = table[2][byte] = 2
+    table[1][32] = table[2][46] = 0
+    return _build(_data(_TABLE, b"".join(table)) + _WALK, 1024)
+
+
+def script(answers: Sequence[str]) -> bytes:
+    """Gives one answer after the other, the last one for ever. An answer is a result as JSON, or `SAMPLE`."""
+    at, data, body = _TEXT, "", ""
+    for number, answer in enumerate(answers):
+        test = "i32.ge_u" if number == len(answers) - 1 else "i32.eq"
+        say = f"(call $return (i32.const {at}) (i32.const {len(answer)}))" if answer else "(call $sample)"
+        body += f"(if ({test} (local.get $step) (i32.const {number})) (then {say} (return)))\n"
+        data += _data(at, answer.encode())
+        at += len(answer)
+    if at > _TEXT_END:
+        raise ValueError(f"the answers have {at - _TEXT} characters; at most {_TEXT_END - _TEXT}")
+    return _build(
+        f"""{data} (func (export "aici_create") (result i32) {_EVERYTHING} (i32.const 1))
+        (func (export "aici_mid_process") (param i32) (local $step i32)
+          (local.set $step (global.get $step))
+          (global.set $step (i32.add (global.get $step) (i32.const 1)))
+          {body})""",
+        48,
+    )
+
+
+def splice(tokens: Sequence[int], backtrack: int = 0) -> str:
+    """The answer that forces `tokens`."""
+    one = {"when_sampled": [], "backtrack": backtrack, "ff_tokens": list(tokens)}
+    return json.dumps({"branches": [{"sample_mask": None, "splices": [one]}]})
+
+
+def padded(wasm: bytes, num_bytes: int, seed: int = 0) -> bytes:
+    """The module with a custom section, for sizes of transport and storage."""
+    content = random.Random(seed).randbytes(num_bytes)
+    section = _leb(3) + b"pad" + content
+    return wasm + b"\0" + _leb(len(section)) + section
+
+
+def heavy(num_functions: int) -> bytes:
+    """A module that takes a compiler some time: `trivial` and many functions beside it."""
+    extra = []
+    for number in range(num_functions):
+        steps = "".join(
+            f"(local.set $x (i32.xor (i32.mul (local.get $x) (i32.const {number * 31 + k})) (local.get $y)))"
+            f"(if (i32.and (local.get $x) (i32.const {1 << k % 20})) (then (local.set $y (local.get $x))))"
+            for k in range(40)
+        )
+        extra.append(f'(func (export "f{number}") (param $x i32) (param $y i32) (result i32) {steps} (local.get $x))')
+    body = f"""(func (export "aici_create") (result i32) {_EVERYTHING} (i32.const 1))
+      (func (export "aici_mid_process") (param i32) (call $sample))"""
+    return _build(body + "".join(extra), 48)
+
+
+def _leb(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _data(address: int, content: bytes) -> str:
+    return f'(data (i32.const {address}) "{"".join(f"{chr(92)}{byte:02x}" for byte in content)}")\n'
+
+
+def _build(body: str, pages: int) -> bytes:
+    import wasmtime
+
+    return bytes(wasmtime.wat2wasm(_MODULE.replace("%PAGES%", str(pages)).replace("%BODY%", body)))
+
+
+# -- a vocabulary ------------------------------------------------------------------------------------------
+
+
+def write_tokenizer(folder: Path, vocab_size: int, *, seed: int = 0) -> Path:
+    """A byte-level tokenizer of `vocab_size` tokens with the shape of a natural one: words, word pieces, numbers.
+    Gives the folder."""
+    names = _byte_names()
+    rng = random.Random(seed)
+    vocab = {name: number for number, name in enumerate(names)}
+    syllables = [rng.choice("bcdfghklmnprstvw") + rng.choice("aeiou") + rng.choice(("", "n", "s", "l")) for _ in range(300)]
+    while len(vocab) < vocab_size - 1:
+        word = "".join(rng.choice(syllables) for _ in range(rng.choice((1, 1, 2, 2, 3))))
+        kind = rng.random()
+        word = str(rng.randrange(10_000)) if kind < 0.05 else word.capitalize() if kind < 0.2 else word
+        vocab.setdefault(names[32] + word if rng.random() < 0.5 else word, len(vocab))
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    data = {
+        "version": "1.0",
+        "added_tokens": [{"id": vocab_size - 1, "content": "</s>", **flags}],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": False},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    return folder
+
+
+def _byte_names() -> list[str]:
+    """The printable character that stands for each byte in byte-level vocabularies."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]

@@ -1,0 +1,256 @@
+"""Control on a real forward pass on the CPU: what it costs beside the model, what it does to neighbours, and how the
+engine's verbs compare with parallel requests over the prefix cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bridle.aici.client import RuntimePool, WasmController
+from bridle.bench import control_guests as guests
+from bridle.bench.control_costs import group_cpu
+from bridle.bench.control_device import Borrowed, drain, upload
+from bridle.config import EngineConfig, ModelConfig
+from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.engine import Branch, Decision, Engine, Request, Splice
+from bridle.engine.interfaces import Executor
+from bridle.outputs import TokenEvent
+from bridle.sampling import SamplingParams
+
+_GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=3_400)
+
+
+def load(path: Path, num_threads: int | None) -> Executor:
+    """The model in this process."""
+    from bridle.model import load_executor
+
+    config = ModelConfig(model=str(path), device="cpu", dtype="float32", num_threads=num_threads, kv_memory=1 << 30)
+    return load_executor(config)
+
+
+class Kept:
+    """An executor that outlives the engine it is lent to."""
+
+    def __init__(self, executor: Executor) -> None:
+        executor.reset()
+        self.info = executor.info
+        self.forward, self.sample, self.reset = executor.forward, executor.sample, executor.reset
+
+    def close(self) -> None:
+        """Not ours to close."""
+
+
+def prompt_of(number: int, length: int) -> tuple[int, ...]:
+    """Tokens that look like nothing in particular, different for each number."""
+    return tuple(300 + (number * 7_919 + i * 31) % 7_000 for i in range(length))
+
+
+# -- (b) slowdown ------------------------------------------------------------------------------------------
+
+
+def slowdown(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict[str, Any]]:
+    """Tokens per second of 8 sequences under each controller against none, and the processor time that controllers
+    take. In turns; medians."""
+    modules = {"none": None, "trivial": upload(pool, guests.trivial()), "walk": upload(pool, guests.walk())}
+    num_steps, rounds = (24, 2) if quick else (64, 5)
+    runs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in modules}
+    for _ in range(rounds):
+        for kind, module in modules.items():
+            runs[kind].append(_speed(executor, pool, module, num_steps))
+    base = median(seconds for seconds, _ in runs["none"])
+    return [
+        {
+            "controller": kind,
+            "step_milliseconds": 1e3 * (seconds := median(s for s, _ in values)),
+            "slowdown": seconds / base,
+            "controller_cpu_milliseconds_per_step": 1e3 * median(cpu for _, cpu in values),
+        }
+        for kind, values in runs.items()
+    ]
+
+
+def _speed(executor: Executor, pool: RuntimePool, module: str | None, num_steps: int) -> tuple[float, float]:
+    """Seconds per step, and processor seconds of the runtime per step."""
+    engine = Engine(Kept(executor), EngineConfig(step_timeout=0.5), pools=[Borrowed(pool)])  # type: ignore[list-item]
+    controller = WasmController(module) if module else None
+    for number in range(8):
+        engine.add(Request(f"s{number}", prompt_of(number, 32), _GREEDY, controller=controller, detokenize=False))
+    _steps_with(engine, 8, 5)
+    cpu = group_cpu(pool.runtime_pid)
+    times = _steps_with(engine, 8, num_steps)
+    cpu = group_cpu(pool.runtime_pid) - cpu
+    drain(engine, pool)
+    return median(times), cpu / num_steps
+
+
+def _steps_with(engine: Engine, num_tokens: int, count: int) -> list[float]:
+    """Times of the next `count` steps in which at least `num_tokens` tokens came."""
+    times: list[float] = []
+    while len(times) < count:
+        begin = time.perf_counter()
+        events = engine.step()
+        if sum(isinstance(event, TokenEvent) for event in events) >= num_tokens:
+            times.append(time.perf_counter() - begin)
+    return times
+
+
+# -- (c) neighbours ----------------------------------------------------------------------------------------
+
+
+def neighbours(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict[str, Any]]:
+    """Inter-token latency of 19 sequences beside one that draws, forces 5 tokens in each step, or 3,000 at once."""
+    five, many = guests.splice([400, 401, 402, 403, 404]), guests.splice(prompt_of(99, 3_000))
+    num_steps = 20 if quick else 60
+    answers = {
+        "draws": [guests.SAMPLE],
+        "forces 5 in each step": [guests.SAMPLE, guests.SAMPLE, five],
+        "forces 3,000 at once": [*[guests.SAMPLE] * 4, many, guests.SAMPLE],
+    }
+    figures: list[dict[str, Any]] = []
+    for kind, program in answers.items():
+        module = upload(pool, guests.script(program))
+        gaps: list[float] = []
+        missed = 0
+        for _ in range(1 if quick else 3):
+            more, less = _gaps(executor, pool, module, num_steps)
+            gaps, missed = gaps + more, missed + less
+        gaps.sort()
+        figures.append(
+            {
+                "one": kind,
+                "p50_milliseconds": 1e3 * median(gaps),
+                "p99_milliseconds": 1e3 * gaps[int(0.99 * (len(gaps) - 1))],
+                "max_milliseconds": 1e3 * gaps[-1],
+                "steps_without_a_token": missed,
+            }
+        )
+    return figures
+
+
+def _gaps(executor: Executor, pool: RuntimePool, module: str, num_steps: int) -> tuple[list[float], int]:
+    """Seconds between the tokens of each neighbour, and how often a step gave a neighbour none."""
+    engine = Engine(Kept(executor), EngineConfig(step_timeout=0.5), pools=[Borrowed(pool)])  # type: ignore[list-item]
+    names = {f"n{number}" for number in range(19)}
+    for number, name in enumerate(sorted(names)):
+        engine.add(Request(name, prompt_of(number, 32), _GREEDY, detokenize=False))
+    _steps_with(engine, 19, 2)
+    forcing = WasmController(module)
+    engine.add(Request("one", prompt_of(50, 32), _GREEDY, controller=forcing, detokenize=False))
+    last: dict[str, float] = {}
+    gaps: list[float] = []
+    missed = 0
+    for _ in range(num_steps):
+        events = engine.step()
+        now = time.perf_counter()
+        got = {event.request_id for event in events if isinstance(event, TokenEvent)} & names
+        missed += len(names - got)
+        gaps += [now - last[name] for name in got if name in last]
+        last.update(dict.fromkeys(got, now))
+    drain(engine, pool)
+    return gaps, missed
+
+
+# -- (d) verbs against requests ----------------------------------------------------------------------------
+
+_PROMPT, _DRAFT, _JUDGE, _THINK, _FINAL, _ANSWER, _BRANCHES = 600, 16, 20, 24, 8, 8, 4
+
+
+class Tree(Controller):
+    """Draft; fork; in each branch an instruction, some thinking that is taken back, a last instruction, an answer."""
+
+    max_rewind = _THINK
+
+    def __init__(self) -> None:
+        self.phase = 0
+
+    def next(self, view: SequenceView) -> Decision:
+        length = len(view.tokens) - view.num_prompt
+        if self.phase == 0 and length == _DRAFT:
+            self.phase = 1
+            return Decision.fork(Branch(sample=False, splices=(Splice(0, _judge(i)),)) for i in range(_BRANCHES))
+        if self.phase == 1 and length == _DRAFT + _JUDGE + _THINK:
+            self.phase = 2
+            return Decision.splice(_THINK, _final())
+        if self.phase == 2 and length == _DRAFT + _JUDGE + _FINAL + _ANSWER:
+            return Decision.stop()
+        return Decision.sample()
+
+
+def _judge(branch: int) -> tuple[int, ...]:
+    return prompt_of(200 + branch, _JUDGE)
+
+
+def _final() -> tuple[int, ...]:
+    return prompt_of(300, _FINAL)
+
+
+def verbs(executor: Executor, *, quick: bool) -> list[dict[str, Any]]:
+    """The program `Tree` by one controlled request, and by requests that each repeat the text so far: over the prefix
+    cache and without it. In turns; medians."""
+    ways: dict[str, tuple[Callable[[Engine], list[list[int]]], bool]] = {
+        "engine verbs": (_by_verbs, True),
+        "requests, prefix cache": (_by_requests, True),
+        "requests, no cache": (_by_requests, False),
+    }
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+    answers: dict[str, list[list[int]]] = {}
+    for _ in range(1 if quick else 5):
+        for name, (run, caching) in ways.items():
+            pools = [PythonControllerPool(executor.info.vocab_size)]
+            engine = Engine(Kept(executor), EngineConfig(enable_prefix_caching=caching), pools=pools)
+            begin = time.perf_counter()
+            answers[name] = run(engine)
+            seconds = time.perf_counter() - begin
+            statistics = engine.statistics()
+            runs[name].append(
+                {
+                    "milliseconds": 1e3 * seconds,
+                    "computed_tokens": statistics.num_computed_tokens,
+                    "billed_prompt_tokens": statistics.num_prompt_tokens,
+                    "steps": statistics.num_steps,
+                    "requests": statistics.num_requests,
+                }
+            )
+    same = answers["engine verbs"]
+    return [
+        {"way": name, "same_answers": answers[name] == same}
+        | {field: median(run[field] for run in values) for field in values[0]}
+        for name, values in runs.items()
+    ]
+
+
+def _by_verbs(engine: Engine) -> list[list[int]]:
+    request = Request("tree", prompt_of(1, _PROMPT), _GREEDY, controller=Tree(), detokenize=False)
+    return _run(engine, [request])
+
+
+def _by_requests(engine: Engine) -> list[list[int]]:
+    """What a client does without verbs: wait for each part, send the text so far again."""
+    prompt = prompt_of(1, _PROMPT)
+    (draft,) = _run(engine, [_plain("draft", prompt, _DRAFT)])
+    starts = [(*prompt, *draft, *_judge(branch)) for branch in range(_BRANCHES)]
+    _run(engine, [_plain(f"think {i}", start, _THINK) for i, start in enumerate(starts)])
+    return _run(engine, [_plain(f"answer {i}", (*start, *_final()), _ANSWER) for i, start in enumerate(starts)])
+
+
+def _plain(name: str, prompt: tuple[int, ...], max_tokens: int) -> Request:
+    return Request(name, prompt, _GREEDY.with_(max_tokens=max_tokens), detokenize=False)
+
+
+def _run(engine: Engine, requests: Iterable[Request]) -> list[list[int]]:
+    """The last `_ANSWER` tokens of each output (all, if there are fewer than that), in order."""
+    drawn: dict[tuple[str, int], list[int]] = {}
+    names = []
+    for request in requests:
+        names.append(request.id)
+        engine.add(request)
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, TokenEvent) and not event.forced:
+                drawn.setdefault((event.request_id, event.index), []).append(event.token)
+    keys = sorted(drawn, key=lambda key: (names.index(key[0]), key[1]))
+    return [drawn[key] if len(names) == 1 and names[0] == "draft" else drawn[key][-_ANSWER:] for key in keys]
