@@ -236,7 +236,7 @@ def wat(text: str) -> bytes:
         ("(module (memory 1) (global i32 (i32.const 1)))", 0, True),
         ('(module (memory 1) (export "memory" (memory 0)) (global (mut i32) (i32.const -100000)))', 1, True),
         (
-            "(module (global (mut f32) (f32.const 1)) (global (mut f64) (f64.const 1)) (global (mut i64) (i64.const 1)))",
+            "(module (global (mut f32) (f32.const 1)) (global (mut f64) (f64.const 1)) (global (mut i64) i64.const 1))",
             3,
             True,
         ),
