@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 # and where this checkout lies. A changed pin installs again; an unchanged one costs nothing.
 KEY := $(shell (pwd; cat pyproject.toml constraints.txt) | cksum | tr ' ' '-')
 STAMP := $(VENV)/.bridle-$(KEY)
-INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 # An environment that came from elsewhere may lack pip.
 NEED_PIP := $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null 2>&1 || \
 	$(PYTHON) -m pip --python $(PY) install --quiet pip
