@@ -1,0 +1,151 @@
+"""Compilation: bounded, off the asker's thread, shared, remembered, and survived whatever the grammar is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bridle.constraints import Choice, Constraint, ConstraintLimits, JsonSchema, Lark, Regex, Substring, Yacc
+from bridle.constraints.child import first_line
+from bridle.constraints.compiler import Compiler
+from bridle.constraints.trial import Trials
+from bridle.errors import InvalidRequest, Overloaded
+from tests.constraints.kit import text_vocabulary, tokens_of
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    made = Compiler(text_vocabulary)
+    yield made
+    made.close()
+
+
+def items(depth: int) -> str:
+    return '{"items":' * depth + "{}" + "}" * depth
+
+
+DEFS = {f"d{i}": {"allOf": [{"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"minLength": i}]}] * 2} for i in range(40)}
+LADDER = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(3000))
+HOPELESS: dict[str, tuple[Constraint, str]] = {
+    "malformed": (Regex("(a"), "unclosed group"),
+    "number": (Regex("x{1,1e9}"), "unclosed counted repetition"),
+    "classes": (Regex("[" * 60_000), "not usable"),
+    "optional": (Regex("a?" * 50_000 + "a" * 50_000), "MB of memory"),
+    "lookahead": (Regex("(?=a)b"), "look-around"),
+    "references": (Regex(r"(a)\1"), "backreferences"),
+    "loop": (JsonSchema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "it allows no text at all"),
+    "remote": (JsonSchema({"$ref": "http://example.com/schema"}), "does not fetch resources"),
+    "explosion": (JsonSchema({"$ref": "#/$defs/d0", "$defs": {**DEFS, "d40": {"type": "string"}}}), "too large"),
+    "unknown type": (JsonSchema({"type": "color"}), "not usable"),
+    "contradiction": (JsonSchema({"type": "integer", "minimum": 5, "maximum": 4}), "not usable"),
+    "cycle": (Lark("start: a\na: b\nb: a"), "it allows no text at all"),
+    "terminal cycle": (Lark("start: A\nA: B\nB: A"), "circular reference"),
+    "ladder": (Lark(f'start: r0\n{LADDER}\nr3000: "x"'), "too many parts, or parts within parts"),
+    "empty meet": (Lark("start: A\nA: /ab/ & /cd/"), "it allows no text at all"),
+    "no rule": (Yacc("%start a\n%%\na: b;"), "no rule for 'b'"),
+}
+HARMLESS: dict[str, Constraint] = {
+    "repetition": Regex("x{1,1000000000}"),
+    "nested repetition": Regex("((x{1,1000}){1,1000}y){1,1000}"),
+    "star tower": Regex("(" * 100 + "a*" + ")*" * 100),
+    "brackets": Regex("(" * 200 + "a" + ")" * 200),
+    "blow-up": Regex("(a|b)*a(a|b){30}"),
+    "recursion": JsonSchema({"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "null"}]}),
+    "deep": JsonSchema(items(90)),
+    "enum": JsonSchema({"enum": [f"v{i}" for i in range(10_000)]}),
+    "choice": Choice([f"v{i}" for i in range(10_000)]),
+    "quotation": Substring("to be or not to be " * 1000),
+    "ambiguous": Lark('start: a\na: a a | a a a | "x" | "xx" |'),
+}
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_a_hopeless_grammar_is_a_clear_refusal(compiler: Compiler, name: str) -> None:
+    constraint, message = HOPELESS[name]
+    for _ in range(2):  # the second time it is remembered
+        with pytest.raises(InvalidRequest) as refusal:
+            compiler.compile(constraint).result()
+        assert message in str(refusal.value)
+        assert len(str(refusal.value)) < 700
+        assert refusal.value.param == "constraint"
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_looks_hostile_but_is_not_compiles(compiler: Compiler, name: str) -> None:
+    walk = compiler.compile(HARMLESS[name]).result().copy()
+    for _ in range(20):
+        if walk.is_complete:
+            break
+        walk.commit([max(tokens_of(walk.mask()))])
+
+
+def test_good_after_bad(compiler: Compiler) -> None:
+    for i in range(5):
+        with pytest.raises(InvalidRequest):
+            compiler.compile(Regex(f"({i}")).result()
+        assert not compiler.compile(Regex(f"{i}")).result().is_failed
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (ConstraintLimits(seconds=0.05), "it takes more than 0.05 s of processor time"),
+        (ConstraintLimits(memory=24 << 20), "it takes more than 24 MB of memory"),
+    ],
+)
+def test_a_grammar_beyond_the_limits_costs_its_process_only(limits: ConstraintLimits, message: str) -> None:
+    trials = Trials(replace(limits, num_compilers=1))
+    heavy = json.dumps({"grammars": [{"lark_grammar": f"start: /{'a?' * 50_000}{'a' * 50_000}/"}]})
+    light = json.dumps({"grammars": [{"lark_grammar": "start: /a/"}]})
+    try:
+        for _ in range(2):
+            with pytest.raises(InvalidRequest) as refusal:
+                trials.try_grammar(heavy)
+            assert message in str(refusal.value)
+            assert trials.try_grammar(light) >= 0
+    finally:
+        trials.close()
+
+
+def test_equal_constraints_are_compiled_once() -> None:
+    compiler = Compiler(text_vocabulary)
+    try:
+        futures = [compiler.compile(Regex("[a-z]{3}")) for _ in range(10)]
+        assert len({id(future.result()) for future in futures}) == 1
+        assert compiler.compile(Regex("[a-z]{3}")).result() is futures[0].result()
+        assert compiler.num_cached == 1
+    finally:
+        compiler.close()
+
+
+def test_what_is_kept_is_bounded_and_the_latest() -> None:
+    limits = ConstraintLimits(cache_entries=10, cache_bytes=5 * 200_000)
+    compiler = Compiler(text_vocabulary, limits)
+    try:
+        for i in range(40):
+            compiler.compile(Regex(f"a{{{i + 1}}}")).result()
+            assert compiler.num_cached <= 10
+            assert compiler.cached_bytes <= limits.cache_bytes
+        latest = compiler.compile(Regex("a{40}"))
+        assert latest.done()
+        assert not compiler.compile(Regex("a{1}")).done()
+    finally:
+        compiler.close()
+
+
+def test_after_the_end_nothing_is_compiled() -> None:
+    compiler = Compiler(text_vocabulary)
+    compiler.compile(Regex("a")).result()
+    compiler.close()
+    compiler.close()
+    with pytest.raises(Overloaded, match="shut down"):
+        compiler.compile(Regex("b")).result()
+
+
+def test_messages_are_for_people() -> None:
+    assert first_line("bad thing\nmore\nerror: unclosed group\n<state>\nlots") == "bad thing unclosed group"
+    assert len(first_line("x" * 10_000)) == 300
+    assert first_line("") == "unknown error"

@@ -1,0 +1,318 @@
+"""Constraints beside an engine: stopping, forcing, forking, failing, and leaving the neighbours alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from bridle.constraints import (
+    Choice,
+    Constraint,
+    ConstraintLimits,
+    ConstraintPool,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+    Substring,
+)
+from bridle.constraints.matcher import Matcher
+from bridle.constraints.workers import Workers
+from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.engine.decision import Decision
+from bridle.engine.interfaces import Ask
+from bridle.errors import ControllerError, InvalidRequest
+from bridle.outputs import FinishReason
+from tests.constraints.kit import EOS, Lab, Output, matcher, spell, text_vocabulary, vocabulary
+
+PERSON = JsonSchema(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"enum": ["the yes", "no name"]},
+            "size": {"type": "integer", "minimum": 10, "maximum": 99},
+            "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+        },
+        "required": ["name", "size", "flags"],
+        "additionalProperties": False,
+    }
+)
+
+
+def text(lab: Lab, output: Output) -> str:
+    return spell(lab.vocab, output.tokens)
+
+
+def reason(output: Output) -> FinishReason:
+    assert output.finished is not None
+    return output.finished.reason
+
+
+def test_outputs_fit_and_end_where_the_grammar_ends() -> None:
+    with Lab(text_vocabulary()) as lab:
+        phone, person, choice = (Regex("[0-9]{3}-[a-f]{2}"), PERSON, Choice(["yes", "no", "name"]))
+        outputs = [
+            each[0] for each in lab.run(*(lab.request(each, max_tokens=200) for each in (phone, person, choice)))
+        ]
+        assert re.fullmatch("[0-9]{3}-[a-f]{2}", text(lab, outputs[0]))
+        assert set(json.loads(text(lab, outputs[1]))) == {"name", "size", "flags"}
+        assert text(lab, outputs[2]) in ("yes", "no", "name")
+        assert {reason(output) for output in outputs} == {FinishReason.CONTROLLER}
+        assert not any(output.logs for output in outputs)
+
+
+def test_a_model_may_end_where_the_grammar_allows_it() -> None:
+    with Lab(text_vocabulary(), next_token=lambda prefix: EOS) as lab:
+        output = lab.run_one(Regex("(ab)*"))
+        assert output.tokens == [EOS]
+        assert reason(output) is FinishReason.STOP
+
+
+def num_passes(lab: Lab) -> int:
+    """Forward passes that computed anything."""
+    return sum(bool(plan.rows) for plan in lab.executor.plans)
+
+
+def test_a_text_without_a_choice_needs_no_forward() -> None:
+    with Lab(text_vocabulary(), record=True) as lab:
+        output = lab.run_one(Regex("the name"))
+        assert text(lab, output) == "the name"
+        assert all(output.forced)
+        assert reason(output) is FinishReason.CONTROLLER
+        assert num_passes(lab) == 0
+        empty = lab.run_one(Regex(""))
+        assert empty.tokens == [] and reason(empty) is FinishReason.CONTROLLER
+        assert num_passes(lab) == 1  # only its mask tells that nothing but the end is left
+
+
+def test_a_forward_pass_is_spent_on_choices_only() -> None:
+    with Lab(text_vocabulary(), record=True) as lab:
+        output = lab.run_one(PERSON, max_tokens=200)
+        num_sampled = output.forced.count(False)
+        assert output.forced.count(True) > num_sampled
+        assert num_passes(lab) == num_sampled
+
+
+class OneByOne(Controller):
+    """The same constraint, its forced tokens one per step."""
+
+    def __init__(self, start: Matcher) -> None:
+        self.matcher, self.queue = start, []
+
+    def __deepcopy__(self, memo: object) -> OneByOne:
+        return OneByOne(self.matcher.copy())
+
+    def next(self, view: SequenceView) -> Decision:
+        if view.generated:
+            self.matcher.commit(view.new_tokens)
+        if self.matcher.is_complete:
+            return Decision.stop()
+        self.queue = self.queue or list(self.matcher.forced())
+        if self.queue:
+            return Decision.splice(0, [self.queue.pop(0)])
+        return Decision.sample(self.matcher.mask())
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [PERSON, JsonObject(), Regex("the (yes|no)[0-9] name: [a-z]{1,5} end"), Substring("yes the name is abc 12 true")],
+    ids=lambda each: type(each).__name__,
+)
+def test_fast_forward_changes_no_greedy_answer(constraint: Constraint) -> None:
+    vocab = text_vocabulary()
+    for seed in range(4):
+        with Lab(vocab, pools=[PythonControllerPool(vocab.size)], seed=seed) as lab:
+            at_once, one_by_one = (
+                lab.run_one(steering, max_tokens=80) for steering in (constraint, OneByOne(matcher(vocab, constraint)))
+            )
+            assert at_once.tokens == one_by_one.tokens
+            assert at_once.forced == one_by_one.forced
+
+
+def test_neighbours_are_not_changed() -> None:
+    vocab = text_vocabulary()
+    plain = [lambda lab, i=i: lab.request(None, (3, 4 + i), max_tokens=30, ignore_eos=True) for i in range(4)]
+    with Lab(vocab) as lab:
+        alone = [lab.run(make(lab))[0][0].tokens for make in plain]
+    with Lab(vocab) as lab:
+        steered = [lab.request(each, max_tokens=50) for each in (PERSON, JsonObject(), Regex("[a-z]{9}"), Regex("(a"))]
+        outputs = lab.run(*(make(lab) for make in plain), *steered)
+        assert [each[0].tokens for each in outputs[:4]] == alone
+
+
+def test_every_output_of_a_request_has_a_constraint_of_its_own() -> None:
+    with Lab(text_vocabulary()) as lab:
+        outputs = lab.run(lab.request(PERSON, n=5, temperature=1.0, max_tokens=200))[0]
+        texts = [text(lab, output) for output in outputs.values()]
+        assert len(texts) == 5 and len(set(texts)) > 1
+        assert all(set(json.loads(each)) == {"name", "size", "flags"} for each in texts)
+
+
+def test_a_hopeless_grammar_ends_its_own_request_only() -> None:
+    with Lab(text_vocabulary()) as lab:
+        bad, good = lab.run(lab.request(Regex("(a")), lab.request(Regex("[0-9]{2}")))
+        assert reason(bad[0]) is FinishReason.ERROR
+        assert bad[0].finished is not None and isinstance(bad[0].finished.error, InvalidRequest)
+        assert len(text(lab, good[0])) == 2
+
+
+def test_a_dead_end_ends_with_an_explanation() -> None:
+    with Lab(vocabulary("abx")) as lab:
+        output = lab.run_one(Regex("[ab]x(c|d)"))
+        assert reason(output) is FinishReason.ERROR
+        assert output.finished is not None and isinstance(output.finished.error, ControllerError)
+        assert "the grammar allows 'c'-'d'" in str(output.finished.error)
+
+
+def test_a_cut_off_text_says_so() -> None:
+    with Lab(text_vocabulary()) as lab:
+        output = lab.run_one(Regex("[a-z]{50}"), max_tokens=5)
+        assert reason(output) is FinishReason.LENGTH
+        assert output.logs == "the output ended after 5 tokens, before its constraint was satisfied\n"
+
+
+def test_cancelling_at_any_moment_leaves_nothing() -> None:
+    with Lab(text_vocabulary()) as lab:
+        for num_steps in range(6):
+            request = lab.request(Regex("[a-z]{40}x*"), max_tokens=50)
+            lab.engine.add(request)
+            for _ in range(num_steps):
+                lab.engine.step()
+            lab.engine.cancel(request.id)
+            list(lab.events())
+        lab.run_one(Regex("[a-z]{40}x*"))  # by now every opening is done
+        assert not lab.pool._opened
+        assert not lab.pool._under_way
+
+
+def test_more_grammars_than_are_kept() -> None:
+    limits = ConstraintLimits(cache_entries=8)
+    with Lab(text_vocabulary(), limits=limits) as lab:
+        requests = [lab.request(Choice([f"yes{i}", f"no{i}"])) for i in range(40)]
+        outputs = lab.run(*requests)
+        assert [text(lab, each[0]) in (f"yes{i}", f"no{i}") for i, each in enumerate(outputs)] == [True] * 40
+        assert lab.pool.compiler.num_cached == 8
+
+
+@pytest.mark.slow
+def test_a_thousand_grammars() -> None:
+    with Lab(text_vocabulary()) as lab:
+        for start in range(0, 1000, 50):
+            lab.run(*(lab.request(Choice([f"yes{i}", f"no{i}"])) for i in range(start, start + 50)))
+        assert lab.pool.compiler.num_cached <= ConstraintLimits().cache_entries
+        assert lab.pool.compiler.cached_bytes <= ConstraintLimits().cache_bytes
+
+
+# -- the pool alone --------------------------------------------------------------------------------------------
+
+
+def soon() -> float:
+    return time.monotonic() + 30.0
+
+
+def opened(pool: ConstraintPool, lab_like: Lab, constraint: Constraint, seq_id: int) -> None:
+    request = lab_like.request(constraint)
+    assert pool.open(request).result() == request.prompt
+    pool.ask([Ask(seq_id, request=request)])
+
+
+def decision(pool: ConstraintPool, seq_id: int) -> Decision:
+    answer = pool.collect([seq_id], soon())[seq_id]
+    assert answer.decision is not None, answer.error
+    return answer.decision
+
+
+def test_rewinding_gives_the_same_masks_again() -> None:
+    with Lab(text_vocabulary()) as lab:
+        opened(lab.pool, lab, Regex("[a-c][d-f][g-i]"), 7)
+        first = decision(lab.pool, 7)
+        for tokens in (lab.vocab.encode(b"a"), lab.vocab.encode(b"c")):
+            lab.pool.ask([Ask(7, tokens=tuple(tokens))])
+            second = decision(lab.pool, 7)
+            lab.pool.ask([Ask(7, tokens=tuple(lab.vocab.encode(b"e")))])
+            assert decision(lab.pool, 7) != second
+            lab.pool.ask([Ask(7, backtrack=1)])
+            assert decision(lab.pool, 7) == second
+            lab.pool.ask([Ask(7, backtrack=1)])
+            assert decision(lab.pool, 7) == first
+        lab.pool.ask([Ask(7, backtrack=1)])
+        error = lab.pool.collect([7], soon())[7].error
+        assert "1 tokens were taken back under a constraint; it has seen 0" in str(error)
+        lab.pool.close([7])
+
+
+def test_a_fork_starts_where_its_parent_was() -> None:
+    with Lab(text_vocabulary()) as lab:
+        opened(lab.pool, lab, Choice(["xa1", "xb2"]), 1)
+        lab.pool.collect([1], soon())
+        forced = tuple(lab.vocab.encode(b"x"))
+        lab.pool.ask([Ask(1, tokens=forced)])
+        decision(lab.pool, 1)
+        a, b = (tuple(lab.vocab.encode(each)) for each in (b"a", b"b"))
+        lab.pool.ask([Ask(1, tokens=a), Ask(2, tokens=b, parent=1, branch=1)])
+        assert decision(lab.pool, 1).branches[0].splices[0].ff_tokens == tuple(lab.vocab.encode(b"1"))
+        lab.pool.close([1])
+        lab.pool.ask([Ask(2, tokens=tuple(lab.vocab.encode(b"2")))])
+        assert decision(lab.pool, 2).is_stop
+        lab.pool.close([2])
+
+
+def test_answers_are_given_once_and_only_of_the_living() -> None:
+    with Lab(text_vocabulary()) as lab:
+        opened(lab.pool, lab, Regex("[a-z]+"), 3)
+        assert set(lab.pool.collect([3], soon())) == {3}
+        assert not lab.pool.collect([3], None)
+        lab.pool.ask([Ask(3, tokens=tuple(lab.vocab.encode(b"q")))])
+        lab.pool.close([3])
+        assert not lab.pool.collect([3], soon())
+
+
+def test_a_slow_sequence_is_handled_on_the_threads() -> None:
+    with Lab(text_vocabulary()) as lab:
+        opened(lab.pool, lab, Lark('start: "a" /[b-z]/ "end"'), 4)
+        lab.pool.collect([4], soon())
+        lab.pool._live[4].is_slow = True
+        lab.pool.ask([Ask(4, tokens=tuple(lab.vocab.encode(b"a")))])
+        assert decision(lab.pool, 4).branches[0].mask
+        lab.pool.ask([Ask(4, tokens=tuple(lab.vocab.encode(b"x")))])
+        assert decision(lab.pool, 4).is_forced
+        lab.pool.close([4])
+
+
+def test_an_opening_that_was_cancelled_leaves_nothing() -> None:
+    with Lab(text_vocabulary()) as lab:
+        compiled: Future[Matcher] = Future()
+        lab.pool.compiler.compile = lambda constraint: compiled  # type: ignore[method-assign]
+        request = lab.request(Regex("a"))
+        future = lab.pool.open(request)
+        assert future.cancel()
+        compiled.set_result(matcher(lab.vocab, Regex("a")))
+        assert not lab.pool._opened
+        kept = lab.pool.open(request)
+        assert kept.result() == request.prompt and lab.pool._opened
+        lab.pool.abandon(request)
+        assert not lab.pool._opened
+
+
+def test_workers_do_everything_and_end() -> None:
+    workers, done, lock = Workers(3), [], threading.Lock()
+    everything = threading.Event()
+
+    def work(number: int) -> None:
+        with lock:
+            done.append(number)
+            if len(done) == 100:
+                everything.set()
+
+    for start in range(0, 100, 10):
+        workers.submit([lambda n=n: work(n) for n in range(start, start + 10)])
+    assert everything.wait(30)
+    workers.close()
+    workers.close()
+    assert sorted(done) == list(range(100))
+    assert not any(thread.is_alive() for thread in workers._threads)
