@@ -344,6 +344,9 @@ def test_a_regex_constraint_and_its_copy(tmp_path: Path) -> None:
         ("substring", "ab cd", "ac$"),
         ("json_schema", '{"type":"boolean"}', "ft"),
         ("lark", 'start: "x" | "z"', "xz"),
+        ("yacc", "%%\na: 'x' | \"/[yz]/\" ;", "xyz"),
+        ("json_object", "", "{"),
+        ("constraint", '{"any_of": [{"regex": "a"}, {"sequence": ["b", "c"]}]}', "ab"),
     ],
 )
 def test_kinds_of_constraints(tmp_path: Path, kind: str, spec: str, first: str) -> None:
@@ -390,6 +393,9 @@ def test_bad_constraints(tmp_path: Path) -> None:
     mid(instance)
     text = instance.log.take()
     assert text.startswith("6") and len(text) > 10
+    refused = load(Sandbox(DEFAULT_LIMITS), constrained("constraint", '{"regexp": "a"}', show), tmp_path)
+    mid(refused)
+    assert refused.log.take().startswith("6the constraint names none of regex")
     with pytest.raises(GuestFault, match="unknown kind"):
         load(Sandbox(DEFAULT_LIMITS), constrained("yaml", "(", show), tmp_path)
     limits = replace(DEFAULT_LIMITS, max_constraint_spec=3)

@@ -1,8 +1,8 @@
 """Constraint handles for guests: our addition to the host interface, imports of module `bridle`.
 
-A guest names a regex, JSON schema, Lark grammar, substring or choice once and gets a small number; the masks are
-computed by llguidance on the host's side, so neither a grammar engine nor masks need room in guest memory. A fork
-copies handles with everything else.
+A guest names a regex, a JSON schema, a grammar or any other constraint of `bridle.constraints` once and gets a
+small number; the masks are computed on the host's side, so neither a grammar engine nor masks need room in guest
+memory. A fork copies handles with everything else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import msgspec
 from bridle.aici.runtime.host import BLOB_EXTRA
 from bridle.aici.runtime.vocabulary import Vocabulary
 from bridle.aici.runtime.wasm import GuestFault, HostFunction
-from bridle.errors import UnsupportedFeature
+from bridle.constraints import Constraint, parse
+from bridle.constraints.grammar import grammar_of
+from bridle.constraints.limits import PARSER_LIMITS
+from bridle.constraints.vocabulary import Vocabulary as TokenVocabulary
+from bridle.constraints.vocabulary import load_llguidance
+from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from bridle.aici.runtime.instance import Instance
@@ -96,62 +101,73 @@ def _matcher(guest: Instance, handle: int) -> Any:
 
 
 def make_matcher(vocabulary: Vocabulary, kind: str, spec: str) -> Any:
-    """An llguidance matcher at its start."""
-    llguidance = _llguidance()
+    """An llguidance matcher at its start; one that has failed if the specification makes no sense."""
     try:
-        grammar = _grammar(llguidance.LLMatcher, kind, spec)
-    except ValueError as error:
-        raise GuestFault(f"constraint: {error}") from None
-    return llguidance.LLMatcher(_tokenizer(vocabulary), grammar, log_level=0)
+        grammar = grammar_of(_parse(kind, spec))
+    except InvalidRequest as error:
+        return _Refused(str(error))
+    llguidance = load_llguidance()
+    limits = llguidance.LLParserLimits(**PARSER_LIMITS)
+    return llguidance.LLMatcher(_tokenizer(vocabulary), grammar, log_level=0, limits=limits)
 
 
-def _grammar(matcher: Any, kind: str, spec: str) -> str:
-    if kind == "regex":
-        return str(matcher.grammar_from_regex(spec))
-    if kind == "json_schema":
-        return str(matcher.grammar_from_json_schema(spec))
-    if kind == "lark":
-        return str(matcher.grammar_from_lark(spec))
-    if kind == "substring":
-        return str(matcher.grammar_from_lark(f'start: %regex {{"substring_words": {_quoted(spec)}}}'))
-    if kind == "choice":
-        options = msgspec.json.decode(spec, type=list[str])
-        return str(matcher.grammar_from_lark("start: " + " | ".join(map(_quoted, options))))
-    raise GuestFault(f"unknown kind of constraint {kind!r}: regex, json_schema, lark, substring or choice")
-
-
-def _quoted(text: str) -> str:
-    return msgspec.json.encode(text).decode()
-
-
-def _llguidance() -> Any:
+def _parse(kind: str, spec: str) -> Constraint:
+    """A text for most kinds, JSON for the others; kind `constraint` takes any constraint as plain data."""
+    if kind in ("regex", "lark", "yacc", "substring", "json_schema"):
+        return parse({kind: spec})
+    if kind == "json_object":
+        return parse({kind: True})
+    if kind not in ("choice", "constraint"):
+        raise GuestFault(
+            f"unknown kind of constraint {kind!r}: "
+            "regex, json_schema, json_object, lark, yacc, substring, choice or constraint"
+        )
     try:
-        import llguidance
-    except ImportError:
-        raise UnsupportedFeature("constraint handles need the package llguidance") from None
-    return llguidance
+        data = msgspec.json.decode(spec)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the constraint is not JSON: {error}") from None
+    return parse({kind: data} if kind == "choice" else data)
 
 
-class _Wrapper:
-    """A vocabulary as llguidance wants to see it."""
+class _Refused:
+    """Stands for the matcher of a specification that makes no sense: allows nothing, and says why."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.eos_token_id = vocabulary.eos
-        self.bos_token_id = None
-        self.tokens = [token or f"\xff<{i}>".encode("latin-1") for i, token in enumerate(vocabulary.tokens)]
-        self.special_token_ids = sorted(vocabulary.special | {vocabulary.eos})
-        self._encode = vocabulary.encode
+    def __init__(self, error: str) -> None:
+        self._error = error
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(self._encode(text.decode(errors="replace") if isinstance(text, bytes) else text))
+    def is_error(self) -> bool:
+        return True
+
+    def get_error(self) -> str:
+        return self._error
+
+    def is_stopped(self) -> bool:
+        return True
+
+    def is_accepting(self) -> bool:
+        return False
+
+    def compute_bitmask(self) -> bytes:
+        return b""
+
+    def compute_ff_tokens(self) -> list[int]:
+        return []
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        return 0
+
+    def rollback(self, count: int) -> bool:
+        return False
+
+    def deep_copy(self) -> _Refused:
+        return self
 
 
 def _tokenizer(vocabulary: Vocabulary) -> Any:
     """Made once for a vocabulary, since it takes a moment."""
     if vocabulary.llguidance is None:
-        llguidance = _llguidance()
-        wrapper = llguidance.TokenizerWrapper(_Wrapper(vocabulary))
-        vocabulary.llguidance = llguidance.LLTokenizer(wrapper)
+        tokens = TokenVocabulary(vocabulary.tokens, (vocabulary.eos,), vocabulary.special, vocabulary.encode)
+        vocabulary.llguidance = tokens.backend
     return vocabulary.llguidance
 
 
