@@ -52,7 +52,7 @@ def doctor(*, port: Annotated[int, Parameter(negative="")] = 8080) -> int:
 def examine(port: int) -> Iterator[Finding]:
     """All findings, in the order in which problems should be solved."""
     yield Finding("ok", "bridle", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
-    for probe in (_libraries, _device, _memory, _demo_model, _hub, lambda: _port(port)):
+    for probe in (_libraries, _device, _memory, _demo_model, _control, _hub, lambda: _port(port)):
         yield from _guarded(probe)
 
 
@@ -115,6 +115,16 @@ def _demo_model() -> Iterator[Finding]:
         yield Finding("ok", "demo model", f"{weights / 1e6:.1f} MB of weights")
     else:
         yield Finding("problem", "demo model", "its weights are not in the package", "install bridle again")
+
+
+def _control() -> Iterator[Finding]:
+    from bridle.service.control import ControlSettings, data_folder
+
+    obstacle = ControlSettings().obstacle()
+    if obstacle is not None:
+        yield Finding("note", "controllers", "Wasm controllers are off", obstacle)
+    else:
+        yield Finding("ok", "controllers", f"the control runtime can start; modules are in {data_folder()}/controllers")
 
 
 def _hub() -> Iterator[Finding]:

@@ -37,3 +37,10 @@ def test_problem_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     shown = capsys.readouterr().out
     assert "problem disk: full" in shown
     assert "make room" in shown
+
+
+def test_missing_packages_of_the_control_runtime_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.service.control.find_spec", lambda name: None)
+    findings = {finding.subject: finding for finding in doctor.examine(0)}
+    assert findings["controllers"].level == "note"
+    assert "pip install 'bridle[aici]'" in findings["controllers"].advice
