@@ -186,7 +186,8 @@ def write_tokenizer(folder: Path, vocab_size: int, *, seed: int = 0) -> Path:
     names = _byte_names()
     rng = random.Random(seed)
     vocab = {name: number for number, name in enumerate(names)}
-    syllables = [rng.choice("bcdfghklmnprstvw") + rng.choice("aeiou") + rng.choice(("", "n", "s", "l")) for _ in range(300)]
+    parts = ("bcdfghklmnprstvw", "aeiou", ("", "n", "s", "l"))
+    syllables = ["".join(rng.choice(part) for part in parts) for _ in range(300)]
     while len(vocab) < vocab_size - 1:
         word = "".join(rng.choice(syllables) for _ in range(rng.choice((1, 1, 2, 2, 3))))
         kind = rng.random()

@@ -24,7 +24,7 @@ class Steered:
         self.pool = pool
         executor = ScriptedExecutor(VOCAB_SIZE, 256, 4, eos_token_ids=(EOS,))
         config = EngineConfig(**{"step_timeout": 2.0, **limits})  # type: ignore[arg-type]
-        self.engine = Engine(executor, config, pools=[_Shared(pool)])
+        self.engine = Engine(executor, config, pools=[shared(pool)])
         self.events: dict[str, list[Event]] = {}
 
     def upload(self, wasm: bytes) -> str:
@@ -79,6 +79,11 @@ class Steered:
 
     def logs(self, name: str, index: int = 0) -> str:
         return "".join(e.text for e in self.events[name] if isinstance(e, Log) and e.index == index)
+
+
+def shared(pool: RuntimePool) -> RuntimePool:
+    """The pool without its end."""
+    return _Shared(pool)  # type: ignore[return-value]
 
 
 class _Shared:
