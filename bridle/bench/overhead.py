@@ -30,11 +30,13 @@ _VOCAB_SIZE = 32_000
 class InstantExecutor:
     """An `Executor` that computes nothing: every row draws the same token."""
 
-    def __init__(self, num_seqs: int, num_tokens: int, *, block_size: int = 16, token: int = 100) -> None:
+    def __init__(
+        self, num_seqs: int, num_tokens: int, *, block_size: int = 16, token: int = 100, vocab_size: int = _VOCAB_SIZE
+    ) -> None:
         self._token = token
         self._info = ExecutorInfo(
             model="instant",
-            vocab_size=_VOCAB_SIZE,
+            vocab_size=vocab_size,
             max_model_len=num_tokens,
             num_blocks=num_seqs * (num_tokens // block_size + 2),
             block_size=block_size,
