@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from bridle.errors import InvalidRequest
 from bridle.http import ServeSettings, serve
@@ -19,6 +22,19 @@ def never(settings: ServeSettings) -> LoadedModel:
     raise AssertionError("the model was loaded all the same")
 
 
+@pytest.fixture
+def own_logs() -> Iterator[None]:
+    """`serve` sets logging up for its process; this one is put back."""
+    loggers = [logging.getLogger(name) for name in (None, "bridle", "uvicorn")]
+    before = [(logger, logger.handlers[:], logger.level) for logger in loggers]
+    yield
+    for logger, handlers, level in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("own_logs")
 def test_everywhere_needs_keys_or_a_word() -> None:
     with pytest.raises(InvalidRequest, match="bridle keys add") as refused:
         serve(ServeSettings(host="0.0.0.0", port=0), load=never)
