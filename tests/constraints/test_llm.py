@@ -1,0 +1,134 @@
+"""Constraints on real models and tokenizers: texts fit, forced tokens are canonical, mistakes are told."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridle import LLM, Controller, Decision, SamplingParams
+from bridle.constraints import Choice, JsonObject, JsonSchema, Regex, Substring, Vocabulary, vocabulary_of
+from bridle.controllers import SequenceView
+from bridle.errors import InvalidRequest
+from bridle.outputs import FinishReason
+from bridle.text import Tokenizer
+from tests.constraints.kit import matcher, tokens_of
+from tests.sources import ROOT
+from tests.text import kit
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=80)
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", max_model_len=512) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module", params=["demo", *kit.WITH_TABLE])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer.load("demo") if request.param == "demo" else kit.make(request.param)
+
+
+@pytest.fixture(scope="module")
+def vocab(tokenizer: Tokenizer) -> Vocabulary:
+    return vocabulary_of(tokenizer, tokenizer.vocab_size + 7)
+
+
+# -- tokenizers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["the quick brown fox", "dog, and numbers 1234567890 (in brackets)!", "sleeps  twice"])
+def test_forced_tokens_are_what_the_tokenizer_would_write(tokenizer: Tokenizer, vocab: Vocabulary, text: str) -> None:
+    walk = matcher(vocab, Choice([text]))
+    tokens: list[int] = []
+    while not walk.is_complete:
+        forced = walk.forced()
+        assert forced
+        walk.commit(forced)
+        tokens += forced
+    assert vocab.text_of(tokens).decode() == text
+    inside = tokenizer.encode("\n" + text, add_special_tokens=False)
+    lead = tokenizer.encode("\n", add_special_tokens=False)
+    assert tokens == inside[len(lead) :]
+
+
+def test_no_special_token_is_ever_text(tokenizer: Tokenizer, vocab: Vocabulary) -> None:
+    allowed = tokens_of(matcher(vocab, Regex("(?s:.)*")).mask())
+    assert allowed & tokenizer.special_token_ids <= set(vocab.eos)
+    assert max(allowed) < tokenizer.vocab_size
+    assert set(vocab.eos) <= allowed
+
+
+def test_random_texts_are_the_models_own_text(tokenizer: Tokenizer, vocab: Vocabulary) -> None:
+    walk, rng, tokens = matcher(vocab, Regex("[a-z ,]{20,60}[.]")), random.Random(1), []
+    while not walk.is_complete:
+        tokens.append(rng.choice(sorted(tokens_of(walk.mask()))))
+        walk.commit(tokens[-1:])
+    lead = tokenizer.encode("\n", add_special_tokens=False)
+    shown = tokenizer.decode([*lead, *tokens]).removeprefix(tokenizer.decode(lead))
+    assert re.fullmatch("[a-z ,]{20,60}[.]", shown)
+
+
+# -- generating ------------------------------------------------------------------------------------------------
+
+
+def test_texts_fit(llm: LLM) -> None:
+    constraints = [Regex("[0-9]{2}"), Choice(["red", "blue"]), JsonSchema(PERSON), Substring("a cat and a dog"), None]
+    outputs = llm.generate(["Say: "] * 5, GREEDY, constraint=constraints, use_tqdm=False)
+    assert re.fullmatch("[0-9]{2}", outputs[0].text)
+    assert outputs[1].text in ("red", "blue")
+    assert set(json.loads(outputs[2].text)) == {"name", "age"}
+    assert f" {outputs[3].text} " in " a cat and a dog "
+    assert outputs[2].outputs[0].usage.forced_tokens > 0
+    assert outputs[0].outputs[0].finish_reason is FinishReason.CONTROLLER
+    assert outputs[4].text == llm.generate("Say: ", GREEDY, use_tqdm=False)[0].text
+
+
+def test_plain_data_will_do_in_streams_and_chats(llm: LLM) -> None:
+    pieces = list(llm.stream("Say: ", GREEDY, constraint={"regex": "(yes|no), [a-z]{5}"}))
+    assert re.fullmatch("(yes|no), [a-z]{5}", "".join(pieces))
+    assert len(pieces) > 1  # shown as it comes: nothing is ever taken back
+    messages = [{"role": "user", "content": "Who?"}]
+    answer = llm.chat(messages, GREEDY, constraint=JsonObject(), use_tqdm=False)[0].outputs[0]
+    assert answer.finish_reason is FinishReason.LENGTH or isinstance(json.loads(answer.text), dict)
+
+
+class Anything(Controller):
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.sample()
+
+
+def test_mistakes_are_told(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="both a controller and a constraint were given"):
+        llm.generate("a", controller=Anything(), constraint=Regex("a"), use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="the constraint names none of regex"):
+        llm.generate("a", constraint={"regexp": "a"}, use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="constraint has 1 entries for 2 prompts"):
+        llm.generate(["a", "b"], constraint=[Regex("a")], use_tqdm=False)
+    output = llm.generate("a", constraint=Regex("(a"), use_tqdm=False)[0].outputs[0]
+    assert output.finish_reason is FinishReason.ERROR
+    assert isinstance(output.error, InvalidRequest) and "unclosed group" in str(output.error)
+
+
+def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(ROOT / "docs" / "constraints.md")
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, str(page), "exec"), names)
+    number, color, person, apples = capsys.readouterr().out.splitlines()
+    assert re.fullmatch("[0-9]{1,3}", number)
+    assert color in (" red", " blue")
+    assert {"name", "age"} <= set(json.loads(person))
+    assert apples == "apples"
+    names["llm"].close()  # type: ignore[attr-defined]
