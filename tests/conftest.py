@@ -12,9 +12,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported anywhe
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches out
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
@@ -24,6 +26,19 @@ settings.register_profile(
 )
 IS_FULL = os.environ.get("BRIDLE_FULL", "") not in ("", "0")
 settings.load_profile(os.environ.get("BRIDLE_PROFILE", "full" if IS_FULL else "ci"))
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were() -> Iterator[None]:
+    """A test that sets up logging, as `serve` does, does it for itself alone."""
+    root = logging.getLogger()
+    loggers = (root, logging.getLogger("bridle"), logging.getLogger("uvicorn"))
+    handlers, levels = list(root.handlers), [logger.level for logger in loggers]
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    structlog.reset_defaults()
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
