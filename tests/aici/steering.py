@@ -20,9 +20,9 @@ MAX_STEPS = 20_000
 class Steered:
     """An engine with the pool, and what happened to each request."""
 
-    def __init__(self, pool: RuntimePool, **limits: object) -> None:
+    def __init__(self, pool: RuntimePool, *, num_blocks: int = 256, **limits: object) -> None:
         self.pool = pool
-        executor = ScriptedExecutor(VOCAB_SIZE, 256, 4, eos_token_ids=(EOS,))
+        executor = ScriptedExecutor(VOCAB_SIZE, num_blocks, 4, eos_token_ids=(EOS,))
         config = EngineConfig(**{"step_timeout": 2.0, **limits})  # type: ignore[arg-type]
         self.engine = Engine(executor, config, pools=[shared(pool)])
         self.events: dict[str, list[Event]] = {}

@@ -1,0 +1,201 @@
+"""Kill -9 under running streams: of a worker, of the compiler, of the supervisor, of the engine's own process. Only
+what lived there fails, the rest goes on, the service resumes, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
+from bridle.aici.protocol import Auth
+from bridle.engine import Request
+from bridle.outputs import FinishReason
+from bridle.sampling import SamplingParams
+from tests.aici.conftest import VOCAB_SIZE
+from tests.aici.guests import END, guest2, sample, say
+from tests.aici.llm_side import wait_until
+from tests.aici.steering import Steered
+
+FOREVER = guest2([sample([65], VOCAB_SIZE)])
+SHORT = guest2([sample([66], VOCAB_SIZE), END])
+TENANTS = ("ada", "bob", "cy", "dee")
+
+rounds = pytest.mark.parametrize("num_streams", [8, pytest.param(100, marks=pytest.mark.slow)])
+
+
+@pytest.fixture
+def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
+    args = ("--store", str(store), "--wasm-max-step-time", "2000")
+    pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=args, json_size=16), VOCAB_SIZE)
+    yield pool
+    group = pool.runtime_pid
+    pool.shutdown()
+    wait_until(lambda: group is None or not members(group))
+    assert not [name for name in os.listdir("/dev/shm") if f"bridle-{os.getpid()}-" in name]
+
+
+def _stat(pid: int) -> tuple[str, int, int]:
+    """State, parent, group."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return fields[0], int(fields[1]), int(fields[2])
+
+
+def members(group: int) -> dict[int, int]:
+    """Living processes of a group, and their parents."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, parent, leader = _stat(int(entry.name))
+                if leader == group and state != "Z":
+                    found[int(entry.name)] = parent
+    return found
+
+
+def workers(pool: RuntimePool) -> set[int]:
+    """Processes that the runtime's nursery made."""
+    assert pool.runtime_pid is not None
+    group = members(pool.runtime_pid)
+    nurseries = {pid for pid, parent in group.items() if parent == pool.runtime_pid}
+    return {pid for pid, parent in group.items() if parent in nurseries}
+
+
+def start_streams(pool: RuntimePool, num_streams: int) -> Steered:
+    """Controlled streams of four tenants, and as many plain ones; all are under way when this returns."""
+    steered = Steered(pool, num_blocks=160 * num_streams, max_num_batched_tokens=4 * num_streams)
+    module = steered.upload(FOREVER)
+    for number in range(num_streams):
+        steered.events[f"plain {number}"] = []
+        sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+        steered.engine.add(Request(f"plain {number}", (1, 2, 3), sampling))
+        tenant = TENANTS[number % len(TENANTS)]
+        name = f"{tenant} {number}"
+        steered.events[name] = []
+        controller = WasmController(module, auth=Auth(tenant, False))
+        sampling = SamplingParams(max_tokens=600, temperature=0.0, ignore_eos=True)
+        steered.engine.add(Request(name, (1, 2, 3), sampling, controller=controller))
+    steered.run(until=lambda: all(steered.tokens(name) for name in steered.events))
+    return steered
+
+
+def names(steered: Steered, *tenants: str) -> list[str]:
+    return [name for name in steered.events if name.split()[0] in tenants]
+
+
+def check_plain(steered: Steered) -> None:
+    for name in names(steered, "plain"):
+        assert steered.end(name).reason is FinishReason.LENGTH and len(steered.tokens(name)) == 60
+
+
+def check_service(steered: Steered) -> None:
+    """Everybody is served again."""
+    module = steered.upload(SHORT)
+    for tenant in TENANTS:
+        steered.events[f"again {tenant}"] = []
+        controller = WasmController(module, auth=Auth(tenant, False))
+        steered.engine.add(Request(f"again {tenant}", (1,), SamplingParams(max_tokens=4), controller=controller))
+    steered.run()
+    assert [steered.tokens(f"again {tenant}") for tenant in TENANTS] == [[66]] * len(TENANTS)
+
+
+@rounds
+def test_a_killed_worker_takes_only_its_own_along(pool: RuntimePool, num_streams: int) -> None:
+    steered = start_streams(pool, num_streams)
+    victim = min(workers(pool))
+    os.kill(victim, signal.SIGKILL)
+    controlled = names(steered, *TENANTS)
+    steered.run(until=lambda: any(map(steered.is_over, controlled)))
+    num_tokens = {name: len(steered.tokens(name)) for name in controlled}
+    steered.run(until=lambda: any(len(steered.tokens(n)) > num_tokens[n] + 20 for n in controlled))
+    lost = [name for name in controlled if steered.is_over(name)]
+    assert len({name.split()[0] for name in lost}) == 1  # no process serves two tenants
+    for name in controlled:
+        if name in lost:
+            assert "Worker:" in str(steered.end(name).error)
+        else:
+            steered.engine.cancel(name)
+    steered.run()
+    assert all(steered.end(name).reason is FinishReason.CANCELLED for name in set(controlled) - set(lost))
+    assert pool.num_restarts == 0
+    check_plain(steered)
+    check_service(steered)
+
+
+@rounds
+def test_a_killed_compiler_disturbs_no_stream(pool: RuntimePool, num_streams: int) -> None:
+    steered = start_streams(pool, num_streams)
+    before = workers(pool)
+    slow = guest2([[say(f"{num_streams} {i}") for i in range(3)] for _ in range(1500)])
+    with ThreadPoolExecutor(1) as thread:
+        upload = thread.submit(steered.upload, slow)
+        wait_until(lambda: bool(workers(pool) - before))
+        for pid in workers(pool) - before:
+            os.kill(pid, signal.SIGKILL)
+        assert "compiler died" in str(upload.exception(60))
+    num_tokens = {name: len(steered.tokens(name)) for name in names(steered, *TENANTS)}
+    steered.run(until=lambda: all(len(steered.tokens(name)) > count + 5 for name, count in num_tokens.items()))
+    for name in num_tokens:
+        assert not steered.is_over(name)
+        steered.engine.cancel(name)
+    steered.run()
+    check_plain(steered)
+    assert steered.upload(slow)
+    check_service(steered)
+
+
+@rounds
+@pytest.mark.parametrize("victim", ["supervisor", "nursery"])
+def test_a_killed_runtime_comes_back(pool: RuntimePool, num_streams: int, victim: str) -> None:
+    steered = start_streams(pool, num_streams)
+    group = pool.runtime_pid
+    assert group is not None
+    (nursery,) = (pid for pid, parent in members(group).items() if parent == group)
+    os.kill(group if victim == "supervisor" else nursery, signal.SIGKILL)
+    steered.run()
+    for name in names(steered, *TENANTS):
+        end = steered.end(name)
+        assert end.reason is FinishReason.ERROR
+        assert "the control runtime ended" in str(end.error) or "Worker: the process died" in str(end.error)
+    check_plain(steered)
+    wait_until(lambda: not members(group) and pool.runtime_pid not in (None, group))
+    check_service(steered)
+    assert pool.num_restarts == 1
+
+
+_ROUTER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from tests.aici.test_pool_kills import RuntimeConfig, RuntimePool, VOCAB_SIZE, start_streams
+config = RuntimeConfig(sys.argv[1], extra_args=("--store", sys.argv[2]), json_size=16)
+pool = RuntimePool(config, VOCAB_SIZE)
+steered = start_streams(pool, int(sys.argv[4]))
+print(pool.runtime_pid, flush=True)
+while True:
+    steered.step()
+"""
+
+
+@rounds
+def test_a_killed_router_leaves_nothing(tokenizer: Path, store: Path, num_streams: int) -> None:
+    root = str(Path(__file__).parents[2])
+    arguments = [sys.executable, "-c", _ROUTER, str(tokenizer), str(store), root, str(num_streams)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        group = int(process.stdout.readline())
+        assert len(members(group)) >= 3
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+    wait_until(lambda: not members(group))
+    assert not [name for name in os.listdir("/dev/shm") if f"bridle-{process.pid}-" in name]
