@@ -94,6 +94,9 @@ class _EngineCollector(Collector):
         families: dict[str, Any] = {}
         for model in self._models:
             _add(families, "up", True, model.name, float(model.client.is_healthy))
+            if model.control is not None:
+                _add(families, "control_up", True, model.name, float(model.control.is_ready))
+                _add(families, "control_restarts", False, model.name, model.control.num_restarts)
             for name, value in _numbers(model.client.statistics()):
                 is_gauge = name in _GAUGES or not name.startswith(("num_", "finished"))
                 is_gauge = is_gauge and not name.endswith("_seconds")

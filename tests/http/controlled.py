@@ -38,14 +38,16 @@ ENDLESS = guest2([pick("x")])
 
 
 @contextlib.contextmanager
-def controlled_model(store: Path, *args: str, next_token: Callable[[Any], Any] | None = None) -> Iterator[LoadedModel]:
+def controlled_model(
+    store: Path, *args: str, next_token: Callable[[Any], Any] | None = None, max_model_len: int = 512
+) -> Iterator[LoadedModel]:
     """A scripted model whose runtime keeps its modules in `store`. Closed at the end, with its processes."""
     text = tokenizer()
     executor = ScriptedExecutor(
         vocab_size=VOCAB_SIZE,
-        num_blocks=256,
+        num_blocks=max_model_len // 2,
         block_size=16,
-        max_model_len=512,
+        max_model_len=max_model_len,
         eos_token_ids=text.eos_token_ids,
         next_token=next_token,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,10 +11,25 @@ from typing import Any
 import httpx
 import pytest
 
+from bridle.engine.statistics import EngineStatistics
 from bridle.service import REWIND_MARK, LoadedModel
-from tests.aici.guests import END, SHOW_MODULE_ARGUMENT, TRAP, by_branch, force, guest2, result, say, splice, store
+from tests.aici.guests import (
+    END,
+    SHOW_MODULE_ARGUMENT,
+    TRAP,
+    by_branch,
+    force,
+    guest1,
+    guest2,
+    mask,
+    result,
+    say,
+    splice,
+    store,
+)
 from tests.http.controlled import (
     ENDLESS,
+    VOCAB_SIZE,
     Client,
     controlled_model,
     events_of,
@@ -26,6 +43,7 @@ from tests.http.controlled import (
 )
 from tests.http.harness import NAME, served
 
+LONG = 8_000  # tokens: takes far longer than anything that interrupts it
 PROMPT = "The prompt here"  # one token a letter, but for " the" and the like
 
 
@@ -188,21 +206,95 @@ def test_malformed_bodies(client: Client) -> None:
     assert client.http.post("/v1/run", content=b" " * (5 << 20), headers=json_type).status_code == 413
 
 
-def test_who_leaves_frees_everything(url: str, model: LoadedModel, client: Client) -> None:
-    module = client.upload(ENDLESS)
-    before = model.client.statistics()
-    body = {"controller": module, "controller_arg": "", "prompt": "x", "max_tokens": 400}
-    with httpx.Client(base_url=url, timeout=60) as other, other.stream("POST", "/v1/run", json=body) as answer:
+def leave(url: str, module: str) -> None:
+    """Start a run without an end, read its first tokens, and go away."""
+    body = {"controller": module, "controller_arg": "", "prompt": "x", "max_tokens": LONG}
+    with httpx.Client(base_url=url, timeout=60) as client, client.stream("POST", "/v1/run", json=body) as answer:
         items = events_of(answer.iter_lines())
-        next(items)
-        next(items)
-        assert model.client.statistics().num_running + model.client.statistics().num_waiting >= 1
-    gone = threading.Event()
+        while not any(fork["text"] for fork in next(items).get("forks", ())):
+            pass
+
+
+def wait_until_free(model: LoadedModel, num_free: int) -> EngineStatistics:
+    """Steps happen on the engine's thread; when it has none left to do, all is free or never will be."""
+    pause = threading.Event()
     for _ in range(3000):
         now = model.client.statistics()
-        if now.num_running == 0 and now.num_free_blocks == before.num_free_blocks:
-            break
-        gone.wait(0.01)
-    else:
-        raise AssertionError(f"still there: {now}")
-    assert text_of(client.run(guest2([pick("a"), END]), prompt="x")) == "a"  # and the runtime goes on
+        if now.num_running == now.num_waiting == 0 and now.num_free_blocks == num_free:
+            return now
+        pause.wait(0.01)
+    raise AssertionError(f"still there: {now}")
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+    """A model with a long context, and a runtime for few instances."""
+    store = tmp_path_factory.mktemp("store")
+    with controlled_model(store, "--limit", "max_instances=3", max_model_len=2 * LONG) as model:
+        yield model
+
+
+@pytest.fixture
+def roomy_url(roomy: LoadedModel) -> Iterator[str]:
+    with served(lent(roomy)) as url:
+        yield url
+
+
+def test_who_leaves_frees_everything_within_two_steps(
+    roomy: LoadedModel, roomy_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(roomy_url)
+    module, num_free = client.upload(ENDLESS), roomy.client.statistics().num_free_blocks
+    client.close()
+    cancelled_at: list[int] = []
+    cancel = roomy.client.cancel
+
+    def noting(request_id: str) -> None:
+        cancelled_at.append(roomy.client.statistics().num_steps)
+        cancel(request_id)
+
+    monkeypatch.setattr(roomy.client, "cancel", noting)
+    leave(roomy_url, module)
+    after = wait_until_free(roomy, num_free)
+    # The step under way counts, and one more may begin before the cancel is seen.
+    assert after.num_steps - cancelled_at[0] <= 2 + 1
+
+
+def test_who_leaves_leaves_no_instance(roomy: LoadedModel, roomy_url: str) -> None:
+    client = Client(roomy_url)
+    module, num_free = client.upload(ENDLESS), roomy.client.statistics().num_free_blocks
+    for _ in range(8):  # far more than may be alive at once
+        leave(roomy_url, module)
+        wait_until_free(roomy, num_free)
+    assert text_of(client.run(guest2([pick("a"), END]), prompt="x")) == "a"
+    client.close()
+
+
+def test_a_killed_runtime_ends_its_runs_and_comes_back(roomy: LoadedModel, roomy_url: str) -> None:
+    client = Client(roomy_url)
+    module = client.upload(ENDLESS)
+    assert 'bridle_engine_control_up{model="scripted"} 1.0' in client.http.get("/metrics").text
+    assert roomy.control is not None and roomy.control.runtime_pid is not None
+    body = {"controller": module, "controller_arg": "", "prompt": "x", "max_tokens": LONG}
+    with client.http.stream("POST", "/v1/run", json=body) as answer:
+        items = events_of(answer.iter_lines())
+        first = [next(items), next(items)]
+        os.killpg(roomy.control.runtime_pid, signal.SIGKILL)
+        rest = [*first, *items]
+    fork = last_fork(rest)
+    assert fork["finish_reason"] == "fail" and "runtime" in fork["error"] and rest[-1] == "[DONE]"
+    items_again = client.run(module, prompt="x", max_tokens=3)  # waits for the new one
+    assert text_of(items_again) == "xxx"
+    assert 'bridle_engine_control_restarts_total{model="scripted"} 1.0' in client.http.get("/metrics").text
+    client.close()
+
+
+def test_controllers_of_the_first_generation_run_too(client: Client) -> None:
+    go = {"suspend": False, "num_forks": 1, "ff_tokens": []}
+    pre = [[result(go | {"ff_tokens": ids("old ")})], [result(go)]]
+    mid = [mask(ids("x"), VOCAB_SIZE, new=False), result({"SampleWithBias": {}})]
+    stay, stop = [result({"stop": False})], [result({"stop": True})]
+    items = client.run(guest1(pre, [mid], [stay, stay, stop]), prompt="x", max_tokens=20)
+    fork = last_fork(items)
+    assert (fork["error"], fork["finish_reason"]) == ("", "aici-stop")
+    assert text_of(items).startswith("old x")
