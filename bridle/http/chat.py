@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
 from bridle.http.call import call_of
-from bridle.http.chat_prompt import chat_prompt, check_response_format, wants_tools
+from bridle.http.chat_prompt import chat_prompt, wants_tools
 from bridle.http.control import Steering, steering_of
 from bridle.http.errors import json_response
 from bridle.http.generation import Generation, Part, prepare, reserve
@@ -36,7 +36,6 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
     model = http.registry.resolve(body.model)
     sampling = _sampling(body)
-    check_response_format(body)
     steering = steering_of(body, request, model)
     _check_steering(body, steering)
     ticket = reserve(http, call, model, 1, sampling.n)
@@ -62,7 +61,9 @@ def _sampling(body: ChatBody) -> SamplingParams:
 
 
 def _check_steering(body: ChatBody, steering: Steering) -> None:
-    """Tool calls are told when they are complete; they cannot be taken back."""
+    """Tool calls are told when they are complete; they cannot be taken back. A constraint would not let any pass."""
+    if steering.constraint is not None and wants_tools(body):
+        raise InvalidRequest("tools do not go with a constraint; set tool_choice to 'none'", "tools")
     if body.stream and steering.rewind is not RewindPolicy.HOLD and wants_tools(body):
         raise InvalidRequest(f"rewind is {steering.rewind.value!r}; with tools it must be 'hold'", "rewind")
 

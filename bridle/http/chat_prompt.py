@@ -42,13 +42,6 @@ def wants_tools(body: ChatBody) -> bool:
     raise UnsupportedFeature(f"tool_choice is {str(choice)[:80]!r}; this server takes 'auto' and 'none'", "tool_choice")
 
 
-def check_response_format(body: ChatBody) -> None:
-    """Refuse formats that would be promised and not kept."""
-    kind = (body.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise UnsupportedFeature(f"response_format is {str(kind)[:80]!r}; this server takes 'text'", "response_format")
-
-
 def _encode(
     model: LoadedModel, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
 ) -> list[int]:

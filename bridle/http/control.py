@@ -1,4 +1,5 @@
-"""Controllers on any route: from the fields of a body to what steers the engine request, and how rewinds are told.
+"""Controllers and constraints on any route: from the fields of a body to what steers the engine request, and how
+rewinds are told.
 
 The optional packages of the control runtime are touched only when a model has one.
 """
@@ -12,7 +13,9 @@ import msgspec
 from fastapi import Request
 
 from bridle.aici.protocol import Auth
+from bridle.constraints import Constraint
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.constraint import constraint_of
 from bridle.http.identity import identity_of
 from bridle.service import LoadedModel, RewindPolicy
 
@@ -27,9 +30,10 @@ MAX_NAME_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What steers the request behind a body; `controller` None: nothing."""
+    """What steers the request behind a body: a controller, a constraint, or nothing."""
 
     controller: WasmController | None = None
+    constraint: Constraint | None = None
     rewind: RewindPolicy = RewindPolicy.HOLD
 
 
@@ -56,15 +60,19 @@ def wasm_controller(request: Request, model: LoadedModel, name: str, argument: A
 
 
 def steering_of(body: SamplingFields, request: Request, model: LoadedModel) -> Steering:
-    """The controller of an OpenAI body. Raises `InvalidRequest` for what does not go together with one."""
-    name = body.controller
+    """The controller or the constraint of an OpenAI body. Raises `InvalidRequest` for what does not go together with
+    one."""
+    name, constraint = body.controller, constraint_of(body)
     if name is None or name == NO_CONTROLLER:
         if body.controller_arg is not None:
             raise InvalidRequest("controller_arg needs a controller", "controller_arg")
-        return Steering()
+        return Steering(constraint=constraint)
+    if constraint is not None:
+        raise InvalidRequest("a controller and a constraint were given; a request has one of them", "controller")
     if not 0 < len(name) <= MAX_NAME_CHARS:
         raise InvalidRequest(f"controller has {len(name)} characters; must be 1 to {MAX_NAME_CHARS}", "controller")
     if body.n is not None and body.n > 1:
         raise InvalidRequest(f"n is {body.n}; with a controller it must be 1: controllers fork by themselves", "n")
     argument = "" if body.controller_arg is None else body.controller_arg
-    return Steering(wasm_controller(request, model, name, argument), RewindPolicy(body.rewind or "hold"))
+    controller = wasm_controller(request, model, name, argument)
+    return Steering(controller, rewind=RewindPolicy(body.rewind or "hold"))

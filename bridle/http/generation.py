@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bridle.constraints import Constraint
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, DeadlineExceeded, EngineClosed, InternalError, InvalidRequest
 from bridle.http.call import Call
@@ -60,7 +61,8 @@ class Part:
 
     @property
     def is_steered(self) -> bool:
-        return self.request.controller is not None
+        """Whether a program steers it, which may fork, log, and rewrite the prompt. A constraint does not."""
+        return self.request.controller is not None and not isinstance(self.request.controller, Constraint)
 
     def pieces(self, events: list[Event]) -> list[list[Event]]:
         """Events between two looks of a reader."""
@@ -159,8 +161,10 @@ async def prepare(
     steering: Steering | None = None,
 ) -> Generation:
     """Check and tokenize everything; nothing is submitted yet. A rendered chat comes as tokens. Cached prompts are
-    shared only within one `tenant`. `steering` names the controller of each prompt."""
+    shared only within one `tenant`. `steering` is what steers each prompt."""
     steering = steering or Steering()
+    if steering.constraint is not None:
+        await model.try_constraint(steering.constraint)
     parts = []
     for number, prompt in enumerate(prompts):
         tokens = await tokenize(model, prompt)
@@ -172,6 +176,7 @@ async def prepare(
             sampling,
             request_id=name,
             controller=steering.controller,
+            constraint=steering.constraint,
             timeout=timeout,
             tenant=tenant,
         )

@@ -152,6 +152,15 @@ class SamplingFields(BaseModel):
     controller: str | None = None
     controller_arg: Any = None
     rewind: Literal["hold", "event", "mark"] | None = None
+    response_format: dict[str, Any] | None = None
+    constraint: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json: dict[str, Any] | str | None = None
 
     @property
     def wants_stream_usage(self) -> bool:
@@ -206,7 +215,6 @@ class ChatBody(SamplingFields):
     top_logprobs: int | None = None
     tools: Annotated[JsonObjects | None, _objects("tools", MAX_TOOLS)] = None
     tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def num_logprobs(self) -> int | None:

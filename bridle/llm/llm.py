@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
@@ -303,7 +304,15 @@ class LLM:
             tenant=how.get("tenant", ""),
         )
 
+    def _compile(self, controller: object) -> Future[Any] | None:
+        """A constraint that cannot be used is to be known before anything runs."""
+        pool = self._model.constraints
+        return pool.compiler.compile(controller) if pool is not None and isinstance(controller, Constraint) else None
+
     def _run(self, collectors: list[OutputCollector], use_tqdm: bool) -> list[RequestOutput]:
+        for compiling in [self._compile(collector.request.controller) for collector in collectors]:
+            if compiling is not None:
+                compiling.result()
         with batch.progress(len(collectors), use_tqdm) as report:
             batch.run(batch.run_batch(self._model.client, collectors, report))
         return _outputs_of(collectors)

@@ -20,6 +20,7 @@ from bridle.service.control import ControlSettings, ControlStart, begin_control,
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool
+    from bridle.constraints import Constraint, ConstraintPool
     from bridle.engine.client import EngineClient
     from bridle.engine.interfaces import ControllerPool, ExecutorInfo, Sampler
     from bridle.text import Tokenizer
@@ -33,7 +34,7 @@ _NUM_TEXT_THREADS = 2
 @dataclass(slots=True)
 class LoadedModel:
     """A model that takes requests. `created` is a Unix time in seconds; `adapters` are the names it can
-    apply, `control` is the runtime of its Wasm controllers."""
+    apply, `control` is the runtime of its Wasm controllers, `constraints` compiles constraints for it."""
 
     name: str
     client: EngineClient
@@ -41,6 +42,7 @@ class LoadedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     adapters: frozenset[str] = frozenset()
     control: RuntimePool | None = None
+    constraints: ConstraintPool | None = None
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
@@ -61,6 +63,12 @@ class LoadedModel:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="bridle-text")
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
+
+    async def try_constraint(self, constraint: Constraint) -> None:
+        """Compile a constraint before a request needs it. Raises `InvalidRequest` for one that cannot be used."""
+        if self.constraints is not None:
+            compiling = self.constraints.compiler.compile(constraint)
+            await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same one
 
     def close(self, drain: float = 0.0) -> None:
         """End the engine; running requests get `drain` seconds to finish. Idempotent."""
@@ -119,7 +127,14 @@ def load_model(
     if runtime is not None:
         runtime.wake = client.wake
     client.start()
-    return LoadedModel(name or model_name(config.model), client, tokenizer, control=runtime, shutdown=client.close)
+    return LoadedModel(
+        name or model_name(config.model),
+        client,
+        tokenizer,
+        control=runtime,
+        constraints=constraints,
+        shutdown=client.close,
+    )
 
 
 def _begin_control(control: ControlSettings, config: ModelConfig, path: Path) -> ControlStart | None:

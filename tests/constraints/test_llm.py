@@ -116,9 +116,11 @@ def test_mistakes_are_told(llm: LLM) -> None:
         llm.generate("a", constraint={"regexp": "a"}, use_tqdm=False)
     with pytest.raises(InvalidRequest, match="constraint has 1 entries for 2 prompts"):
         llm.generate(["a", "b"], constraint=[Regex("a")], use_tqdm=False)
-    output = llm.generate("a", constraint=Regex("(a"), use_tqdm=False)[0].outputs[0]
-    assert output.finish_reason is FinishReason.ERROR
-    assert isinstance(output.error, InvalidRequest) and "unclosed group" in str(output.error)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="unclosed group"):
+            llm.generate(["a", "b"], constraint=[Regex("a"), Regex("(a")], use_tqdm=False)
+        with pytest.raises(InvalidRequest, match="unclosed group"):
+            list(llm.stream("a", constraint=Regex("(a")))
 
 
 def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:

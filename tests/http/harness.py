@@ -15,6 +15,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from bridle.config import EngineConfig
+from bridle.constraints import ConstraintPool, vocabulary_of
 from bridle.controllers import PythonControllerPool
 from bridle.engine import AsyncEngine, Engine
 from bridle.http import HttpSettings, ServeSettings, create_app
@@ -56,10 +57,12 @@ def scripted_model(
         next_token=next_token,
         **options,
     )
-    engine = Engine(executor, EngineConfig(), pools=[PythonControllerPool(text.vocab_size)], decoder=Detokenizer(text))
+    constraints = ConstraintPool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
+    pools = [PythonControllerPool(text.vocab_size), constraints]
+    engine = Engine(executor, EngineConfig(), pools=pools, decoder=Detokenizer(text))
     client = AsyncEngine(engine)
     client.start()
-    return LoadedModel(name, client, text, shutdown=client.close)
+    return LoadedModel(name, client, text, constraints=constraints, shutdown=client.close)
 
 
 def saying(reply: str) -> Callable[[Any], int]:

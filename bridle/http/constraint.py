@@ -1,0 +1,65 @@
+"""Constraints on the OpenAI routes: from the fields of a body to what the text must look like.
+
+OpenAI's `response_format`, the short fields of open servers with vLLM's names for them, and `constraint`, which
+takes any constraint as plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridle.constraints import Constraint, JsonObject, JsonSchema, parse
+from bridle.errors import InvalidRequest, UnsupportedFeature
+
+if TYPE_CHECKING:
+    from bridle.http.schemas import SamplingFields
+
+_KINDS = {
+    "regex": "regex",
+    "guided_regex": "regex",
+    "choice": "choice",
+    "guided_choice": "choice",
+    "grammar": "lark",
+    "guided_grammar": "lark",
+    "guided_json": "json_schema",
+}
+_FORMATS = "'text', 'json_object' and 'json_schema'"
+
+
+def constraint_of(body: SamplingFields) -> Constraint | None:
+    """What a body says of the form of the text; None if nothing. Raises `InvalidRequest` that names the field."""
+    given = {name: getattr(body, name) for name in ("response_format", "constraint", *_KINDS)}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given.get("response_format", {"type": None}).get("type", "text") == "text":
+        del given["response_format"]
+    if len(given) > 1:
+        raise InvalidRequest(
+            f"{' and '.join(given)} were given; a text has one constraint ('constraint' can combine several)",
+            list(given)[1],
+        )
+    for name, value in given.items():
+        try:
+            return _read(name, value)
+        except InvalidRequest as error:
+            error.param = name
+            raise
+    return None
+
+
+def _read(name: str, value: Any) -> Constraint:
+    if name == "response_format":
+        return _of_format(value)
+    return parse(value if name == "constraint" else {_KINDS[name]: value})
+
+
+def _of_format(value: Mapping[str, Any]) -> Constraint:
+    kind = value.get("type")
+    if kind == "json_object":
+        return JsonObject()
+    if kind != "json_schema":
+        raise UnsupportedFeature(f"response_format is {str(kind)[:80]!r}; this server takes {_FORMATS}")
+    form = value.get("json_schema")
+    if not isinstance(form, Mapping) or not isinstance(form.get("schema"), Mapping):
+        raise InvalidRequest("response_format.json_schema.schema must be an object: the JSON schema")
+    return JsonSchema(form["schema"])

@@ -1,0 +1,93 @@
+"""Constraints over HTTP, with the official client: what is answered fits, what cannot be compiled is a 400."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.http.harness import NAME, scripted_model, served
+
+HI: Any = [{"role": "user", "content": "Hi"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "blue"]}, "size": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["color", "size"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def steered() -> Iterator[openai.OpenAI]:
+    with served(scripted_model()) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def fits(text: str) -> bool:
+    thing = json.loads(text)
+    return set(thing) == {"color", "size"} and thing["color"] in ("red", "blue") and 1 <= thing["size"] <= 9
+
+
+def test_a_json_schema_in_a_chat(steered: openai.OpenAI) -> None:
+    answer = steered.chat.completions.create(model=NAME, messages=HI, response_format=FORMAT, n=3, seed=1)
+    assert all(fits(choice.message.content or "") for choice in answer.choices)
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+    assert answer.usage is not None
+    details = answer.usage.completion_tokens_details
+    assert details is not None and getattr(details, "forced_tokens") > 0  # noqa: B009 - a field of ours
+
+
+def test_a_json_schema_in_a_stream(steered: openai.OpenAI) -> None:
+    stream = steered.chat.completions.create(model=NAME, messages=HI, response_format=FORMAT, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert fits("".join(pieces))
+    assert sum(bool(piece) for piece in pieces) > 1  # as it comes: nothing is held
+
+
+def test_some_json_object(steered: openai.OpenAI) -> None:
+    answer = steered.chat.completions.create(
+        model=NAME, messages=HI, response_format={"type": "json_object"}, max_tokens=8
+    )
+    assert (answer.choices[0].message.content or "").startswith("{")
+
+
+def test_plain_text_is_no_constraint(steered: openai.OpenAI) -> None:
+    plain = steered.chat.completions.create(model=NAME, messages=HI, max_tokens=8, seed=1)
+    same = steered.chat.completions.create(
+        model=NAME, messages=HI, max_tokens=8, seed=1, response_format={"type": "text"}
+    )
+    assert plain.choices[0].message.content == same.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"regex": "[a-c]{3}"}, "[a-c]{3}"),
+        ({"guided_regex": "[a-c]{3}"}, "[a-c]{3}"),
+        ({"choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"grammar": 'start: "a" b\nb: "c" | "d"'}, "ac|ad"),
+        ({"guided_grammar": 'start: "a"'}, "a"),
+        ({"guided_json": {"type": "boolean"}}, "true|false"),
+        ({"guided_json": '{"type": "boolean"}'}, "true|false"),
+        ({"constraint": {"sequence": ["x", {"regex": "[0-9]"}]}}, "x[0-9]"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}}, "null"),
+    ],
+)
+def test_every_field_on_completions(steered: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:
+    answer = steered.completions.create(model=NAME, prompt=["Say", "Tell"], extra_body=fields)
+    assert len(answer.choices) == 2
+    assert all(re.fullmatch(pattern, choice.text) for choice in answer.choices)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_compiled_is_refused(steered: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError) as refusal:
+        list(steered.completions.create(model=NAME, prompt="Say", stream=stream, extra_body={"regex": "(a"}))
+    assert "unclosed group" in str(refusal.value)
+    assert steered.completions.create(model=NAME, prompt="Say", extra_body={"regex": "a"}).choices[0].text == "a"
