@@ -61,10 +61,9 @@ class Vocabulary:
         return self._longest(data)
 
     def _longest(self, data: bytes) -> list[int]:
-        longest = max(map(len, self._by_bytes), default=1)
         found: list[int] = []
         while data:
-            lengths = range(min(longest, len(data)), 0, -1)
+            lengths = range(min(self._max_length, len(data)), 0, -1)
             token = next((self._by_bytes[data[:n]] for n in lengths if data[:n] in self._by_bytes), None)
             if token is None:
                 break
@@ -75,6 +74,10 @@ class Vocabulary:
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
         return {data: token for token, data in enumerate(self.tokens) if data and token not in self.special}
+
+    @cached_property
+    def _max_length(self) -> int:
+        return max(map(len, self._by_bytes), default=1)
 
 
 class _Wrapper:
