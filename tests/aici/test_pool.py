@@ -137,3 +137,9 @@ def test_a_killed_runtime_ends_its_requests_and_comes_back(tokenizer: Path, stor
         assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"bridle-{os.getpid()}")]
     finally:
         pool.shutdown()
+
+
+def test_a_controller_is_not_called_after_it_said_stop(steered: Steered) -> None:
+    steered.add("a", guest2([sample([65], VOCAB_SIZE), [say("bye\n"), *END]]))
+    steered.run()
+    assert steered.logs("a") == "bye\n"

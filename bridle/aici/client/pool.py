@@ -181,6 +181,10 @@ class RuntimePool:
             if self._is_lost(ask, life):
                 self._answers[ask.seq_id] = Answer(error=ControllerError("the control runtime ended a moment ago"))
                 self._live.discard(ask.seq_id)
+            elif _is_silent(ask):
+                self._answers[ask.seq_id] = Answer()
+                self._live.discard(ask.seq_id)
+                self._queue.freed.append(ask.seq_id)
             else:
                 self._queue.asks.append(ask)
                 self._live.add(ask.seq_id)
@@ -298,3 +302,8 @@ class RuntimePool:
         busy = time.monotonic() - self._asked_at
         self._asked_at = 0.0
         self._patience = busy if not self._patience else 0.8 * self._patience + 0.2 * busy
+
+
+def _is_silent(ask: Ask) -> bool:
+    """Whether a controller that said stop is only let go: there is nothing new to tell it, so it is not called."""
+    return ask.final and not (ask.tokens or ask.backtrack or ask.request) and ask.parent is None
