@@ -131,6 +131,7 @@ def _on_a_model(folder: Path, settings: Settings) -> dict[str, Any]:
             "slowdown": slowdown,
             "neighbours": neighbours,
             "verbs": programs.verbs(executor, quick=settings.quick),
+            "each_token": programs.steering_each_token(executor, quick=settings.quick),
         }
     finally:
         executor.close()
@@ -160,6 +161,7 @@ def _print_tables(console: Console, figures: dict[str, Any]) -> None:
         "slowdown": f"8 sequences on the {_MODEL} model",
         "neighbours": "latency between tokens of 19 neighbours of one",
         "verbs": "one program, three ways",
+        "each_token": "a mask for every token, two ways",
     }
     for name, title in titles.items():
         _print_table(console, title, figures[name])

@@ -102,21 +102,24 @@ def _steps_with(engine: Engine, num_tokens: int, count: int) -> list[float]:
 
 
 def neighbours(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict[str, Any]]:
-    """Inter-token latency of 19 sequences beside one that draws, forces 5 tokens in each step, or 3,000 at once."""
+    """Inter-token latency of 19 sequences beside one that draws, forces 5 tokens in each step, or 3,000 at once; the
+    last also under a budget of 64 tokens a step."""
     five, many = guests.splice([400, 401, 402, 403, 404]), guests.splice(prompt_of(99, 3_000))
     num_steps = 20 if quick else 60
-    answers = {
-        "draws": [guests.SAMPLE],
-        "forces 5 in each step": [guests.SAMPLE, guests.SAMPLE, five],
-        "forces 3,000 at once": [*[guests.SAMPLE] * 4, many, guests.SAMPLE],
+    at_once = [*[guests.SAMPLE] * 4, many, guests.SAMPLE]
+    answers: dict[str, tuple[list[str], int | None]] = {
+        "draws": ([guests.SAMPLE], None),
+        "forces 5 in each step": ([guests.SAMPLE, guests.SAMPLE, five], None),
+        "forces 3,000 at once": (at_once, None),
+        "the same, 64 tokens a step": (at_once, 64),
     }
     figures: list[dict[str, Any]] = []
-    for kind, program in answers.items():
+    for kind, (program, budget) in answers.items():
         module = upload(pool, guests.script(program))
         gaps: list[float] = []
         missed = 0
         for _ in range(1 if quick else 3):
-            more, less = _gaps(executor, pool, module, num_steps)
+            more, less = _gaps(executor, pool, module, num_steps, budget)
             gaps, missed = gaps + more, missed + less
         gaps.sort()
         figures.append(
@@ -131,9 +134,12 @@ def neighbours(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[di
     return figures
 
 
-def _gaps(executor: Executor, pool: RuntimePool, module: str, num_steps: int) -> tuple[list[float], int]:
+def _gaps(
+    executor: Executor, pool: RuntimePool, module: str, num_steps: int, budget: int | None
+) -> tuple[list[float], int]:
     """Seconds between the tokens of each neighbour, and how often a step gave a neighbour none."""
-    engine = Engine(Kept(executor), EngineConfig(step_timeout=0.5), pools=[Borrowed(pool)])  # type: ignore[list-item]
+    config = EngineConfig(step_timeout=0.5, max_num_batched_tokens=budget)
+    engine = Engine(Kept(executor), config, pools=[Borrowed(pool)])  # type: ignore[list-item]
     names = {f"n{number}" for number in range(19)}
     for number, name in enumerate(sorted(names)):
         engine.add(Request(name, prompt_of(number, 32), _GREEDY, detokenize=False))
@@ -221,6 +227,61 @@ def verbs(executor: Executor, *, quick: bool) -> list[dict[str, Any]]:
         | {field: median(run[field] for run in values) for field in values[0]}
         for name, values in runs.items()
     ]
+
+
+def steering_each_token(executor: Executor, *, quick: bool) -> list[dict[str, Any]]:
+    """A mask for every token, by one controlled request, and by a request for each token over the prefix cache (the
+    mask as a bias on all other tokens). In turns; medians."""
+    num_tokens, rounds = (16, 1) if quick else (48, 5)
+    runs: dict[str, list[dict[str, Any]]] = {"engine verbs": [], "a request for each token": []}
+    for _ in range(rounds):
+        for way, values in runs.items():
+            pools = [PythonControllerPool(executor.info.vocab_size)]
+            engine = Engine(Kept(executor), pools=pools)
+            begin = time.perf_counter()
+            if way == "engine verbs":
+                controller = Masking(num_tokens)
+                _run(engine, [Request("one", prompt_of(1, _PROMPT), _GREEDY, controller=controller, detokenize=False)])
+            else:
+                _token_by_token(engine, num_tokens)
+            statistics = engine.statistics()
+            values.append(
+                {
+                    "milliseconds_per_token": 1e3 * (time.perf_counter() - begin) / num_tokens,
+                    "computed_tokens": statistics.num_computed_tokens,
+                    "billed_prompt_tokens": statistics.num_prompt_tokens,
+                    "requests": statistics.num_requests,
+                }
+            )
+    return [
+        {"way": way, "tokens": num_tokens} | {field: median(run[field] for run in values) for field in values[0]}
+        for way, values in runs.items()
+    ]
+
+
+def _allowed(step: int) -> list[int]:
+    return list(range(400 + step, 460 + step))
+
+
+class Masking(Controller):
+    """Another mask for each token."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    def next(self, view: SequenceView) -> Decision:
+        step = len(view.tokens) - view.num_prompt
+        return Decision.stop() if step == self.num_tokens else Decision.sample(view.mask_of(_allowed(step)))
+
+
+def _token_by_token(engine: Engine, num_tokens: int) -> None:
+    tokens = prompt_of(1, _PROMPT)
+    vocab_size = engine.info.vocab_size
+    for step in range(num_tokens):
+        allowed = set(_allowed(step))
+        bias = {token: -100.0 for token in range(vocab_size) if token not in allowed}
+        sampling = _GREEDY.with_(max_tokens=1, logit_bias=bias)
+        tokens += tuple(_run(engine, [Request(f"t{step}", tokens, sampling, detokenize=False)])[0])
 
 
 def _by_verbs(engine: Engine) -> list[list[int]]:

@@ -38,7 +38,13 @@ def bridle_attention(
     if attention_mask is not None:
         extra["attention_mask"] = attention_mask
     options = AttentionOptions(scaling, sliding_window, softcap, s_aux)
-    return current_handler()(module, query, key, value, options, extra), None
+    rows = current_handler()(module, _rows(query), _rows(key), _rows(value), options, extra)
+    return rows.unsqueeze(0), None
+
+
+def _rows(heads: Tensor) -> Tensor:
+    """[1, H, T, D] -> [T, H, D], a view"""
+    return heads[0].transpose(0, 1)
 
 
 def register() -> None:
@@ -65,5 +71,5 @@ class PagedAttention:
     ) -> Tensor:
         layer = self.cache.layers[module.layer_idx]  # type: ignore[index]
         assert self.slots is not None
-        layer.write(self.slots, key[0], value[0])
-        return self.kernel.attend(query[0], layer, options).unsqueeze(0)
+        layer.write(self.slots, key, value)
+        return self.kernel.attend(query, layer, options)

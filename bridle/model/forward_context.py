@@ -28,8 +28,8 @@ class AttentionOptions(NamedTuple):
 
 
 class AttentionHandler(Protocol):
-    """Stands in for attention. `query` is [1, Hq, T, D], `key` [1, Hkv, T, D], `value` [1, Hkv, T, Dv], all for
-    the new tokens only; the result is [1, T, Hq, Dv]. `extra` holds what else the model handed over."""
+    """Stands in for attention. `query` is [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv, Dv], all for the new
+    tokens only; the result is [T, Hq, Dv]. `extra` holds what else the model handed over."""
 
     def __call__(
         self,

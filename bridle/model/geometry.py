@@ -81,13 +81,13 @@ class GeometryRecorder:
         self.layers[layer] = LayerGeometry(
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
-            key_dim=key.shape[3],
-            value_dim=value.shape[3],
+            key_dim=key.shape[2],
+            value_dim=value.shape[2],
             window=options.window,
             has_softcap=options.softcap is not None,
             has_sinks=options.sinks is not None,
         )
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+        return query.new_zeros(*query.shape[:2], value.shape[2])
 
     def _judge(self, module: nn.Module, query: Tensor, key: Tensor, extra: dict[str, Any]) -> None:
         if getattr(module, "is_causal", True) is False or extra.get("is_causal") is False:
@@ -95,9 +95,9 @@ class GeometryRecorder:
         for name, value in extra.items():
             if value is not None and name != "is_causal" and name not in HARMLESS:
                 self.problems.append(f"{type(module).__name__} hands over {name!r}, which no kernel here honors")
-        if query.shape[2] != key.shape[2]:
+        if query.shape[0] != key.shape[0]:
             self.problems.append(
-                f"{type(module).__name__} attends from {query.shape[2]} to {key.shape[2]} positions in one pass"
+                f"{type(module).__name__} attends from {query.shape[0]} to {key.shape[0]} positions in one pass"
             )
         if query.shape[1] % key.shape[1]:
             self.problems.append(f"{query.shape[1]} query heads do not share {key.shape[1]} key heads evenly")

@@ -17,7 +17,7 @@ from bridle.model.geometry import Geometry, LayerGeometry
 class LayerCache:
     """Keys [slots, Hkv, D] and values [slots, Hkv, Dv] of one layer."""
 
-    __slots__ = ("_keys_in", "_values_in", "block_size", "keys", "keys_by_head", "values", "values_by_head")
+    __slots__ = ("block_size", "keys", "keys_by_head", "values", "values_by_head")
 
     def __init__(
         self, num_blocks: int, block_size: int, shape: LayerGeometry, dtype: torch.dtype, device: torch.device
@@ -29,13 +29,11 @@ class LayerCache:
         self.values = torch.empty(slots, shape.num_kv_heads, shape.value_dim, dtype=dtype, device=device)
         self.keys_by_head = self.keys.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, D], a view
         self.values_by_head = self.values.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, Dv], a view
-        self._keys_in = self.keys.transpose(0, 1)  # [Hkv, slots, D], a view
-        self._values_in = self.values.transpose(0, 1)  # [Hkv, slots, Dv], a view
 
     def write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store `key` [Hkv, T, D] and `value` [Hkv, T, Dv] at `slots` [T]."""
-        self._keys_in.index_copy_(1, slots, key)
-        self._values_in.index_copy_(1, slots, value)
+        """Store `key` [T, Hkv, D] and `value` [T, Hkv, Dv] at `slots` [T]."""
+        self.keys.index_copy_(0, slots, key)
+        self.values.index_copy_(0, slots, value)
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks; all are read before any is written."""

@@ -229,12 +229,12 @@ def test_packed_linear_is_the_same_layer() -> None:
     from bridle.model.linear import PackedLinear, is_worth_packing
 
     torch.manual_seed(0)
-    linear = torch.nn.Linear(1024, 1030)
+    linear = torch.nn.Linear(2048, 2050)
     packed = PackedLinear(linear)
-    for shape in ((1, 1024), (1, 7, 1024), (33, 1024)):
+    for shape in ((1, 2048), (1, 7, 2048), (33, 2048)):
         rows = torch.randn(shape)
         torch.testing.assert_close(packed(rows), linear(rows), atol=1e-5, rtol=1e-5)
-    assert packed(torch.zeros(1, 0, 1024)).shape == (1, 0, 1030)
+    assert packed(torch.zeros(1, 0, 2048)).shape == (1, 0, 2050)
     assert torch.equal(packed.weight, linear.weight)
     assert is_worth_packing(linear) == torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     assert not is_worth_packing(torch.nn.Linear(32, 32))

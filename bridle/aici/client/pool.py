@@ -131,9 +131,7 @@ class RuntimePool:
         self._pending.add(call)
         call.add_done_callback(lambda done: self._take_instance(request, life, future, done))
 
-    def _take_instance(
-        self, request: Request, life: Life, future: Future[tuple[int, ...]], done: Future[Any]
-    ) -> None:
+    def _take_instance(self, request: Request, life: Life, future: Future[tuple[int, ...]], done: Future[Any]) -> None:
         """The runtime has answered, on the side channel's thread."""
         try:
             prompt = prompt_of(request, done.result())

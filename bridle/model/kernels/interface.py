@@ -23,5 +23,5 @@ class AttentionKernel(Protocol):
         """Prepare what all layers of this step share."""
 
     def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
-        """`query` [Hq, T, D] over each row's visible positions; the result is [T, Hq, Dv]."""
+        """`query` [T, Hq, D] over each row's visible positions; the result is [T, Hq, Dv]."""
         raise NotImplementedError
