@@ -29,10 +29,18 @@ _REFUSAL_WEIGHT = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A compiled grammar, or why there is none."""
+    """A compiled grammar, or why there is none: kind of error, message and field. An error itself is not kept, since
+    every raise would tie more to it."""
 
-    result: Matcher | InvalidRequest
+    result: Matcher | tuple[type[InvalidRequest], str, str | None]
     weight: int
+
+    def future(self) -> Future[Matcher]:
+        """The result, for one who asks."""
+        if isinstance(self.result, Matcher):
+            return _done(self.result)
+        kind, message, param = self.result
+        return _done(kind(message, param))
 
 
 class Compiler:
@@ -77,7 +85,7 @@ class Compiler:
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
-                return _done(entry.result)
+                return entry.future()
             pending = self._pending.get(key)
             if pending is not None:
                 return pending
@@ -96,7 +104,7 @@ class Compiler:
             matcher = Matcher(self.vocabulary, grammar)
             matcher.copy().mask()
         except InvalidRequest as error:
-            self._keep(key, _Entry(error, _REFUSAL_WEIGHT))
+            self._keep(key, _Entry((type(error), str(error), error.param), _REFUSAL_WEIGHT))
             raise
         else:
             self._keep(key, _Entry(matcher, weight))

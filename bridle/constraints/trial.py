@@ -129,7 +129,7 @@ class _Child:
 
     def _cause_of_death(self, limits: ConstraintLimits) -> InvalidRequest | Overloaded:
         code = self._process.wait()
-        if self._is_late or code == -signal.SIGKILL:
+        if self._is_late or code == -getattr(signal, "SIGKILL", 9):
             return Overloaded(f"the constraint's grammar was not compiled within {limits.seconds + _PATIENCE:g} s")
         if code == -getattr(signal, "SIGPROF", 0):
             why = f"it takes more than {limits.seconds:g} s of processor time"

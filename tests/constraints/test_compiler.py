@@ -65,12 +65,16 @@ HARMLESS: dict[str, Constraint] = {
 @pytest.mark.parametrize("name", HOPELESS)
 def test_a_hopeless_grammar_is_a_clear_refusal(compiler: Compiler, name: str) -> None:
     constraint, message = HOPELESS[name]
+    errors = []
     for _ in range(2):  # the second time it is remembered
         with pytest.raises(InvalidRequest) as refusal:
             compiler.compile(constraint).result()
+        errors.append(refusal.value)
         assert message in str(refusal.value)
         assert len(str(refusal.value)) < 700
         assert refusal.value.param == "constraint"
+    assert errors[0] is not errors[1]
+    assert compiler.compile(constraint).done()
 
 
 @pytest.mark.parametrize("name", HARMLESS)
