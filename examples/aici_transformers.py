@@ -88,7 +88,8 @@ class TinyEngine:
 
     def follow(self, output: Output, branch: Branch, *, is_new: bool) -> None:
         """Draw, splice, and note what happened."""
-        sampled, backtrack, tokens = None, 0, ()
+        sampled, backtrack = None, 0
+        tokens: tuple[int, ...] = ()
         splices = branch.splices
         if branch.sample:
             sampled = self.draw(output, branch)
@@ -108,7 +109,7 @@ class TinyEngine:
             output.logits = None
         old = output.news
         parent, branch_number = (old.parent, old.branch) if is_new else (None, None)
-        output.news = Ask(old.seq_id, tuple(tokens), backtrack, sampled, parent=parent, branch=branch_number)
+        output.news = Ask(old.seq_id, tokens, backtrack, sampled, parent=parent, branch=branch_number)
         if len(output.tokens) - output.num_prompt >= self.max_tokens:
             self.end(output)
 
