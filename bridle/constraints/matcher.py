@@ -71,10 +71,29 @@ class Matcher:
         """The bit row of the tokens that may come next, end tokens included where the text may end. Raises
         `ControllerError` with an explanation if there are none."""
         row: bytes = self._backend.compute_bitmask()
-        if self._backend.is_error():
+        if not self._vocabulary.spells_every_byte:
+            row = self._spellable(row)
+        if self._backend.is_error() or not (row.strip(b"\0") or self.is_accepting):
             raise ControllerError(f"no token can continue the constrained text: {self.explain()}")
         size = self._vocabulary.mask_bytes
         return row if len(row) == size and not self._vocabulary.size % 32 else self._fitted(row, size)
+
+    def _spellable(self, row: bytes) -> bytes:
+        """Where the next bytes are certain, only tokens that agree with them: llguidance looks beyond the bytes that
+        must come, and takes it for granted that some token spells them."""
+        must = self._backend.compute_ff_bytes()
+        if not must:
+            return row
+        spelled = bytearray(len(row))
+        for token, data in enumerate(self._vocabulary.tokens):
+            if (
+                data
+                and token not in self._vocabulary.special
+                and row[token >> 3] >> (token & 7) & 1
+                and (must.startswith(data) or data.startswith(must))
+            ):
+                spelled[token >> 3] |= 1 << (token & 7)
+        return bytes(spelled)
 
     def _fitted(self, row: bytes, size: int) -> bytes:
         """Exactly `size` bytes, without bits beyond the vocabulary."""

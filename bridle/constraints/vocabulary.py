@@ -76,6 +76,11 @@ class Vocabulary:
         return {data: token for token, data in enumerate(self.tokens) if data and token not in self.special}
 
     @cached_property
+    def spells_every_byte(self) -> bool:
+        """Whether any text at all can be spelled."""
+        return all(bytes([byte]) in self._by_bytes for byte in range(256))
+
+    @cached_property
     def _max_length(self) -> int:
         return max(map(len, self._by_bytes), default=1)
 

@@ -259,6 +259,29 @@ def test_a_dead_end_explains_itself() -> None:
     assert walk.is_failed
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text", "allows"), [("é[ab]", "", "0xC3"), ("(aé|b)b", "a", "0xC3"), ("a(é|à)[ab]", "a", "0xC3")]
+)
+def test_bytes_that_no_token_spells_are_dead_ends(pattern: str, text: str, allows: str) -> None:
+    vocab = vocabulary(["a", "b", "ab", "ba"])
+    walk = matcher(vocab, Regex(pattern))
+    for token in vocab.encode(text.encode()):
+        assert token in tokens_of(walk.mask())
+        walk.commit([token])
+    with pytest.raises(ControllerError, match=f"after '{text}' the grammar allows {allows}"):
+        walk.mask()
+
+
+def test_what_a_mask_allows_is_taken_though_some_bytes_have_no_token() -> None:
+    vocab = vocabulary(["a", "b", "ab", "ba"])
+    walk = matcher(vocab, Regex("aé?b(é|a)b"))
+    while not walk.is_complete:
+        allowed = tokens_of(walk.mask())
+        for token in allowed - {EOS}:
+            walk.copy().commit([token])
+        walk.commit([min(allowed)])
+
+
 def test_a_wrong_token_is_named() -> None:
     walk = matcher(vocabulary("ab"), Regex("ab"))
     with pytest.raises(ControllerError, match=r"token 1 \('a'\) does not continue the constrained text 'a'"):
