@@ -12,37 +12,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention, silu
 
-from bridle.model.forward_context import AttentionOptions, attention_handler, current_handler
+from bridle.model.forward_context import (
+    AttentionHandler,
+    AttentionOptions,
+    attention_handler,
+    current_handler,
+)
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.linear import as_function
 
 #: Families whose layers have this make. A layer that computes something else would fail the comparison.
 DENSE_FAMILIES = frozenset({"llama", "mistral", "ministral", "qwen2", "qwen3", "seed_oss", "smollm3"})
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _NUM_TRIAL_TOKENS = 6
 
-
-class RotaryTables:
-    """Cosines and signed sines of one step, shared by all layers: rotating is `x * cos + roll(x) * sin`."""
-
-    def __init__(self) -> None:
-        self._source: Tensor | None = None
-        self._tables: tuple[Tensor, Tensor] | None = None
-
-    def of(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """[1, T, D] of the library -> [T, 1, D] each, the first half of the sines negated."""
-        if self._source is not cos or self._tables is None:
-            half = sin.shape[-1] // 2
-            signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
-            self._source, self._tables = cos, (cos[0].unsqueeze(1), signed.unsqueeze(1))
-        return self._tables
+#: Cosines and sines [T, 1, D], the first half of the sines negated: rotating is `x * cos + roll(x) * sin`.
+Rotation = tuple[Tensor, Tensor]
 
 
 class DenseLayer(nn.Module):
     """RMS norm, attention with rotary positions, RMS norm, gated MLP; two residuals."""
 
-    def __init__(self, layer: Any, shape: LayerGeometry, rotary: RotaryTables) -> None:
+    def __init__(self, layer: Any, shape: LayerGeometry) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_idx: int = attention.layer_idx
@@ -53,14 +46,19 @@ class DenseLayer(nn.Module):
         self.out = attention.o_proj
         self.gate_up = _join(mlp.gate_proj, mlp.up_proj)
         self.down = mlp.down_proj
-        self.act = mlp.act_fn
-        self.norm = _Norm(layer.input_layernorm)
-        self.mlp_norm = _Norm(layer.post_attention_layernorm)
+        self.num_gates = mlp.gate_proj.out_features
+        self.act = _activation(mlp.act_fn)
+        self.norm = Norm(layer.input_layernorm)
+        self.mlp_norm = Norm(layer.post_attention_layernorm)
         self.head_norm = _head_norm(attention, self.num_heads, self.num_kv_heads)
         self.is_rotated = bool(getattr(attention, "use_rope", True))
         self.options = AttentionOptions(float(attention.scaling), shape.window)
-        self._rotary = rotary
-        self._split = self.num_heads + self.num_kv_heads
+        self._rotated = self.num_heads + self.num_kv_heads
+
+    def bind(self) -> None:
+        """Settle on the linear layers as they are now: later replacements have no effect."""
+        self._qkv, self._out = as_function(self.qkv), as_function(self.out)
+        self._gate_up, self._down = as_function(self.gate_up), as_function(self.down)
 
     def forward(
         self,
@@ -69,26 +67,46 @@ class DenseLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **unused: Any,
     ) -> Tensor:
-        """[1, T, hidden] -> [1, T, hidden]"""
-        rows = hidden_states[0]  # [T, hidden]
-        rows = rows + self.out(self._attend(self.norm(rows), position_embeddings))
-        gate, up = self.gate_up(self.mlp_norm(rows)).chunk(2, -1)
-        out: Tensor = rows + self.down(self.act(gate).mul_(up))
-        return out.unsqueeze(0)
+        """As the library calls its layers: [1, T, hidden] -> [1, T, hidden]"""
+        assert position_embeddings is not None
+        self.bind()
+        return self.advance(hidden_states[0], rotation(*position_embeddings), current_handler()).unsqueeze(0)
 
-    def _attend(self, rows: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
-        heads = self.qkv(rows).view(rows.shape[0], -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
-        turned, value = heads[:, : self._split], heads[:, self._split :]
+    def advance(self, rows: Tensor, turn: Rotation, attend: AttentionHandler) -> Tensor:
+        """[T, hidden] -> [T, hidden], after `bind`."""
+        heads = self._qkv(self.norm(rows)).view(rows.shape[0], -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
+        turned, value = heads[:, : self._rotated], heads[:, self._rotated :]
         if self.head_norm is not None:
             turned = self.head_norm(turned)
-        if self.is_rotated and position_embeddings is not None:
-            cos, sin = self._rotary.of(*position_embeddings)
-            turned = torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin)
+        if self.is_rotated:
+            turned = torch.addcmul(turned * turn[0], turned.roll(self.head_dim // 2, -1), turn[1])
         query, key = turned[:, : self.num_heads], turned[:, self.num_heads :]
-        attended: Tensor = current_handler()(
-            self, _by_head(query), _by_head(key), _by_head(value), self.options, {}
-        )  # [1, T, Hq, D]
-        return attended.view(rows.shape[0], -1)
+        attended = attend(self, query, key, value, self.options, {})  # [T, Hq, D]
+        rows = rows + self._out(attended.view(rows.shape[0], -1))
+        mixed = self._gate_up(self.mlp_norm(rows))
+        gates = self.act(mixed[:, : self.num_gates]).mul_(mixed[:, self.num_gates :])
+        return self._down(gates).add_(rows)
+
+
+class Norm:
+    """RMS norm in float32, its weight applied in the model's own type."""
+
+    def __init__(self, norm: Any) -> None:
+        self.weight: Tensor = norm.weight
+        self.eps = float(norm.variance_epsilon)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if rows.dtype is not torch.float32:
+            wide = rows.float()
+            return self.weight * (wide * _inverse_rms(wide, self.eps)).to(rows.dtype)
+        return (rows * _inverse_rms(rows, self.eps)).mul_(self.weight)
+
+
+def rotation(cos: Tensor, sin: Tensor) -> Rotation:
+    """The library's tables [1, T, D], ready for use in all layers."""
+    half = sin.shape[-1] // 2
+    signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+    return cos[0].unsqueeze(1), signed.unsqueeze(1)
 
 
 def lower_layers(model: Any, geometry: Geometry) -> int:
@@ -98,58 +116,55 @@ def lower_layers(model: Any, geometry: Geometry) -> int:
     """
     if model.config.model_type not in DENSE_FAMILIES:
         return 0
-    layers, rotary = model.model.layers, RotaryTables()
+    layers = model.model.layers
     for number in range(len(layers)):
-        lean = _try_lower(model, layers[number], geometry, rotary)
+        lean = _try_lower(model, layers[number], geometry)
         if lean is None:
             return number
         layers[number] = lean
     return len(layers)
 
 
-def _try_lower(model: Any, layer: Any, geometry: Geometry, rotary: RotaryTables) -> DenseLayer | None:
+def _try_lower(model: Any, layer: Any, geometry: Geometry) -> DenseLayer | None:
     try:
-        lean = DenseLayer(layer, geometry.layers[layer.self_attn.layer_idx], rotary)
+        lean = DenseLayer(layer, geometry.layers[layer.self_attn.layer_idx])
     except (AttributeError, TypeError):
         return None  # the layer lacks a part, or has another in its place
     parameter = next(layer.parameters())
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1, _NUM_TRIAL_TOKENS, model.config.hidden_size, generator=generator).to(parameter)
     positions = torch.arange(_NUM_TRIAL_TOKENS, device=parameter.device).unsqueeze(0)
-    with torch.inference_mode(), attention_handler(_attend_causally):
+    with torch.inference_mode(), attention_handler(attend_causally):
         embeddings = model.model.rotary_emb(rows, position_ids=positions)
         want = layer(rows, position_embeddings=embeddings, position_ids=positions, attention_mask=None)
         try:
             have = lean(rows, position_embeddings=embeddings)
         except RuntimeError:
             return None  # shapes that only look alike, such as partial rotation
-    limit = TOLERANCES.get(parameter.dtype, 5e-2) * max(1.0, float(want.abs().max()))
-    return lean if float((want - have).abs().max()) <= limit else None
+    return lean if is_close(want, have) else None
 
 
-def _attend_causally(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, extra: dict[str, Any]
+def is_close(want: Tensor, have: Tensor) -> bool:
+    """Whether two results differ by rounding only."""
+    limit = TOLERANCES.get(want.dtype, 5e-2) * max(1.0, float(want.abs().max()))
+    return float((want - have).abs().max()) <= limit
+
+
+def attend_causally(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: AttentionOptions,
+    extra: dict[str, Any],
 ) -> Tensor:
     """A handler for trials: one sequence, no cache; scaled by the window, so that a forgotten one shows."""
+    query, key, value = (heads.transpose(0, 1).unsqueeze(0) for heads in (query, key, value))
     out = scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=options.scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
-    return out.transpose(1, 2) * (1.0 + 1.0 / (options.window or 1))  # [1, T, Hq, D]
-
-
-class _Norm(nn.Module):
-    """RMS norm in float32, its weight applied in the model's own type."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight: Tensor = norm.weight
-        self.eps = float(norm.variance_epsilon)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        if rows.dtype is not torch.float32:
-            wide = rows.float()
-            return self.weight * (wide * _inverse_rms(wide, self.eps)).to(rows.dtype)
-        return (rows * _inverse_rms(rows, self.eps)).mul_(self.weight)
+    rows = out[0].transpose(0, 1).contiguous()  # [T, Hq, D]
+    return rows * (1.0 + 1.0 / (options.window or 1))
 
 
 def _inverse_rms(rows: Tensor, eps: float) -> Tensor:
@@ -157,13 +172,18 @@ def _inverse_rms(rows: Tensor, eps: float) -> Tensor:
     return (rows * rows).mean(-1, keepdim=True).add_(eps).rsqrt_()
 
 
-def _head_norm(attention: Any, num_heads: int, num_kv_heads: int) -> _Norm | None:
+def _activation(module: nn.Module) -> Any:
+    """The activation, without a module call where it is the usual one."""
+    return silu if type(module).__name__ in ("SiLU", "SiLUActivation") else module
+
+
+def _head_norm(attention: Any, num_heads: int, num_kv_heads: int) -> Norm | None:
     """One norm for query and key heads together, where a family has them; its weight is [Hq + Hkv, D]."""
     if getattr(attention, "q_norm", None) is None:
         return None
-    norm = _Norm(attention.q_norm)
+    norm = Norm(attention.q_norm)
     weights = [attention.q_norm.weight] * num_heads + [attention.k_norm.weight] * num_kv_heads
-    norm.weight = nn.Parameter(torch.stack([weight.detach() for weight in weights]), requires_grad=False)
+    norm.weight = torch.stack([weight.detach() for weight in weights])
     return norm
 
 
@@ -177,8 +197,3 @@ def _join(*linears: nn.Linear) -> nn.Linear:
         bias = torch.cat([linear.bias.detach() for linear in linears])
         joined.bias = nn.Parameter(bias, requires_grad=False)
     return joined
-
-
-def _by_head(heads: Tensor) -> Tensor:
-    """[T, H, D] -> [1, H, T, D], a view"""
-    return heads.transpose(0, 1).unsqueeze(0)

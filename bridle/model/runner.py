@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bridle.model.attention import PagedAttention
+from bridle.model.dense_model import try_lower_model
 from bridle.model.forward_context import attention_handler
 from bridle.model.packing import PackedStep
 
@@ -18,6 +19,7 @@ class ModelRunner:
     def __init__(self, model: nn.Module, attention: PagedAttention) -> None:
         self.model = model
         self.attention = attention
+        self._short = try_lower_model(model)
         # A few classes compute all logits: then the wanted rows are picked afterwards.
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -26,8 +28,11 @@ class ModelRunner:
         attention = self.attention
         attention.slots = step.slots
         attention.kernel.begin(step)
-        with torch.inference_mode(), attention_handler(attention):
-            return self._call(step)
+        with torch.inference_mode():
+            if self._short is not None:
+                return self._short(step.input_ids, step.position_ids, step.logits_rows, attention)
+            with attention_handler(attention):
+                return self._call(step)
 
     def _call(self, step: PackedStep) -> Tensor:
         if not self._can_keep:

@@ -37,13 +37,17 @@ class CpuKernel:
         self._visible.clear()
 
     def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
-        num_heads, num_tokens, dim = query.shape
+        num_tokens, num_heads, dim = query.shape
         kv_heads = cache.keys.shape[1]
         # [T, Hkv, G, D]: a view, since models lay queries out token by token
-        grouped = query.transpose(0, 1).reshape(num_tokens, kv_heads, num_heads // kv_heads, dim)
+        grouped = query.reshape(num_tokens, kv_heads, num_heads // kv_heads, dim)
         plain = options.softcap is None and options.sinks is None
+        rows = self._rows(options.window)
+        if plain and len(rows) == num_tokens:
+            parts = _attend_singles(grouped, rows, cache, options.scaling)
+            return torch.cat(parts).view(num_tokens, num_heads, -1)  # [T, Hq, Dv]
         parts = []
-        for row in self._rows(options.window):
+        for row in rows:
             part = grouped.narrow(0, row.offset, row.length)
             keys, values = row.read(cache)
             if row.length == 1 and plain:
@@ -112,6 +116,15 @@ class _VisibleRow:
         keys = cache.keys.index_select(0, self._slots).transpose(0, 1).unsqueeze(0)
         values = cache.values.index_select(0, self._slots).transpose(0, 1).unsqueeze(0)
         return keys, values
+
+
+def _attend_singles(grouped: Tensor, rows: list[_VisibleRow], cache: LayerCache, scaling: float) -> list[Tensor]:
+    """A step of single tokens [T, Hkv, G, D], the hot loop of decoding: [1, Hkv, G, Dv] for each."""
+    parts = []
+    for query, row in zip(grouped.unsqueeze(1).unbind(0), rows, strict=True):
+        keys, values = row.read(cache)
+        parts.append(scaled_dot_product_attention(query, keys, values, scale=scaling))
+    return parts
 
 
 def _has_flash(query: Tensor, values: Tensor) -> bool:

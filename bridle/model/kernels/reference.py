@@ -28,7 +28,7 @@ class ReferenceKernel:
     def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
         assert self._step is not None
         parts = [
-            self._attend_row(query[:, row.offset : row.offset + row.length], row, cache, options)
+            self._attend_row(query[row.offset : row.offset + row.length].transpose(0, 1), row, cache, options)
             for row in self._step.rows
         ]
         return torch.cat(parts).to(query.dtype)  # [T, Hq, Dv]

@@ -53,7 +53,7 @@ class VarlenKernel:
         # The kernel's left window does not count the own token, ours does.
         left = -1 if options.window is None else options.window - 1
         out = varlen_attn(
-            query.transpose(0, 1).contiguous(),  # [T, Hq, D]
+            query.contiguous(),  # [T, Hq, D]
             cache.keys.view(-1, size, *cache.keys.shape[1:]),  # [blocks, B, Hkv, D]
             cache.values.view(-1, size, *cache.values.shape[1:]),
             self._ends,

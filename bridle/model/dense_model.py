@@ -1,0 +1,56 @@
+"""A whole dense model as one short function, where all its layers have the lean form.
+
+Skips what the library does around the layers in every call: argument handling, masks, output objects. Used only after
+it gave the same logits as the model itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridle.model.dense_layer import DenseLayer, Norm, attend_causally, is_close, rotation
+from bridle.model.forward_context import AttentionHandler, attention_handler
+from bridle.model.linear import as_function
+
+
+class DenseModel:
+    """Embedding, layers, norm, head. `model` must be of a dense family, all layers `DenseLayer`."""
+
+    def __init__(self, model: Any) -> None:
+        body = model.model
+        self._embedding: Tensor = body.embed_tokens.weight
+        self._rotary: nn.Module = body.rotary_emb
+        self._layers: list[DenseLayer] = list(body.layers)
+        self._norm = Norm(body.norm)
+        self._head = as_function(model.lm_head)
+        for layer in self._layers:
+            layer.bind()
+
+    def __call__(
+        self, input_ids: Tensor, position_ids: Tensor, logits_rows: Tensor, attend: AttentionHandler
+    ) -> Tensor:
+        """Ids and positions [1, T], R indices into T -> logits [R, V]."""
+        rows = nn.functional.embedding(input_ids[0], self._embedding)  # [T, hidden]
+        cos, sin = self._rotary(rows, position_ids)
+        turn = rotation(cos, sin)
+        for layer in self._layers:
+            rows = layer.advance(rows, turn, attend)
+        return self._head(self._norm(rows.index_select(0, logits_rows)))
+
+
+def try_lower_model(model: Any) -> DenseModel | None:
+    """The short form of `model`, or None if it does not have the make or gives other logits."""
+    if not all(isinstance(layer, DenseLayer) for layer in getattr(getattr(model, "model", None), "layers", [None])):
+        return None
+    try:
+        short = DenseModel(model)
+    except AttributeError:
+        return None
+    ids = torch.arange(5, device=short._embedding.device).unsqueeze(0)  # [1, 5]
+    with torch.inference_mode(), attention_handler(attend_causally):
+        want = model(input_ids=ids, position_ids=ids, use_cache=False).logits[0]  # [5, V]
+        have = short(ids, ids, ids[0], attend_causally)
+    return short if is_close(want, have) else None
