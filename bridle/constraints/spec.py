@@ -18,9 +18,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from bridle.constraints import limits
+from bridle.constraints.checks import (
+    PARAM,
+    check_brackets,
+    check_count,
+    check_one_of,
+    check_text,
+    check_total,
+    schema_text,
+    shown,
+)
 from bridle.errors import InvalidRequest
 
-PARAM = "constraint"
 Whitespace = Literal["fixed", "flexible"]
 Unit = Literal["word", "char"]
 
@@ -50,8 +59,8 @@ class Regex(Constraint):
     pattern: str
 
     def __post_init__(self) -> None:
-        _check_text(self.pattern, "regex")
-        _check_brackets(self.pattern, "regex")
+        check_text(self.pattern, "regex")
+        check_brackets(self.pattern, "regex")
 
     def to_dict(self) -> dict[str, Any]:
         return {"regex": self.pattern}
@@ -69,8 +78,8 @@ class JsonSchema(Constraint):
     whitespace: Whitespace = "fixed"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schema", _schema_text(self.schema))
-        _check_one_of(self.whitespace, get_args(Whitespace), "whitespace")
+        object.__setattr__(self, "schema", schema_text(self.schema))
+        check_one_of(self.whitespace, get_args(Whitespace), "whitespace")
 
     def to_dict(self) -> dict[str, Any]:
         return {"json_schema": json.loads(self.schema), "whitespace": self.whitespace}
@@ -83,7 +92,7 @@ class JsonObject(Constraint):
     whitespace: Whitespace = "fixed"
 
     def __post_init__(self) -> None:
-        _check_one_of(self.whitespace, get_args(Whitespace), "whitespace")
+        check_one_of(self.whitespace, get_args(Whitespace), "whitespace")
 
     def to_dict(self) -> dict[str, Any]:
         return {"json_object": True, "whitespace": self.whitespace}
@@ -96,8 +105,8 @@ class Lark(Constraint):
     grammar: str
 
     def __post_init__(self) -> None:
-        _check_text(self.grammar, "lark")
-        _check_brackets(self.grammar, "lark")
+        check_text(self.grammar, "lark")
+        check_brackets(self.grammar, "lark")
 
     def to_dict(self) -> dict[str, Any]:
         return {"lark": self.grammar}
@@ -110,8 +119,8 @@ class Yacc(Constraint):
     grammar: str
 
     def __post_init__(self) -> None:
-        _check_text(self.grammar, "yacc")
-        _check_brackets(self.grammar, "yacc")
+        check_text(self.grammar, "yacc")
+        check_brackets(self.grammar, "yacc")
 
     def to_dict(self) -> dict[str, Any]:
         return {"yacc": self.grammar}
@@ -125,12 +134,12 @@ class Choice(Constraint):
 
     def __init__(self, options: Iterable[str]) -> None:
         if isinstance(options, (str, bytes)) or not isinstance(options, Iterable):
-            raise InvalidRequest(f"choice is {_shown(options)}; must be a list of texts", PARAM)
+            raise InvalidRequest(f"choice is {shown(options)}; must be a list of texts", PARAM)
         object.__setattr__(self, "options", tuple(options))
-        _check_count(len(self.options), limits.MAX_OPTIONS, "choice", "options")
-        _check_total(sum(len(option) for option in self.options if isinstance(option, str)), "choice")
+        check_count(len(self.options), limits.MAX_OPTIONS, "choice", "options")
+        check_total(sum(len(option) for option in self.options if isinstance(option, str)), "choice")
         for option in self.options:
-            _check_text(option, "choice")
+            check_text(option, "choice")
 
     def to_dict(self) -> dict[str, Any]:
         return {"choice": list(self.options)}
@@ -145,9 +154,9 @@ class Substring(Constraint):
     unit: Unit = "word"
 
     def __post_init__(self) -> None:
-        _check_text(self.text, "substring")
-        _check_text(self.end, "end")
-        _check_one_of(self.unit, get_args(Unit), "unit")
+        check_text(self.text, "substring")
+        check_text(self.end, "end")
+        check_one_of(self.unit, get_args(Unit), "unit")
         if not 0 < len(self.text) <= limits.MAX_SUBSTRING_CHARS or not self.text.strip():
             raise InvalidRequest(
                 f"substring has {len(self.text)} characters; must have 1 to {limits.MAX_SUBSTRING_CHARS}, "
@@ -194,7 +203,7 @@ class After(Constraint):
     constraint: Constraint
 
     def __post_init__(self) -> None:
-        _check_text(self.marker, "after")
+        check_text(self.marker, "after")
         if not self.marker:
             raise InvalidRequest("after is empty; it names the text that ends the free part", PARAM)
         object.__setattr__(self, "constraint", _parts((self.constraint,), "then")[0])
@@ -214,7 +223,7 @@ def parse(data: object, depth: int = 0) -> Constraint:
     if isinstance(data, str):
         return Choice((data,))
     if not isinstance(data, Mapping):
-        raise InvalidRequest(f"the constraint is {_shown(data)}; must be an object such as {{'regex': 'a+'}}", PARAM)
+        raise InvalidRequest(f"the constraint is {shown(data)}; must be an object such as {{'regex': 'a+'}}", PARAM)
     if depth > limits.MAX_NESTING:
         raise InvalidRequest(f"the constraint nests more than {limits.MAX_NESTING} combinations", PARAM)
     kinds = [name for name in _READERS if name in data]
@@ -225,13 +234,13 @@ def parse(data: object, depth: int = 0) -> Constraint:
     known, read = _READERS[kinds[0]]
     unknown = [name for name in options if name not in known]
     if unknown:
-        raise InvalidRequest(f"a constraint of kind {kinds[0]!r} has no field {_shown(unknown[0])}", PARAM)
+        raise InvalidRequest(f"a constraint of kind {kinds[0]!r} has no field {shown(unknown[0])}", PARAM)
     return read(data[kinds[0]], options, depth + 1)
 
 
 def _read_json_object(value: Any, options: dict[str, Any], depth: int) -> Constraint:
     if value is not True:
-        raise InvalidRequest(f"json_object is {_shown(value)}; must be true", PARAM)
+        raise InvalidRequest(f"json_object is {shown(value)}; must be true", PARAM)
     return JsonObject(**options)
 
 
@@ -244,8 +253,8 @@ def _read_after(value: Any, options: dict[str, Any], depth: int) -> Constraint:
 def _read_parts(make: Callable[..., Constraint], name: str) -> _Reader:
     def read(value: Any, options: dict[str, Any], depth: int) -> Constraint:
         if not isinstance(value, (list, tuple)):
-            raise InvalidRequest(f"{name} is {_shown(value)}; must be a list", PARAM)
-        _check_count(len(value), limits.MAX_PARTS, name, "parts")
+            raise InvalidRequest(f"{name} is {shown(value)}; must be a list", PARAM)
+        check_count(len(value), limits.MAX_PARTS, name, "parts")
         return make(*(parse(part, depth) for part in value))
 
     return read
@@ -271,19 +280,19 @@ _READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {
 }
 
 
-# -- checks ------------------------------------------------------------------------------------------------
+# -- combinations ------------------------------------------------------------------------------------------
 
 
 def _parts(parts: Iterable[Constraint | str], name: str) -> tuple[Constraint, ...]:
     made = tuple(Choice((part,)) if isinstance(part, str) else part for part in parts)
-    _check_count(len(made), limits.MAX_PARTS, name, "parts")
+    check_count(len(made), limits.MAX_PARTS, name, "parts")
     for part in made:
         if not isinstance(part, Constraint):
-            raise InvalidRequest(f"{name} holds {_shown(part)}; must hold constraints or texts", PARAM)
+            raise InvalidRequest(f"{name} holds {shown(part)}; must hold constraints or texts", PARAM)
     depth = 1 + max(map(_nesting, made))
     if depth > limits.MAX_NESTING:
         raise InvalidRequest(f"{name} nests {depth} combinations; at most {limits.MAX_NESTING}", PARAM)
-    _check_total(sum(map(_weight, made)), name)
+    check_total(sum(map(_weight, made)), name)
     return made
 
 
@@ -295,89 +304,3 @@ def _nesting(constraint: Constraint) -> int:
 
 def _weight(constraint: Constraint) -> int:
     return len(json.dumps(constraint.to_dict()))
-
-
-def _schema_text(schema: Any) -> str:
-    """The JSON text of a schema."""
-    if hasattr(schema, "model_json_schema"):
-        schema = schema.model_json_schema()
-    if isinstance(schema, str):
-        _check_text(schema, "json_schema")
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"json_schema is not JSON: {str(error)[:200]}", PARAM) from None
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, Mapping):
-        raise InvalidRequest(f"json_schema is {_shown(schema)}; must be an object", PARAM)
-    _check_depth(schema)
-    try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"json_schema is not JSON: {str(error)[:200]}", PARAM) from None
-    return _check_text(text, "json_schema")
-
-
-def _check_depth(value: Any) -> None:
-    level: list[Any] = [value]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > limits.MAX_JSON_DEPTH:
-            raise InvalidRequest(f"json_schema nests more than {limits.MAX_JSON_DEPTH} values", PARAM)
-        level = [inner for outer in level for inner in _children(outer) if isinstance(inner, (dict, list, tuple))]
-
-
-def _children(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value
-
-
-def _check_text(text: Any, name: str) -> str:
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{name} is {_shown(text)}; must be a text", PARAM)
-    _check_total(len(text), name)
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{name} is not valid Unicode at character {error.start}", PARAM) from None
-    _check_total(size, name)
-    return text
-
-
-def _check_total(size: int, name: str) -> None:
-    if size > limits.MAX_BYTES:
-        raise InvalidRequest(f"{name} has {size} bytes; at most {limits.MAX_BYTES}", PARAM)
-
-
-def _check_count(count: int, limit: int, name: str, what: str) -> None:
-    if not 1 <= count <= limit:
-        raise InvalidRequest(f"{name} has {count} {what}; must have 1 to {limit}", PARAM)
-
-
-def _check_brackets(text: str, name: str) -> None:
-    """Refuse towers of brackets. Escaped ones do not count; quoted ones do, and do no harm if they match."""
-    depth = deepest = 0
-    skip = False
-    for char in text:
-        if skip:
-            skip = False
-        elif char == "\\":
-            skip = True
-        elif char == "(":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char == ")":
-            depth = max(depth - 1, 0)
-    if deepest > limits.MAX_BRACKETS:
-        raise InvalidRequest(f"{name} nests {deepest} brackets; at most {limits.MAX_BRACKETS}", PARAM)
-
-
-def _check_one_of(value: Any, known: tuple[Any, ...], name: str) -> None:
-    if value not in known:
-        raise InvalidRequest(f"{name} is {_shown(value)}; must be {' or '.join(map(repr, known))}", PARAM)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
