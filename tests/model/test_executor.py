@@ -236,6 +236,11 @@ def test_packed_linear_is_the_same_layer() -> None:
         torch.testing.assert_close(packed(rows), linear(rows), atol=1e-5, rtol=1e-5)
     assert packed(torch.zeros(1, 0, 2048)).shape == (1, 0, 2050)
     assert torch.equal(packed.weight, linear.weight)
+    both = PackedLinear(linear, keeps_plain=True)
+    for shape in ((0, 2048), (1, 2048), (2, 2048), (3, 2048)):
+        rows = torch.randn(shape)
+        torch.testing.assert_close(both(rows), linear(rows), atol=1e-5, rtol=1e-5)
+    assert both.weight.data_ptr() == linear.weight.data_ptr()
     assert is_worth_packing(linear) == torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     assert not is_worth_packing(torch.nn.Linear(32, 32))
 
