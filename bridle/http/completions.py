@@ -137,7 +137,8 @@ class _Answer:
     def _chunk(self, part: Part, delta: Delta, note: Note) -> dict[str, Any] | None:
         index = self._numbers.of(part.number, delta.index)
         shape = self._logprobs.setdefault(index, CompletionLogprobs(self.generation.model.tokenizer))
-        shape.rewind(delta.taken_chars)
+        if delta.taken_tokens or delta.taken_chars:
+            shape.rewind(delta.taken_chars)
         extra = rewind_fields(delta, part.policy) | self._note_fields(part, note)
         choice = {"index": index} | self._content(part, delta, shape) | extra
         output = part.collector.growing[delta.index].output
