@@ -92,8 +92,14 @@ class Borrowed:
     """A pool that outlives the engine it is lent to."""
 
     def __init__(self, pool: RuntimePool) -> None:
+        self._pool = pool
         for name in ("accepts", "open", "abandon", "ask", "collect", "close"):
             setattr(self, name, getattr(pool, name))
+
+    @property
+    def is_busy(self) -> bool:
+        """As the pool itself."""
+        return self._pool.is_busy
 
     def shutdown(self) -> None:
         """Not ours to end."""

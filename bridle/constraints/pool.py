@@ -61,6 +61,11 @@ class ConstraintPool:
 
     # -- coming --------------------------------------------------------------------------------------------
 
+    @property
+    def is_busy(self) -> bool:
+        """Never: what is not asked for is dropped."""
+        return False
+
     def accepts(self, controller: object) -> bool:
         """Whether it is a `Constraint`."""
         return isinstance(controller, Constraint)

@@ -32,6 +32,11 @@ class PythonControllerPool:
         self._live: dict[int, _Instance] = {}
         self._answers: dict[int, Answer] = {}
 
+    @property
+    def is_busy(self) -> bool:
+        """Never: everything is said and heard at once."""
+        return False
+
     def accepts(self, controller: object) -> bool:
         """Whether it is a `Controller`."""
         return isinstance(controller, Controller)

@@ -193,7 +193,7 @@ class AsyncEngine:
         self._take_inbox()
         for request_id in list(self._streams):
             self._engine.cancel(request_id)
-        while self._engine.has_work:
+        while self._streams:
             self._deliver(self._engine.step())
 
     def _end(self) -> None:

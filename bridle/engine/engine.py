@@ -97,8 +97,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not over."""
-        return bool(self._live)
+        """Whether any request is not over, or a controller pool has something left to say."""
+        return bool(self._live) or any(pool.is_busy for pool in self._steering.pools)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -192,7 +192,7 @@ class Engine:
             self._compute(plan, scheduled)
         self._steering.ask()
         self._steering.gather()
-        self._statistics.num_steps += 1
+        self._statistics.num_steps += not plan.is_empty
         self._statistics.step_seconds += self.clock() - began
         return self._progress.take_events()
 

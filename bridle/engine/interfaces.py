@@ -120,6 +120,11 @@ class ControllerPool(Protocol):
     """A home of controllers. Called by the engine thread, but for `abandon`; none of the calls but `collect` may
     block."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has something to say or to hear although nobody asks: `collect` is to be called again."""
+        raise NotImplementedError
+
     def accepts(self, controller: object) -> bool:
         """Whether this pool runs such a controller."""
         raise NotImplementedError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class EngineStatistics:
     """A snapshot. Counters only grow; gauges (the last group) are as of the last step."""
 
-    num_steps: int = 0
+    num_steps: int = 0  # that had something to compute or to tell the backend
     num_requests: int = 0
     num_computed_tokens: int = 0  # positions that went through the model
     num_prompt_tokens: int = 0

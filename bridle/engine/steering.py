@@ -118,7 +118,7 @@ class Steering:
 
     def gather(self, due: Iterable[Sequence] = (), deadline: float | None = None) -> None:
         """Take in the answers that are there; wait for those of `due` until `deadline`."""
-        if not (self.sequences or self._held):
+        if not (self.sequences or self._held or any(pool.is_busy for pool in self.pools)):
             return
         wanted: dict[ControllerPool, list[int]] = {pool: [] for pool in self.pools}
         for seq in due:

@@ -108,8 +108,8 @@ class Generation:
             async with asyncio.TaskGroup() as group:
                 for part, stream in zip(self.parts, streams, strict=True):
                     group.create_task(self._read(part, stream, sink))
-        except* BridleError as errors:
-            raise _first(errors) from None
+        except BaseExceptionGroup as group:  # `except*` would wrap what is raised in it, on some versions
+            raise _first(group) from None
         finally:
             self._tell()
 
@@ -213,10 +213,7 @@ def _raise_failure(part: Part, events: list[Event]) -> None:
             raise EngineClosed("the request was cancelled by the server")
 
 
-def _first(errors: BaseExceptionGroup[BridleError]) -> BridleError:
-    for error in errors.exceptions:
-        if isinstance(error, BridleError):
-            return error
-        if isinstance(error, BaseExceptionGroup):
-            return _first(error)
-    raise InternalError("an error group without an error")
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error on purpose in a group; a bug before it comes first all the same."""
+    errors = [_first(each) if isinstance(each, BaseExceptionGroup) else each for each in group.exceptions]
+    return next((error for error in errors if not isinstance(error, BridleError)), errors[0])

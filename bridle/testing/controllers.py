@@ -92,6 +92,11 @@ class FakeControllerPool:
         """Sequences that were asked and not closed."""
         return frozenset(self._instances)
 
+    @property
+    def is_busy(self) -> bool:
+        """Never."""
+        return False
+
     def accepts(self, controller: object) -> bool:
         """Whether this is a `FakeController` or a function."""
         return isinstance(controller, FakeController) or callable(controller)

@@ -94,5 +94,9 @@ class _Shared:
         for name in ("accepts", "open", "abandon", "ask", "collect", "close"):
             setattr(self, name, getattr(pool, name))
 
+    @property
+    def is_busy(self) -> bool:
+        return self._pool.is_busy
+
     def shutdown(self) -> None:
         pass

@@ -108,6 +108,12 @@ class RuntimePool:
 
     # -- ControllerPool ----------------------------------------------------------------------------------
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a reply is due, or the runtime has not heard yet which instances are free."""
+        life = self._life
+        return life is not None and (life.listener.is_open or bool(self._queue.freed or self._strays))
+
     def accepts(self, controller: object) -> bool:
         """Whether it is a `WasmController`."""
         return isinstance(controller, WasmController)
@@ -171,6 +177,7 @@ class RuntimePool:
             call.add_done_callback(self._pending.discard)
         else:
             self._strays.append(request)
+            self.wake()
 
     def ask(self, asks: Sequence[Ask]) -> None:
         """Send the asks, or queue them if an exchange is under way."""

@@ -42,6 +42,9 @@ _REPLY_TIMEOUT = 600.0
 #: How long a signal may take to arrive, in seconds.
 _SIGNAL_TIME = 0.2
 
+#: While no step comes, how often instances that nobody wants are dropped, in seconds.
+_TIDY_INTERVAL = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
@@ -88,7 +91,7 @@ class Supervisor:
         threading.Thread(target=self._listen_side, name="side-reader", daemon=True).start()
         try:
             while True:
-                data = self._link.main.receive(timeout=1.0, alive=self._engine_lives)
+                data = self._link.main.receive(timeout=_TIDY_INTERVAL, alive=self._engine_lives)
                 if data is None:
                     self._tidy()
                     continue
