@@ -22,7 +22,7 @@ export TOKENIZERS_PARALLELISM = false
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test test-all check bench install clean
+.PHONY: help serve chat test test-all check bench controllers install clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of:"
@@ -47,6 +47,9 @@ check: $(STAMP)-dev ## format, lint, strict types, import rule, forbidden calls
 bench: $(STAMP)-core ## run the engine benchmark (ARGS=--quick for a short one)
 	@$(PY) -m bridle bench engine $(ARGS)
 
+controllers: $(STAMP)-controllers ## rebuild the standard controllers and compare (ARGS=--write ships them)
+	@$(PY) -m bridle.controllers.standard.rebuild $(ARGS)
+
 install: $(STAMP)-core ## install bridle into .venv
 
 clean: ## remove caches and the virtual environment
@@ -70,6 +73,12 @@ $(STAMP)-core: | $(PY)
 	@$(NEED_PIP)
 	@$(INSTALL) -e '.[aici]'
 	@touch $@
+
+$(STAMP)-controllers: | $(PY)
+	@echo "Installing bridle and the tool chains of its controllers into $(VENV) (minutes the first time) ..."
+	@$(NEED_PIP)
+	@$(INSTALL) -e '.[aici,controllers]'
+	@touch $@ $(STAMP)-core
 
 $(STAMP)-test: | $(PY)
 	@echo "Installing bridle and what its tests need into $(VENV) (minutes the first time) ..."

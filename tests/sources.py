@@ -11,11 +11,17 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "bridle"
 
 
+#: Sources of standard controllers. All but their recipes run inside the sandbox and are no modules of ours.
+GUESTS = PACKAGE / "controllers" / "standard" / "sources"
+
+
 @cache
 def modules() -> dict[str, Path]:
     """Every module of the package by its dotted name."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
+        if GUESTS in path.parents and path.name != "build.py":
+            continue
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found

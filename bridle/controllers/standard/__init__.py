@@ -1,0 +1,87 @@
+"""The controllers that come with bridle: their names and their bytes, as they were built.
+
+Each lies here as `NAME.wasm.xz`. `manifest.json` says what every file must be; bytes that are not that are refused.
+What a module was built from is in `sources/NAME`, and `rebuild` builds it anew. Knows nothing of the runtime that
+runs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from bridle.errors import ControllerUnavailable, InvalidRequest
+
+FOLDER = Path(__file__).parent
+MANIFEST = FOLDER / "manifest.json"
+SOURCES = FOLDER / "sources"
+#: No module unpacks to more than this.
+MAX_BYTES = 64 << 20
+
+
+class Shipped(msgspec.Struct, frozen=True, kw_only=True):
+    """What the manifest says of a module. `sha256` is of the module, and so its id on every server; `sources` are
+    pinned downloads with their hashes, `tools` the packages that built it with their versions."""
+
+    file: str
+    sha256: str
+    xz_sha256: str
+    bytes: int
+    sources: dict[str, str] = {}
+    tools: dict[str, str] = {}
+
+
+@cache
+def manifest() -> dict[str, Shipped]:
+    """What is shipped, by name."""
+    try:
+        return msgspec.json.decode(MANIFEST.read_bytes(), type=dict[str, Shipped])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ControllerUnavailable(f"{MANIFEST} cannot be read: {error}; install bridle again") from None
+
+
+def names() -> tuple[str, ...]:
+    """The standard controllers, in alphabetical order."""
+    return tuple(sorted(manifest()))
+
+
+def load(name: str) -> bytes:
+    """The module of a standard controller. Raises `InvalidRequest` for a name that is none,
+    `ControllerUnavailable` if the file is not what was shipped."""
+    shipped = manifest().get(name)
+    if shipped is None:
+        raise InvalidRequest(f"there is no standard controller {name!r}; there are {', '.join(names())}")
+    path = FOLDER / shipped.file
+    try:
+        packed = path.read_bytes()
+    except OSError as error:
+        raise _damaged(path, error.strerror or "cannot be read") from None
+    _check(path, packed, shipped.xz_sha256)
+    wasm = _unpack(path, packed)
+    _check(path, wasm, shipped.sha256)
+    return wasm
+
+
+def _unpack(path: Path, packed: bytes) -> bytes:
+    try:
+        unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        wasm = unpacking.decompress(packed, MAX_BYTES)
+    except lzma.LZMAError as error:
+        raise _damaged(path, str(error)) from None
+    if not unpacking.eof:
+        raise _damaged(path, f"it breaks off, or unpacks to more than {MAX_BYTES} bytes")
+    return wasm
+
+
+def _check(path: Path, data: bytes, wanted: str) -> None:
+    found = hashlib.sha256(data).hexdigest()
+    if found != wanted:
+        raise _damaged(path, f"its SHA-256 is {found}, the manifest says {wanted}")
+
+
+def _damaged(path: Path, what: str) -> ControllerUnavailable:
+    return ControllerUnavailable(f"the standard controller {path} is damaged: {what}; install bridle again")
