@@ -6,6 +6,7 @@
     │   ├── UnsupportedFeature  known, but not by this model or this build
     │   └── UnknownModel      no model of that name is served here
     ├── UnsupportedModel      the checkpoint would be wrong or cannot be loaded
+    ├── ModelUnavailable      a known model that cannot be had now: still loading, failed, or no room for it
     ├── Unauthorized          no key, an unknown key, or not allowed to its owner
     ├── OutOfBlocks           the KV cache cannot hold what is needed
     ├── Overloaded            the service is full, try again later
@@ -66,6 +67,17 @@ class UnsupportedModel(BridleError):
     """The model cannot be loaded, or would give wrong results; the message says why."""
 
     code = "unsupported_model"
+
+
+class ModelUnavailable(BridleError):
+    """A model of that name could be served, but not now: it is still being loaded, could not be loaded, or there is no
+    room for it beside those in use. `retry_after` is a hint in seconds."""
+
+    code = "model_unavailable"
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Unauthorized(BridleError):

@@ -22,6 +22,7 @@ from bridle.errors import (
     DeadlineExceeded,
     EngineClosed,
     InvalidRequest,
+    ModelUnavailable,
     OutOfBlocks,
     Overloaded,
     ProtocolError,
@@ -43,6 +44,7 @@ _STATUS: tuple[tuple[type[BridleError], int, str], ...] = (
     (RequestCancelled, 499, "cancelled"),
     (OutOfBlocks, 503, "server_error"),
     (ShardUnavailable, 503, "server_error"),
+    (ModelUnavailable, 503, "server_error"),
     (EngineClosed, 503, "server_error"),
     (DeadlineExceeded, 504, "timeout_error"),
 )
@@ -77,7 +79,7 @@ def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
 def error_response(error: BridleError, status: int | None = None) -> Response:
     """A whole response; `status` overrides the table."""
     headers = {}
-    if isinstance(error, Overloaded):
+    if isinstance(error, (Overloaded, ModelUnavailable)):
         headers["Retry-After"] = str(max(round(error.retry_after), 1))
     return json_response(error_body(error), status or status_of(error)[0], headers)
 

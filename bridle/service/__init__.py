@@ -11,8 +11,9 @@ from bridle.service.control import (
     tag_module,
     upload_module,
 )
+from bridle.service.lease import Lease
 from bridle.service.loading import LoadedModel, load_model, model_name
-from bridle.service.registry import ModelRegistry
+from bridle.service.registry import ModelRegistry, ModelState
 from bridle.service.requests import (
     build_request,
     check_length,
@@ -32,8 +33,10 @@ __all__ = [
     "ControlSettings",
     "Delta",
     "DeltaReader",
+    "Lease",
     "LoadedModel",
     "ModelRegistry",
+    "ModelState",
     "OutputCollector",
     "RewindPolicy",
     "Ticket",

@@ -1,17 +1,31 @@
 """Which models are served, and under which names.
 
-Every front-end resolves the name in a request here, so that an unknown one gives the same error everywhere.
-It does not know how a model was loaded, and it never loads one.
+Every front-end resolves the name in a request here, so that an unknown one gives the same error everywhere:
+
+    with await registry.acquire(name, timeout=60) as model:
+        ...  # submit to model.client and read the stream to its end
+
+A front-end that wants to tell its client about a wait looks at `state_of(name)` first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
 
 from bridle.errors import InvalidRequest, UnknownModel
+from bridle.service.lease import Lease
 from bridle.service.loading import LoadedModel
 
 _MAX_SHOWN_CHARS = 100
+
+
+class ModelState(StrEnum):
+    """What a known model is doing: it answers, it is on its way, or it would be loaded if somebody asked."""
+
+    LOADED = "loaded"
+    LOADING = "loading"
+    LOADABLE = "loadable"
 
 
 class ModelRegistry:
@@ -64,6 +78,21 @@ class ModelRegistry:
             served = ", ".join(repr(known) for known in self.names) or "nothing"
             raise UnknownModel(f"the model {shown!r} is not served here; served: {served}", "model")
         return model
+
+    def state_of(self, name: str | None) -> ModelState:
+        """What the model of that name is doing. Raises `UnknownModel`."""
+        self.resolve(name)
+        return ModelState.LOADED
+
+    async def acquire(self, name: str | None, timeout: float | None = None) -> Lease:
+        """A hold on the model of that name or alias (None or empty: the default), which stays loaded until the lease
+        is released. If it is not loaded yet, this waits until it is, at most `timeout` seconds; other requests go on.
+
+        Raises `UnknownModel` at once for a name that is not served here, and `ModelUnavailable` for one that cannot be
+        had now: loading failed, takes too long, or there is no room beside the models in use. Cancelling the caller
+        ends the wait. Call it from the event loop that uses the registry.
+        """
+        return Lease(self.resolve(name))
 
     @property
     def is_healthy(self) -> bool:
