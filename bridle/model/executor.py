@@ -1,7 +1,8 @@
 """The in-process backend: plans in, tokens out.
 
 Keeps mirrors, packs each plan, runs the model once, lets the sampler read the logits. One thread calls it. An error
-of the device in one step forgets all sequences (the engine computes them again) and leaves the process alive.
+in one step forgets all sequences and leaves the process alive: the engine computes them again, one at a time, so that
+only the one at fault ends.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class LocalExecutor:
         """Apply the plan and compute its rows. On CUDA this returns before the device is done.
 
         Raises `InternalError` for a stale or inconsistent plan (nothing has changed then), `UnsupportedFeature`
-        for an adapter, `ShardUnavailable` if the device failed (all mirrors and KV are forgotten then).
+        for an adapter, `InternalError` too if the step failed on the way (all mirrors and KV are forgotten then).
         """
         runner = self._require_runner()
         self._check_plan(plan)
@@ -121,8 +122,9 @@ class LocalExecutor:
                     f"of {num_rows} in step {batch.step}"
                 )
 
-    def _lose(self, error: Exception, what: str) -> ShardUnavailable:
-        """The device failed in the middle: no mirror can be trusted."""
+    def _lose(self, error: Exception, what: str) -> InternalError:
+        """A step failed in the middle: no mirror can be trusted. It is a fault of that step, not the loss of a device
+        in another process, so the engine looks for the sequence that causes it."""
         self._mirrors.clear()
         self._logits = None
-        return ShardUnavailable(f"{what} failed on {self._device}: {type(error).__name__}: {error}")
+        return InternalError(f"{what} failed on {self._device}: {type(error).__name__}: {error}")

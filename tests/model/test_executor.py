@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bridle.config import ModelConfig
+from bridle.config import EngineConfig, ModelConfig
+from bridle.engine import Engine, Request
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan
 from bridle.errors import BridleError, InternalError, InvalidRequest, ShardUnavailable, UnsupportedFeature
 from bridle.model.executor import LocalExecutor
 from bridle.model.loader import load_executor
+from bridle.outputs import Finished, TokenEvent
+from bridle.sampling import SamplingParams
 from bridle.testing import tiny
 from tests.model.driver import GREEDY, NaiveDriver, argmax_sampler, load
 
@@ -168,9 +172,7 @@ def test_adapters_are_refused(executor: LocalExecutor) -> None:
         executor.forward(StepPlan(1, [PlanRow(0, 0, 1, new_tokens=(1,), new_blocks=(0,), adapter="style")]))
 
 
-def test_a_failing_device_forgets_everything_but_lives(
-    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_step_forgets_everything_but_lives(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     executor.forward(StepPlan(1, [GOOD]))
     assert executor._runner is not None
 
@@ -179,12 +181,44 @@ def test_a_failing_device_forgets_everything_but_lives(
 
     with monkeypatch.context() as patch:
         patch.setattr(executor._runner, "run", fail)
-        with pytest.raises(ShardUnavailable, match=r"step 2 \(1 tokens\) failed on cpu: RuntimeError: out of memory"):
+        with pytest.raises(InternalError, match=r"step 2 \(1 tokens\) failed on cpu: RuntimeError: out of memory"):
             executor.forward(StepPlan(2, [PlanRow(0, 5, 1, num_kept=5, num_kept_blocks=2, new_tokens=(1,))]))
     with pytest.raises(InternalError, match="mirror has"):
         executor.forward(StepPlan(3, [PlanRow(0, 5, 1, num_kept=5, num_kept_blocks=2, new_tokens=(1,))]))
     executor.forward(StepPlan(4, [GOOD]))
     assert len(executor.sample(SampleBatch(4, [SampleRow(0, 0, GREEDY)])).tokens) == 1
+
+
+def test_the_request_that_breaks_the_model_ends_and_the_others_go_on(
+    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step that holds the poisoned sequence fails in the middle of the model."""
+    poison = 4
+    sampling = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    requests = [Request(str(n), tuple(prompt), sampling) for n, prompt in enumerate([*PROMPTS, [5, poison, 6]])]
+    want = NaiveDriver(executor, PROMPTS).generate(6)
+    executor.reset()
+    assert executor._runner is not None
+    run = executor._runner.run
+
+    def fail_on_poison(step: Any) -> Tensor:
+        if poison in step.input_ids.flatten().tolist():
+            raise RuntimeError("device-side assert")
+        return run(step)
+
+    monkeypatch.setattr(executor._runner, "run", fail_on_poison)
+    engine = Engine(executor, EngineConfig(enable_prefix_caching=False))
+    for request in requests:
+        engine.add(request)
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    ends = {event.request_id: event for event in events if isinstance(event, Finished)}
+    got = [[e.token for e in events if isinstance(e, TokenEvent) and e.request_id == r.id] for r in requests]
+    assert got == [*want, []]
+    assert [ends[r.id].error for r in requests[:-1]] == [None] * len(PROMPTS)
+    assert isinstance(ends[requests[-1].id].error, InternalError)
+    assert "device-side assert" in str(ends[requests[-1].id].error)
 
 
 def test_close_is_idempotent(executor: LocalExecutor) -> None:
