@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bridle.errors import (
         BridleError,
         ContextOverflow,
+        ControllerDeadlock,
         ControllerError,
         ControllerTimeout,
         ControllerTrap,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     )
     from bridle.llm import LLM, ChatSession
     from bridle.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, Usage
-    from bridle.sampling import SamplingParams
+    from bridle.sampling import SamplingParams, Watermark
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ _HOMES = {
     "bridle.errors": (
         "BridleError",
         "ContextOverflow",
+        "ControllerDeadlock",
         "ControllerError",
         "ControllerTimeout",
         "ControllerTrap",
@@ -70,7 +72,7 @@ _HOMES = {
     ),
     "bridle.llm": ("LLM", "ChatSession"),
     "bridle.outputs": ("CompletionOutput", "FinishReason", "Logprob", "RequestOutput", "Usage"),
-    "bridle.sampling": ("SamplingParams",),
+    "bridle.sampling": ("SamplingParams", "Watermark"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -81,6 +83,7 @@ __all__ = [
     "CompletionOutput",
     "ContextOverflow",
     "Controller",
+    "ControllerDeadlock",
     "ControllerError",
     "ControllerTimeout",
     "ControllerTrap",
@@ -108,6 +111,7 @@ __all__ = [
     "UnsupportedModel",
     "Usage",
     "WasmController",
+    "Watermark",
     "__version__",
 ]
 

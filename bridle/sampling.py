@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from bridle.errors import InvalidRequest
@@ -24,6 +24,18 @@ MAX_SEED = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
+class Watermark:
+    """A green-list watermark (arXiv 2301.10226): a share `gamma` of the vocabulary gets `delta` added to its logits."""
+
+    gamma: float = 0.5
+    delta: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_float("watermark.gamma", self.gamma, _TINY, 1.0)
+        _check_float("watermark.delta", self.delta, -100.0, 100.0)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of one request. All are checked here; an `InvalidRequest` names the field and the limit.
 
@@ -33,7 +45,7 @@ class SamplingParams:
     `logprobs` None reports nothing, 0 the chosen token's log-probability, k also the k best alternatives;
     `logprobs_mode` `raw` is the model's own distribution, `processed` the one after bias and masks, both
     before temperature. `prompt_logprobs` does the same for the tokens of the prompt. `seed` None draws one at
-    admission. `n` outputs are forks of one sequence after one prefill.
+    admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none.
     """
 
     n: int = 1
@@ -57,6 +69,7 @@ class SamplingParams:
     logprobs_mode: Literal["raw", "processed"] = "raw"
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    watermark: Watermark | None = None
 
     def __post_init__(self) -> None:
         _freeze_collections(self)
@@ -94,7 +107,8 @@ class SamplingParams:
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from the defaults, JSON-ready."""
         changed = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in changed.items() if value != getattr(DEFAULT_SAMPLING, name)}
+        changed = {name: value for name, value in changed.items() if value != getattr(DEFAULT_SAMPLING, name)}
+        return changed if self.watermark is None else changed | {"watermark": asdict(self.watermark)}
 
 
 # (field, smallest, largest); None is allowed where the annotation allows it.
@@ -126,6 +140,18 @@ def _freeze_collections(params: SamplingParams) -> None:
     object.__setattr__(params, "stop", stop)
     object.__setattr__(params, "stop_token_ids", tuple(params.stop_token_ids or ()))
     object.__setattr__(params, "logit_bias", dict(params.logit_bias or {}))
+    object.__setattr__(params, "watermark", _watermark(params.watermark))
+
+
+def _watermark(given: object) -> Watermark | None:
+    """Callers may pass True for the usual one, and its fields as plain data."""
+    if given is None or isinstance(given, Watermark):
+        return given
+    if isinstance(given, bool):
+        return Watermark() if given else None
+    if isinstance(given, Mapping) and given.keys() <= {"gamma", "delta"}:
+        return Watermark(**given)
+    raise InvalidRequest(f"watermark is {str(given)[:80]!r}; must be true, false or gamma and delta", "watermark")
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:

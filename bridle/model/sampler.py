@@ -1,6 +1,6 @@
 """Logits to tokens: the standard sampler of every torch backend.
 
-Per row, in this order: gather (a copy), logit bias, mask, penalties, temperature, top-k, top-p, min-p,
+Per row, in this order: gather (a copy), logit bias, mask, penalties, watermark, temperature, top-k, top-p, min-p,
 typical-p, draw. Log-probabilities are those of the raw row, or of the row after bias and mask. The arrays of
 a step are rebuilt from its rows, so a request may change its parameters from one token to the next, and steps
 that no row asks for are skipped. It knows nothing of KV, blocks or text.
@@ -23,6 +23,7 @@ from bridle.model.sampling.logprobs import describe, parts, score
 from bridle.model.sampling.penalties import Histories
 from bridle.model.sampling.rows import BiasTable, apply_masks, gather, pick
 from bridle.model.sampling.uniform import uniforms
+from bridle.model.sampling.watermark import apply_watermarks
 from bridle.outputs import Logprob
 
 #: What a row answers when nothing can be drawn from it.
@@ -66,6 +67,7 @@ class StandardSampler:
         apply_masks(work, rows)
         processed = {i: work[i].clone() for i, row in enumerate(rows) if _wants_processed(row)}
         self._histories.apply(work, rows, history, logits.shape[-1])
+        apply_watermarks(work, rows, history, logits.shape[-1])
         best, token = work.max(dim=-1)
         drawn = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
         if drawn:
@@ -78,7 +80,8 @@ _Processed = dict[int, torch.Tensor]
 
 
 def _is_plain_greedy(row: SampleRow) -> bool:
-    return row.sampling.is_greedy and not (_is_changed(row) or row.sampling.has_penalties)
+    sampling = row.sampling
+    return sampling.is_greedy and not (_is_changed(row) or sampling.has_penalties or sampling.watermark is not None)
 
 
 def _is_changed(row: SampleRow) -> bool:
