@@ -1,0 +1,1 @@
+"""LMTP, the Language Model Transport Protocol: many token streams over one channel."""

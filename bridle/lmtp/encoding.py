@@ -1,0 +1,126 @@
+"""From messages to their text form: `TYPE SP JSON`, an object from a client, a list of objects from a server.
+
+A server's JSON is strict: infinities, which log-probabilities can be, become a very low number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from bridle.lmtp.messages import (
+    Answer,
+    Buffer,
+    Cancel,
+    Event,
+    Failure,
+    Generate,
+    ModelInfo,
+    Msg,
+    Request,
+    Resume,
+    Score,
+    Token,
+)
+
+#: Longest message from a server. The original client takes no more than 4 MiB.
+MAX_ANSWER_CHARS = 1 << 20
+#: What minus infinity is on the wire: JSON has no infinities, and LMQL drops continuations below -3e38.
+MIN_LOGPROB = -1e9
+
+_to_json = json.JSONEncoder(allow_nan=False).encode
+_KINDS: Mapping[type, str] = {
+    Generate: "GENERATE",
+    Score: "SCORE",
+    ModelInfo: "MODEL_INFO",
+    Cancel: "CANCEL",
+    Resume: "RESUME",
+    Buffer: "BUFFER",
+    Token: "TOKEN",
+    Failure: "TOKEN",
+    Msg: "MSG",
+    Event: "EVENT",
+}
+
+
+def encode_request(request: Request) -> str:
+    """The message of a request. Fields at their defaults are left out, so that servers of the original protocol take
+    whatever they can take."""
+    body = {name: value for name, value in _changed(request) if name != "options"}
+    if isinstance(request, Generate):
+        body = {**body, **request.options}
+    if isinstance(request, (Generate, Score)):
+        body["prompt"] = request.prompt
+    return f"{_KINDS[type(request)]} {_to_json(body)}"
+
+
+def encode_answers(answers: Iterable[Answer]) -> Iterator[str]:
+    """Messages that carry the answers in order: neighbors of one type share one, up to a size that
+    every client takes."""
+    kind, bodies, size = "", list[str](), 0
+    for answer in answers:
+        body = encode_answer(answer)
+        if bodies and (kind != _KINDS[type(answer)] or size + len(body) > MAX_ANSWER_CHARS):
+            yield f"{kind} [{', '.join(bodies)}]"
+            bodies, size = [], 0
+        kind = _KINDS[type(answer)]
+        bodies.append(body)
+        size += len(body)
+    if bodies:
+        yield f"{kind} [{', '.join(bodies)}]"
+
+
+def encode_answer(answer: Answer) -> str:
+    """The JSON object of one answer."""
+    body = _token_body(answer) if isinstance(answer, Token) else _other_body(answer)
+    try:
+        return _to_json(body)
+    except ValueError:  # an infinity or a NaN
+        return _to_json(_finite(body))
+
+
+def _token_body(token: Token) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "token": token.token,
+        "stream_id": token.stream_id,
+        "logprob": token.logprob,
+        "finish_reason": token.finish_reason,
+    }
+    if token.top_logprobs is not None:
+        body["top_logprobs"] = token.top_logprobs
+    if token.text is not None:
+        body["text"] = token.text
+    if token.position is not None:
+        body["position"] = token.position
+    if token.branch:
+        body["branch"] = token.branch
+    if token.usage is not None:
+        body["usage"] = token.usage
+    return body
+
+
+def _other_body(answer: Failure | Msg | Event) -> dict[str, Any]:
+    body = {"stream_id": answer.stream_id, **dict(_changed(answer))}
+    if isinstance(answer, Event):
+        body |= body.pop("data", {})
+    return body
+
+
+def _changed(value: Any) -> Iterator[tuple[str, Any]]:
+    """Fields that differ from their defaults, in order."""
+    for each in fields(value):
+        content = getattr(value, each.name)
+        default = each.default_factory() if callable(each.default_factory) else each.default
+        if content != default or isinstance(content, bool) is not isinstance(default, bool):
+            yield each.name, content
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return MIN_LOGPROB
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,208 @@
+"""The messages of LMTP as plain values.
+
+A client sends requests, a server answers; `encoding` and `decoding` give both their text form. Types and fields beyond
+the original protocol are marked as extensions; peers that do not know them never see one unless they asked. A server
+announces them in its answer to MODEL_INFO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from bridle.errors import BridleError
+
+StreamId: TypeAlias = int | str
+Prompt: TypeAlias = tuple[int, ...] | str
+
+#: Longest message from a client: half of a 128k vocabulary in a `logit_bias` is about 1 MB.
+MAX_MESSAGE_BYTES = 16 << 20
+#: `model_info` of a model that is still being loaded, or of none.
+UNAVAILABLE = "<unavailable>"
+#: The extensions, as `model_info` announces them under `lmtp`.
+FEATURES: Mapping[str, Any] = {
+    "version": 1,
+    "text": True,
+    "buffers": True,
+    "cancel": True,
+    "errors": True,
+    "events": True,
+    "resume": True,
+    "control": True,
+    "max_message_bytes": MAX_MESSAGE_BYTES,
+}
+
+
+# -- client to server ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """Continue a context. `options` are further sampling parameters by name (`top_p`, `stop`, `seed`, ...).
+
+    The rest are extensions. `text` asks for text beside the tokens; a `prompt` may be text itself, and then it is the
+    default. The context is the buffer's tokens and then the prompt's; `save` names context and output together as a
+    buffer once the stream has ended. `key` makes the stream resumable: sent again with the same content it does not
+    start again but goes on, from the answer number `position`. `rewind` `event` asks to be told of rewinds and forks
+    instead of waiting for final tokens.
+    """
+
+    stream_id: StreamId
+    model: str
+    prompt: Prompt = ()
+    max_tokens: int = 32
+    temperature: float = 0.0
+    top_logprobs: int = 1
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    text: bool | None = None
+    buffer: str | None = None
+    save: str | None = None
+    key: str | None = None
+    position: int = 0
+    controller: str | None = None
+    controller_arg: Any = None
+    constraint: Mapping[str, Any] | None = None
+    adapter: str | None = None
+    rewind: str = "hold"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Log-probabilities of `scored` after `prompt` (and after `buffer`, an extension, as text is)."""
+
+    stream_id: StreamId
+    model: str
+    scored: Prompt
+    prompt: Prompt = ()
+    buffer: str | None = None
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """Facts about a model. `data` with `{"lmtp": {"version": 1}}` says that this client knows the extensions: from then
+    on its connection gets `EVENT` messages, and errors at once where they would be held back for LMQL's sake."""
+
+    stream_id: StreamId
+    model: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_extended(self) -> bool:
+        return isinstance(self.data.get("lmtp"), Mapping)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Extension: end a stream. It is answered by an error with code `cancelled`, unless the stream is over already."""
+
+    stream_id: StreamId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Extension: go on with the stream that was started with `key`, from the answer number `position`."""
+
+    stream_id: StreamId
+    key: str
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """Extension: name a prefix, for as long as the connection lasts. Its tokens are the first `length` of buffer
+    `parent` (None: all) and then those of `prompt`. With `drop` the name is forgotten. Answered by a `MSG`."""
+
+    stream_id: StreamId
+    model: str
+    name: str
+    prompt: Prompt = ()
+    parent: str | None = None
+    length: int | None = None
+    drop: bool = False
+
+
+Request: TypeAlias = Generate | Score | ModelInfo | Cancel | Resume | Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A message that is no request: what it was meant to be, as far as it was readable, and what is wrong with it."""
+
+    kind: str
+    stream_id: StreamId | None
+    error: BridleError
+
+
+# -- server to client ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Token:
+    """One token of a stream. A `finish_reason` ends its branch, of which there is one unless the client asked for
+    events. `text`, `position` (among the stream's answers), `branch` and `usage` are extensions; so is `token` None,
+    which ends a branch that has no token left to carry the reason."""
+
+    stream_id: StreamId
+    token: int | None
+    logprob: float | None = None
+    finish_reason: str | None = None
+    top_logprobs: Mapping[int, float] | None = None
+    text: str | None = None
+    position: int | None = None
+    branch: int = 0
+    usage: Mapping[str, int] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Failure:
+    """A stream ended in an error. All but `error` are extensions: what kind it was, whether asking again may help and
+    after how many seconds, and which field was at fault."""
+
+    stream_id: StreamId
+    error: str
+    code: str = "error"
+    retryable: bool = False
+    retry_after: float | None = None
+    param: str | None = None
+    position: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Msg:
+    """The answer to a request that has no stream, or to one that could not be read. `code`, `lmtp` (the extensions,
+    where `model_info` cannot name them) and `buffer` with its `num_tokens` are extensions."""
+
+    stream_id: StreamId | None
+    model_info: Any = None
+    error: str | None = None
+    code: str | None = None
+    lmtp: Mapping[str, Any] | None = None
+    buffer: str | None = None
+    num_tokens: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Event:
+    """Extension: something worth knowing, of a stream or (without `stream_id`) of the server.
+
+    `queued`, `loading`, `loaded` and `draining` explain delays. `rewind` takes back `num_tokens` and `num_chars` of a
+    branch, `fork` begins `branch` as a copy of `parent` as it was with `num_tokens`; `log` is what a controller said.
+    """
+
+    event: str
+    stream_id: StreamId | None = None
+    position: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+Answer: TypeAlias = Token | Failure | Msg | Event
+
+
+def features_of(answer: Msg) -> Mapping[str, Any]:
+    """The extensions that a server announces in its answer to MODEL_INFO; empty for one that has none."""
+    info = answer.model_info
+    found = info.get("lmtp") if isinstance(info, dict) else answer.lmtp
+    return found if isinstance(found, dict) else {}
