@@ -24,6 +24,8 @@ HOST = "bridle:controller/host@0.1.0"
 EXPORTS = ("create", "start", "next")
 #: A component consists of several core instances with memories and tables of their own.
 _MAX_PARTS = 64
+#: Bits of a constraint's status.
+_ACCEPTS, _STOPPED, _FAILED = 1, 2, 4
 
 
 def make_linker(engine: wasmtime.Engine) -> wc.Linker:
@@ -145,12 +147,12 @@ def _token_bytes(guest: ComponentInstance, token: int) -> bytes:
     return bytes(vocabulary.tokens[token])
 
 
-def _tokenize(guest: ComponentInstance, text: str) -> list[int]:
+def _tokenize(guest: ComponentInstance, data: str | bytes) -> list[int]:
     limits = guest.surroundings.limits
-    guest.spent_tokenizing += len(text)
+    guest.spent_tokenizing += len(data)
     if guest.spent_tokenizing > limits.max_tokenize_total:
         raise GuestFault(f"tokenizing more than {limits.max_tokenize_total} characters in a callback")
-    return guest.surroundings.vocabulary.tokenize(text.encode(), 2)
+    return guest.surroundings.vocabulary.tokenize(data.encode() if isinstance(data, str) else bytes(data), 2)
 
 
 def _allow(guest: ComponentInstance, tokens: list[int]) -> int:
@@ -170,6 +172,16 @@ def _allow_bits(guest: ComponentInstance, bits: str) -> int:
     except ValueError:
         raise GuestFault("allow-bits: not hexadecimal") from None
     return guest.add_mask(row[:size].ljust(size, b"\0"))
+
+
+def _allow_all(guest: ComponentInstance) -> int:
+    return guest.add_mask(b"\xff" * (4 * ((guest.surroundings.vocabulary.size + 31) // 32)))
+
+
+def _mask_bits(guest: ComponentInstance, mask: int) -> str:
+    if not 0 < mask <= len(guest.masks):
+        raise GuestFault(f"mask {mask} was not handed out in this call ({len(guest.masks)} masks were)")
+    return guest.masks[mask - 1].hex()
 
 
 def _storage(guest: ComponentInstance, command: str) -> str:
@@ -212,7 +224,9 @@ def _constraint_allow(guest: ComponentInstance, handle: int) -> int:
 
 def _constraint_status(guest: ComponentInstance, handle: int) -> int:
     matcher = _matcher(guest, handle)
-    return int(matcher.is_accepting()) | 2 * int(matcher.is_stopped())
+    if matcher.is_error():
+        return _STOPPED | _FAILED
+    return _ACCEPTS * matcher.is_accepting() | _STOPPED * matcher.is_stopped()
 
 
 def _constraint_free(guest: ComponentInstance, handle: int) -> None:
@@ -227,8 +241,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "eos-token": lambda guest: guest.surroundings.vocabulary.eos,
     "token-bytes": _token_bytes,
     "tokenize": _tokenize,
+    "tokenize-bytes": _tokenize,
     "allow": _allow,
     "allow-bits": _allow_bits,
+    "allow-all": _allow_all,
+    "mask-bits": _mask_bits,
     "storage": _storage,
     "constraint-new": _constraint_new,
     "constraint-allow": _constraint_allow,
@@ -236,5 +253,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "constraint-rollback": lambda guest, handle, count: bool(_matcher(guest, handle).rollback(count)),
     "constraint-ff": lambda guest, handle: list(_matcher(guest, handle).compute_ff_tokens()),
     "constraint-status": _constraint_status,
+    "constraint-error": lambda guest, handle: _matcher(guest, handle).get_error() or "",
     "constraint-free": _constraint_free,
 }

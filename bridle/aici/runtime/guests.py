@@ -31,6 +31,7 @@ class Wait(Struct, omit_defaults=True):
 class _GuestBranches(Struct):
     branches: list[Branch] = []
     wait: Wait | None = None
+    error: str | None = None  # addition: the guest gives up, and says why
 
 
 class _Prompt(Struct):
@@ -150,6 +151,8 @@ class Guest2(_Guest):
             argument["candidates"] = candidates
         data = self.instance.callback("aici_mid_process", msgspec.json.encode(argument), budget_ms)
         result: _GuestBranches = self._decode(_branches_decoder, data, "aici_mid_process")
+        if result.error is not None:
+            raise self._broke(result.error)
         if result.wait is not None:
             return self._waiting(result)
         for branch in result.branches:
