@@ -18,10 +18,16 @@ from bridle.errors import InvalidRequest
 
 #: The folder with `bridle_controller.h`.
 INCLUDE = Path(__file__).parent / "include"
-#: A core module with WASI 1 and no entry point, small, without traces of where it was built.
-CFLAGS = (
-    "--target=wasm32-wasi",
-    "-mexec-model=reactor",
+#: The version of `ziglang` that builds what is shipped.
+ZIG = "0.17.1"
+#: A core module without a C library and without traces of where it was built.
+SMALL = (
+    "--target=wasm32-freestanding",
+    "-ffreestanding",
+    "-nostdlib",
+    "-Wl,--no-entry",
+    "-Wl,--strip-all",
+    "-Wl,-z,stack-size=65536",
     "-mcpu=generic+bulk_memory",
     "-Oz",
     "-g0",
