@@ -46,9 +46,13 @@ def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec
 
 def constraint_allow(guest: Instance, handle: int) -> int:
     """The mask of what may come next, as `aici_host_return_logit_bias` would name it."""
-    mask: bytes = _matcher(guest, handle).compute_bitmask()
-    size = 4 * ((guest.surroundings.vocabulary.size + 31) // 32)
-    return guest.add_mask(mask[:size].ljust(size, b"\0"))
+    return guest.add_mask(_bits(guest, handle))
+
+
+def constraint_mask(guest: Instance, handle: int) -> int:
+    """A blob with the same mask as bits, for a guest that wants to look at it."""
+    guest.blobs[BLOB_EXTRA] = _bits(guest, handle)
+    return BLOB_EXTRA
 
 
 def constraint_commit(guest: Instance, handle: int, source: int, count: int) -> int:
@@ -91,6 +95,12 @@ def constraint_error(guest: Instance, handle: int) -> int:
 def constraint_free(guest: Instance, handle: int) -> int:
     """Forget a handle; 1 if there was one."""
     return int(guest.constraints.pop(handle, None) is not None)
+
+
+def _bits(guest: Instance, handle: int) -> bytes:
+    mask: bytes = _matcher(guest, handle).compute_bitmask()
+    size = 4 * ((guest.surroundings.vocabulary.size + 31) // 32)
+    return mask[:size].ljust(size, b"\0")
 
 
 def _matcher(guest: Instance, handle: int) -> Any:
@@ -178,6 +188,7 @@ def _bridle(name: str, params: str, function: Callable[..., int | None]) -> Host
 FUNCTIONS = (
     _bridle("constraint_new", "iiii", constraint_new),
     _bridle("constraint_allow", "i", constraint_allow),
+    _bridle("constraint_mask", "i", constraint_mask),
     _bridle("constraint_commit", "iii", constraint_commit),
     _bridle("constraint_rollback", "ii", constraint_rollback),
     _bridle("constraint_ff", "i", constraint_ff),

@@ -18,7 +18,7 @@ import wasmtime
 import wasmtime.component
 
 from bridle.aici.protocol import WriteVar
-from bridle.aici.runtime import constraints, host, wasi
+from bridle.aici.runtime import additions, constraints, host, wasi
 from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.logs import LogBuffer
@@ -79,7 +79,7 @@ class Sandbox:
     def _link(self, old_bias: bool) -> wasmtime.Linker:
         linker = wasmtime.Linker(self.engine)
         bias = host.BIAS_OLD if old_bias else host.BIAS_NEW
-        for function in (*host.FUNCTIONS, bias, *wasi.FUNCTIONS, *constraints.FUNCTIONS):
+        for function in (*host.FUNCTIONS, bias, *wasi.FUNCTIONS, *constraints.FUNCTIONS, *additions.FUNCTIONS):
             self.crossing.define(linker, function)
         return linker
 

@@ -1,0 +1,47 @@
+"""Functions of module `bridle` beside constraints: what a script interpreter would otherwise copy the token trie for,
+and a way to fail with a text of one's own."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from bridle.aici.runtime.host import BLOB_EXTRA
+from bridle.aici.runtime.wasm import GuestFault, HostFunction
+from bridle.errors import ControllerTrap
+
+if TYPE_CHECKING:
+    from bridle.aici.runtime.instance import Instance
+
+_MAX_FAILURE = 4096
+
+
+def vocab_size(guest: Instance) -> int:
+    """How many tokens there are; a mask has a bit for each."""
+    return guest.surroundings.vocabulary.size
+
+
+def detokenize(guest: Instance, source: int, count: int) -> int:
+    """A blob with the bytes of `count` u32 tokens one after the other; special tokens have none."""
+    limit = guest.surroundings.limits.max_tokenize
+    if 4 * count > limit:
+        raise GuestFault(f"detokenizing {count} tokens; at most {limit // 4} at once")
+    tokens = guest.surroundings.vocabulary.tokens
+    ids = struct.unpack(f"<{count}I", guest.memory.read(source, 4 * count))
+    if any(token >= len(tokens) for token in ids):
+        raise GuestFault(f"token {max(ids)} is outside the vocabulary of {len(tokens)}")
+    guest.blobs[BLOB_EXTRA] = b"".join(tokens[token] for token in ids)
+    return BLOB_EXTRA
+
+
+def fail(guest: Instance, source: int, length: int) -> None:
+    """End the sequence with this error."""
+    text = guest.memory.read(source, min(length, _MAX_FAILURE)).decode(errors="replace")
+    raise ControllerTrap(text or "the controller failed without a word")
+
+
+FUNCTIONS = (
+    HostFunction("bridle", "vocab_size", "", True, vocab_size),
+    HostFunction("bridle", "detokenize", "ii", True, detokenize),
+    HostFunction("bridle", "fail", "ii", False, fail),
+)
