@@ -15,6 +15,8 @@
     │   ├── ControllerTrap
     │   └── ControllerUnavailable  not its fault: the runtime that hosts controllers is gone
     ├── ShardUnavailable      a process that computes is gone
+    ├── ConnectionLost        a server cannot be reached, or went away and did not come back
+    ├── RemoteError           a server's error of a kind that is not known here
     ├── ProtocolError         a peer broke a wire format
     ├── RequestCancelled      the client went away or took the request back
     ├── DeadlineExceeded      the request's own time is up
@@ -132,6 +134,24 @@ class ShardUnavailable(BridleError):
     """The process that runs the model is gone or does not answer."""
 
     code = "shard_unavailable"
+
+
+class ConnectionLost(BridleError):
+    """The server cannot be reached, or the connection broke and could not be made again."""
+
+    code = "connection_lost"
+
+
+class RemoteError(BridleError):
+    """A server answered with an error whose kind is its own; `code` is its name there. `is_retryable` is its word on
+    whether asking again may help."""
+
+    code = "error"
+
+    def __init__(self, message: str, code: str = "error", *, is_retryable: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.is_retryable = is_retryable
 
 
 class ProtocolError(BridleError):

@@ -1,32 +1,46 @@
 """From text to messages, for clients: lenient, because servers of the original protocol deviate from it.
 
-Unknown types and fields are skipped, a bare object stands for a list of one, infinite log-probabilities are taken as
-they are.
+Unknown types and fields are skipped; a bare object stands for a list of one; several messages in a frame, white space
+and line breaks around JSON, infinite log-probabilities and ids written as `7.0` or as text are taken as they are
+meant.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any
 
 from bridle.errors import ProtocolError
 from bridle.lmtp.messages import Answer, Event, Failure, Msg, Token
 
+_TYPE = re.compile(r"\s*([A-Z][A-Z_]{0,31})[ \t\r\n]\s*")
+_INTEGER = re.compile(r"-?\d{1,18}")
+_json = json.JSONDecoder()
+
 
 def decode_answers(message: str) -> list[Answer]:
-    """Read one message of any server; empty for a type that is not known. Raises `ProtocolError` if its payload is no
+    """Read one frame of any server; empty for a type that is not known. Raises `ProtocolError` if its payload is no
     JSON."""
-    kind, _, text = message.partition(" ")
-    if kind not in ("TOKEN", "MSG", "EVENT"):
-        return []
-    try:
-        bodies = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"the payload of {kind} is not JSON: {error}") from None
-    given = bodies if isinstance(bodies, list) else [bodies]
-    read = {"TOKEN": _read_token, "MSG": _read_msg, "EVENT": _read_event}[kind]
-    answers = (read(body) for body in given if isinstance(body, dict))
-    return [answer for answer in answers if answer is not None]
+    answers: list[Answer] = []
+    at, end = 0, len(message.rstrip())
+    while at < end:
+        head = _TYPE.match(message, at)
+        if head is None:
+            return answers
+        try:
+            bodies, at = _json.raw_decode(message, head.end())
+        except (ValueError, RecursionError) as error:
+            if head[1] not in _READERS or answers:
+                return answers
+            raise ProtocolError(f"the payload of {head[1]} is not JSON: {error}") from None
+        read = _READERS.get(head[1])
+        if read is not None:
+            given = bodies if isinstance(bodies, list) else [bodies]
+            found = (read(body) for body in given if isinstance(body, dict))
+            answers += [answer for answer in found if answer is not None]
+    return answers
 
 
 def _read_token(body: dict[str, Any]) -> Answer | None:
@@ -37,10 +51,28 @@ def _read_token(body: dict[str, Any]) -> Answer | None:
         return Failure(stream_id=stream_id, error=str(body["error"]), **_known(body, _FAILURE_EXTRAS))
     if "token" not in body:
         return None
+    body["logprob"] = _number(body.get("logprob"))
     top = body.get("top_logprobs")
     if isinstance(top, dict):
-        top = {int(token): value for token, value in top.items() if token.lstrip("-").isdecimal()}
-    return Token(stream_id=stream_id, token=body["token"], top_logprobs=top, **_known(body, _TOKEN_EXTRAS))
+        pairs = ((_integer(token), _number(value)) for token, value in top.items())
+        top = {token: value for token, value in pairs if token is not None and value is not None}
+    return Token(stream_id=stream_id, token=_integer(body["token"]), top_logprobs=top, **_known(body, _TOKEN_EXTRAS))
+
+
+def _integer(value: object) -> int | None:
+    """An id, also written as `7.0` or `"7"`."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    if isinstance(value, str):
+        return int(value) if _INTEGER.fullmatch(value) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: object) -> float | None:
+    """A log-probability; minus infinity is one, NaN is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        return None
+    return value
 
 
 def _read_msg(body: dict[str, Any]) -> Answer:
@@ -61,3 +93,4 @@ def _known(body: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 _FAILURE_EXTRAS = ("code", "retryable", "retry_after", "param", "position")
 _TOKEN_EXTRAS = ("logprob", "finish_reason", "text", "position", "branch", "usage")
 _MSG_FIELDS = ("model_info", "error", "code", "lmtp", "buffer", "num_tokens")
+_READERS = {"TOKEN": _read_token, "MSG": _read_msg, "EVENT": _read_event}

@@ -1,0 +1,76 @@
+"""What a line typed at the interactive client means: a prompt, then options.
+
+    Hello there max_tokens=5 temperature=1.2 logit_bias={1: 100}
+
+The prompt is what comes before the first word of the form `name=`, without the spaces between the two. A value is a
+Python literal and may hold spaces; nothing is ever evaluated. `prompt="Hello there "` says a prompt that the rule
+cannot express.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridle.errors import InvalidRequest
+
+QUIT = ("quit", "exit")
+_OPTION = re.compile(r"(?:^|(?<=\s))([A-Za-z_]\w*)=")
+_OURS = ("model", "stream_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A prompt and what to ask of the server with it."""
+
+    prompt: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def parse_line(text: str) -> Line:
+    """Read a line; `InvalidRequest` names the word that cannot be read."""
+    marks = list(_OPTION.finditer(text))
+    if not marks:
+        return Line(text)
+    prompt = text[: marks[0].start()].rstrip(" ")
+    options = _options(text, marks)
+    for name in _OURS:
+        if name in options:
+            raise InvalidRequest(f"{name}= cannot be set here: the client sets it", name)
+    given = options.pop("prompt", None)
+    if given is None:
+        return Line(prompt, options)
+    if prompt or not isinstance(given, str):
+        raise InvalidRequest('prompt= takes the text in quotes, as in prompt="Hello ", and nothing before it', "prompt")
+    return Line(given, options)
+
+
+def _options(text: str, marks: list[re.Match[str]]) -> dict[str, Any]:
+    """Each value ends where the next option begins, unless that one is inside it."""
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    options: dict[str, Any] = {}
+    at = 0
+    while at < len(marks):
+        mark = marks[at]
+        for last in range(at, len(marks)):
+            source = text[mark.end() : ends[last]].strip()
+            found, value = _literal(source)
+            if found:
+                break
+        else:
+            first = text[mark.end() : ends[at]].strip()
+            raise InvalidRequest(f"{mark[1]}={first}: {first!r} is no literal; text needs quotes", mark[1])
+        if mark[1] in options:
+            raise InvalidRequest(f"{mark[1]}= is there twice", mark[1])
+        options[mark[1]] = value
+        at = last + 1
+    return options
+
+
+def _literal(source: str) -> tuple[bool, Any]:
+    try:
+        return True, ast.literal_eval(source)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False, None
