@@ -22,8 +22,10 @@ PACKAGES = (*CLIENT_PACKAGES, "torch==2.13.0", "accelerate==1.12.0")
 
 
 def lmql_python(folder: Path | None = None, *, packages: tuple[str, ...] = PACKAGES) -> Path:
-    """The interpreter of an environment with LMQL: the one in `folder`, or in a cache folder; made if it is not
-    there.""" folder = folder or default_folder() python = folder / "bin" / "python" if not _has_lmql(python):
+    """The interpreter of an environment with LMQL: the one in `folder`, or in a cache folder; made where missing."""
+    folder = folder or default_folder()
+    python = folder / "bin" / "python"
+    if not _has_lmql(python):
         install(folder, packages)
     return python
 
