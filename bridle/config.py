@@ -18,7 +18,8 @@ class ModelConfig:
     """Which checkpoint to load, and how.
 
     `model` is a folder, a Hugging Face hub id, or `demo`. `dtype` `auto` is float32 on a CPU and the
-    checkpoint's own on a GPU. `kv_memory` bounds the KV cache in bytes (None: a share of what is free).
+    checkpoint's own on a GPU. `kv_memory` bounds the KV cache in bytes (None: a share of what is free, of which
+    `max_kv_memory` is the most).
     """
 
     model: str = "demo"
@@ -32,10 +33,11 @@ class ModelConfig:
     block_size: int | None = None
     num_blocks: int | None = None
     kv_memory: int | None = None
+    max_kv_memory: int | None = None
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "block_size", "num_blocks", "kv_memory", "num_threads"):
+        for name in ("max_model_len", "block_size", "num_blocks", "kv_memory", "max_kv_memory", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
@@ -47,7 +49,8 @@ class EngineConfig:
 
     `max_waiting` bounds the queue of requests not yet running. A sequence may be rewound, put to wait or fork for
     as long as it spends at most `max_draws_factor` times its `max_tokens` (plus a small constant) in draws and
-    `max_idle_steps` steps in a row without progress; `max_forks` bounds the outputs of one request.
+    `max_idle_steps` steps in a row without progress; a request all of whose controllers do nothing, `max_noops` times
+    in a row, is given up. `max_forks` bounds the outputs of one request.
     `step_timeout` is how long a step waits for controllers once its forward pass is done, in seconds.
     """
 
@@ -58,10 +61,12 @@ class EngineConfig:
     max_forks: int = 64
     max_draws_factor: int = 8
     max_idle_steps: int = 10_000
+    max_noops: int = 1_000
     step_timeout: float = 0.025
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_waiting", "max_forks", "max_idle_steps"):
+        names = ("max_num_batched_tokens", "max_num_seqs", "max_waiting", "max_forks", "max_idle_steps", "max_noops")
+        for name in names:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}; must be at least 1", name)

@@ -12,6 +12,7 @@
     ├── Overloaded            the service is full, try again later
     ├── ControllerError       a controller broke a rule
     │   ├── ControllerTimeout
+    │   ├── ControllerDeadlock  all outputs of a request wait for each other
     │   ├── ControllerTrap
     │   └── ControllerUnavailable  not its fault: the runtime that hosts controllers is gone
     ├── ShardUnavailable      a process that computes is gone
@@ -116,6 +117,12 @@ class ControllerTimeout(ControllerError):
     """A controller did not answer in time, too often."""
 
     code = "controller_timeout"
+
+
+class ControllerDeadlock(ControllerError):
+    """All outputs of a request wait, and nothing can end that."""
+
+    code = "controller_deadlock"
 
 
 class ControllerTrap(ControllerError):

@@ -15,7 +15,17 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from bridle.errors import ProtocolError
 
 #: Names of our additions to dialect 2, told in the reply to `tokens`.
-EXTENSIONS = ("bias", "candidates", "constraints", "deadline_ms", "discard", "reply_ms", "sampling", "wait")
+EXTENSIONS = (
+    "bias",
+    "candidates",
+    "constraints",
+    "deadline_ms",
+    "discard",
+    "reply_ms",
+    "sampling",
+    "wait",
+    "waits_for",
+)
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 SeqId = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -259,7 +269,8 @@ class Branch(Struct):
 
     Additions: `sampling` (parameters of this one draw, names as in the engine), `bias` (additive, token to value),
     `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that may last: the runtime will
-    answer the same until something happens, so the engine need not hurry).
+    answer the same until something happens, so the engine need not hurry), `waits_for` (beside `wait`: all that can end
+    it are these variables, each with the version it has to exceed; none: the guest itself, when it is asked again).
     """
 
     sample_mask: int | None = None
@@ -269,6 +280,7 @@ class Branch(Struct):
     bias: list[tuple[TokenId, float]] | UnsetType = UNSET
     top_logprobs: Count | UnsetType = UNSET
     wait: bool | UnsetType = UNSET
+    waits_for: list[tuple[str, int]] | UnsetType = UNSET
 
 
 class Branches(Struct):

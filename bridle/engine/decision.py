@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from bridle.sampling import SamplingParams
 
+#: Variables of the request, each with the version it has to exceed: all that can end a wait.
+WaitsFor = tuple[tuple[str, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Splice:
@@ -40,11 +43,16 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer for one sequence. Build it with the class methods; `reason` is told to the client on a stop."""
+    """The answer for one sequence. Build it with the class methods; `reason` is told to the client on a stop.
+
+    `waited` narrows down what may end a wait: None is anything, also time or an event outside; variables, which only
+    outputs of the same request set; nothing, which leaves the controller itself, when it is asked again.
+    """
 
     branches: tuple[Branch, ...] = ()
     is_wait: bool = False
     reason: str | None = None
+    waited: WaitsFor | None = None
 
     @classmethod
     def sample(
@@ -69,9 +77,9 @@ class Decision:
         return cls(tuple(branches))
 
     @classmethod
-    def wait(cls) -> Decision:
+    def wait(cls, waited: WaitsFor | None = None) -> Decision:
         """Nothing now: keep the KV, do not compute, ask again in the next step."""
-        return cls(is_wait=True)
+        return cls(is_wait=True, waited=waited)
 
     @classmethod
     def stop(cls, reason: str | None = None) -> Decision:
@@ -93,6 +101,11 @@ class Decision:
         if not self.is_forced:
             return False
         return not any(splice.backtrack or splice.ff_tokens for splice in self.branches[0].splices)
+
+    @property
+    def waits_for(self) -> WaitsFor | None:
+        """What alone can end this wait, as in `waited`; None if it is no wait, or if anything may."""
+        return self.waited if self.is_wait else () if self.is_noop else None
 
 
 # -- masks: bit rows ---------------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ class Engine:
             self._emit_finished,
             vocab_size=self.info.vocab_size,
             max_idle_steps=self.config.max_idle_steps,
+            max_noops=self.config.max_noops,
         )
         self._ids = count()
         self._branching = Branching(

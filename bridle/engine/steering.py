@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from bridle.engine.deadlock import DeadlockWatch
 from bridle.engine.decision import Branch, Decision, mask_is_empty, mask_words
 from bridle.engine.interfaces import Answer, Ask, ControllerPool
 from bridle.engine.progress import Progress
 from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
-from bridle.errors import BridleError, ControllerError, ControllerTimeout
+from bridle.errors import BridleError, ControllerDeadlock, ControllerError, ControllerTimeout
 from bridle.outputs import Finished, FinishReason, Log, Stored
 
 _PLAIN = (Branch(),)
@@ -28,8 +29,8 @@ _MAX_ROUNDS = 32
 class Steering:
     """Asks the pools and keeps the answers.
 
-    `max_idle_steps` bounds waiting. The end of an output is held for its controller's last log lines, for at most
-    `last_words` seconds; then `emit` sends it.
+    `max_idle_steps` bounds waiting of an output, `max_noops` that of a whole request. The end of an output is held for
+    its controller's last log lines, for at most `last_words` seconds; then `emit` sends it.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Steering:
         *,
         vocab_size: int,
         max_idle_steps: int,
+        max_noops: int,
         last_words: float = 0.25,
     ) -> None:
         self.pools = tuple(pools)
@@ -53,6 +55,7 @@ class Steering:
         self._mask_bytes = 4 * mask_words(vocab_size)
         self._max_idle_steps = max_idle_steps
         self._last_words = last_words
+        self._watch = DeadlockWatch(max_noops)
         self.sequences: dict[int, Sequence] = {}  # live and controlled
         self._held: dict[int, tuple[Sequence, Finished, float]] = {}  # ended, their controllers' logs are due
         self._goodbyes: list[Sequence] = []
@@ -66,11 +69,13 @@ class Steering:
     def add(self, seq: Sequence, first: Ask) -> None:
         """A controlled sequence begins; `first` introduces it to its pool at the next `ask`."""
         self.sequences[seq.id] = seq
+        self._watch.add(seq)
         seq.news = first
 
     def forget(self, seq: Sequence) -> None:
         """The sequence never was; its pool has not heard of it."""
         self.sequences.pop(seq.id, None)
+        self._watch.drop(seq)
 
     def report(self, seq: Sequence, tokens: tuple[int, ...], backtrack: int = 0, sampled: int | None = None) -> None:
         """Tokens of `seq` became known: its controller will be asked what next."""
@@ -83,6 +88,7 @@ class Steering:
         """Send all news of this step, a parent and its forks in the same call. One that waits is asked again once
         its answer was applied; one that is over but for its scores says its last words now."""
         asks: dict[ControllerPool, list[Ask]] = {}
+        self._watch.next_round()
         for seq in self.sequences.values():
             if seq.is_suspended and not (seq.news or seq.asked or seq.answer):
                 seq.news = Ask(seq.id)
@@ -91,6 +97,7 @@ class Steering:
             if seq.news is not None and seq.pool is not None:
                 asks.setdefault(seq.pool, []).append(seq.news)
                 seq.news, seq.asked = None, True
+                self._watch.note_ask(seq)
         for seq in self._goodbyes:
             if seq.pool is not None:
                 asks.setdefault(seq.pool, []).append(replace(seq.news or Ask(seq.id), final=True))
@@ -103,6 +110,7 @@ class Steering:
         """An output ended. True if its `Finished` event waits for the controller's last words."""
         if self.sequences.pop(seq.id, None) is None or seq.pool is None:
             return False
+        self._watch.drop(seq)
         if event.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE):
             seq.pool.close([seq.id])
             return False
@@ -150,10 +158,14 @@ class Steering:
         elif answer.decision is not None:
             seq.answer = answer.decision
             seq.is_late = False
+            if (why := self._watch.hear(seq, answer.decision)) is not None:
+                for stuck in self._watch.members(seq):
+                    self._progress.fail(stuck, ControllerDeadlock(why))
 
     def _lose(self, seq: Sequence, error: ControllerError) -> None:
         """The controller is dead: nothing more can be asked of it."""
         del self.sequences[seq.id]
+        self._watch.drop(seq)
         if seq.pool is not None:
             seq.pool.close([seq.id])
         self._progress.fail(seq, error)

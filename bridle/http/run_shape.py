@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.engine.request import Request
+from bridle.errors import ControllerDeadlock
 from bridle.http.notes import NoteReader
 from bridle.outputs import Event, Finished, FinishReason, PromptEvent, Rewind, TokenEvent
 from bridle.service import DeltaReader, OutputCollector, RewindPolicy, split_at_rewinds
@@ -93,7 +94,8 @@ class RunShaper:
     def _note(self, event: Event) -> None:
         fork = self._forks.setdefault(event.index, _Fork())
         if isinstance(event, Finished):
-            fork.reason = _REASONS[event.reason]
+            is_stuck = isinstance(event.error, ControllerDeadlock)
+            fork.reason = "deadlock" if is_stuck else _REASONS[event.reason]
             if event.error is not None:
                 fork.error = str(event.error)
 

@@ -374,7 +374,7 @@ def test_an_old_guest_under_a_modern_engine(llm2: Llm) -> None:
         "splices": [{"when_sampled": [], "backtrack": 0, "ff_tokens": []}],
     }
     answer = llm2.start(llm2.upload(guest1(pre, mids, post)), 110)
-    assert answer["logs"] == "pre " and answer["result"]["branches"] == [{**noop, "wait": True}]
+    assert answer["logs"] == "pre " and answer["result"]["branches"] == [{**noop, "wait": True, "waits_for": []}]
     forced = {"when_sampled": [], "backtrack": 0, "ff_tokens": [7, 8]}
     assert llm2.next(110)["result"]["branches"][0]["splices"] == [forced]
     data = llm2.mid({"id": 110, "tokens": [7, 8]})

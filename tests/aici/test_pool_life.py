@@ -16,11 +16,12 @@ import pytest
 
 from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
 from bridle.engine import Request
-from bridle.errors import ControllerError
+from bridle.errors import ControllerDeadlock, ControllerError
 from bridle.outputs import FinishReason, Forked
 from bridle.sampling import SamplingParams
 from tests.aici.conftest import VOCAB_SIZE
-from tests.aici.guests import END, LOOP, NOOP, by_branch, force, guest2, mask, result, sample, say, splice
+from tests.aici.guests import END, LOOP, NOOP, by_branch, force, guest1, guest2, mask, result, sample, say, splice
+from tests.aici.guests import store as set_variable
 from tests.aici.llm_side import wait_until
 from tests.aici.steering import Steered
 
@@ -119,8 +120,59 @@ def test_a_controller_that_is_late_too_often_ends(tokenizer: Path, store: Path) 
         pool.shutdown()
 
 
+def wait_for(variable: str, newer_than: int = 0) -> list[str]:
+    return [result({"branches": [], "wait": {"variable": variable, "newer_than": newer_than}})]
+
+
+TWO = result({"branches": [splice([70]), splice([71])]})
+
+
+@pytest.mark.parametrize("way", [(), ("--fork-by", "process")], ids=["copied", "forked"])
+def test_a_deadlock_ends_at_once_and_names_the_variables(tokenizer: Path, store: Path, way: tuple[str, ...]) -> None:
+    pool = make_pool(tokenizer, store, *way)
+    try:
+        steered = Steered(pool)
+        each = by_branch(wait_for("left"), [set_variable("left", "61"), *wait_for("right")])
+        steered.add("a", guest2([sample([65], VOCAB_SIZE), [TWO], [each], wait_for("never")]))
+        steered.add("alone", guest2([sample([65], VOCAB_SIZE), wait_for("x"), END]))
+        steered.add("plain", None, max_tokens=40)
+        steered.run()
+        for index, name in enumerate(("never", "right")):
+            error = steered.end("a", index).error
+            assert isinstance(error, ControllerDeadlock) and f"output {index} waits for variable {name!r}" in str(error)
+        assert "output 0 waits for variable 'x'" in str(steered.end("alone").error)
+        assert steered.end("plain").reason is FinishReason.LENGTH
+        probe(steered)
+    finally:
+        pool.shutdown()
+
+
+def test_waiting_for_a_variable_that_comes_late_is_no_deadlock(pool: RuntimePool) -> None:
+    """One output draws for long while the other waits; and one waits with a limit of time."""
+    steered = Steered(pool)
+    first, *others = [sample([token], VOCAB_SIZE) for token in range(80, 86)]
+    steps = [[TWO], [by_branch(wait_for("x"), first)], *others, [set_variable("x", "61"), *END]]
+    steered.add("a", guest2(steps), max_tokens=20)
+    timed = [result({"branches": [], "wait": {"variable": "x", "ms": 60}})]
+    steered.add("timed", guest2([timed, sample([66], VOCAB_SIZE), END]))
+    steered.run()
+    assert steered.tokens("a", 0) == [70, *range(81, 86)] and steered.tokens("a", 1) == [71, *range(80, 86)]
+    assert steered.tokens("timed") == [66]
+    probe(steered)
+
+
+def test_suspending_together_is_a_deadlock_too(pool: RuntimePool) -> None:
+    """D1 guests do not say what they wait for: they may be counting, so it takes a while."""
+    steered = Steered(pool, max_noops=50)
+    suspend = [result({"suspend": True})]
+    steered.add("a", guest1([suspend], [[result({"SampleWithBias": {}})]], [[result({"stop": False})]]))
+    steered.run()
+    assert isinstance(steered.end("a").error, ControllerDeadlock)
+    assert "waited for 51 turns in a row; at most 50" in str(steered.end("a").error)
+
+
 def test_outputs_that_all_wait_for_ever_end(pool: RuntimePool) -> None:
-    steered = Steered(pool, max_idle_steps=200)
+    steered = Steered(pool, max_idle_steps=200, max_noops=10_000)
     branches = result({"branches": [splice([70]), splice([71])]})
     steered.add("a", guest2([sample([65], VOCAB_SIZE), [branches], NOOP]))
     steered.add("plain", None)

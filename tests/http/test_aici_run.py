@@ -158,6 +158,14 @@ def test_a_trap_is_told_in_band(client: Client) -> None:
     assert items[-1] == "[DONE]"
 
 
+def test_a_deadlock_is_told_in_band(client: Client) -> None:
+    waits = [result({"branches": [], "wait": {"variable": "answer"}})]
+    items = client.run(guest2([pick("a"), waits]), prompt="x")
+    fork = last_fork(items)
+    assert fork["finish_reason"] == "deadlock" and "output 0 waits for variable 'answer'" in fork["error"]
+    assert fork["error"] in fork["logs"] and items[-1] == "[DONE]"
+
+
 @pytest.mark.parametrize("where", ["init", "create"])
 def test_a_failure_at_init_is_told_in_band(client: Client, where: str) -> None:
     wasm = guest2([END], **{where: [say("hm\n"), TRAP]})  # type: ignore[arg-type]

@@ -173,7 +173,7 @@ class Dialect1:
         if pre.num_forks == 0:
             return Decision.stop()
         if pre.suspend:
-            return Decision.wait()
+            return Decision.wait(())
         told.children = [next(self._wires) for _ in range(1, pre.num_forks)]
         told.draws = True
         if self._mid is not None:

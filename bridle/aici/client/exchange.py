@@ -108,7 +108,8 @@ class Dialect2:
 
     def _decision(self, seq_id: int, branches: list[protocol.Branch], data: protocol.MidData2) -> Decision:
         if len(branches) == 1 and branches[0].wait is True:
-            return Decision.wait()
+            named = branches[0].waits_for
+            return Decision.wait(tuple(named) if isinstance(named, list) else None)
         return Decision(tuple(self._branch(seq_id, branch, data) for branch in branches))
 
     def _branch(self, seq_id: int, branch: protocol.Branch, data: protocol.MidData2) -> Branch:

@@ -79,9 +79,14 @@ class Choice:
         return len(self.branches) == 1 and is_noop(self.branches[0])
 
 
-def noop(*, waits: bool = False) -> Branch:
+def noop() -> Branch:
     """The branch that changes nothing."""
-    return Branch(splices=[Splice()], wait=True if waits else UNSET)
+    return Branch(splices=[Splice()])
+
+
+def resting(waits_for: list[tuple[str, int]] | UnsetType = UNSET) -> Branch:
+    """The branch that changes nothing and may last; `waits_for` as in `Branch`."""
+    return Branch(splices=[Splice()], wait=True, waits_for=waits_for)
 
 
 def is_noop(branch: Branch) -> bool:
@@ -168,7 +173,7 @@ class Guest2(_Guest):
             raise self._broke(f"wait of {wait.ms} ms")
         if any(not is_noop(branch) for branch in result.branches) or len(result.branches) > 1:
             raise self._broke("a result that waits must not do anything else")
-        return Choice([noop(waits=True)], [], wait)
+        return Choice([resting()], [], wait)
 
     def _check_branch(self, branch: Branch) -> None:
         limits = self.instance.surroundings.limits

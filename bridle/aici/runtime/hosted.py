@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from bridle.aici.protocol import Branch, MidResult, PreResult, Splice
-from bridle.aici.runtime.guests import Choice, Guest, Guest1, Guest2, Mid1, Wait, guest_of, is_noop, noop
+from bridle.aici.runtime.guests import Choice, Guest, Guest1, Guest2, Mid1, Wait, guest_of, is_noop, noop, resting
 from bridle.aici.runtime.instance import Instance
 from bridle.errors import ControllerError, ControllerTrap
 
@@ -90,7 +90,7 @@ class Hosted:
         """One op of mid_process."""
         self._account(backtrack, len(tokens))
         if self._still_waits() and not tokens and not backtrack:
-            return self._count_wait(Choice([noop(waits=True)]))
+            return self._count_wait(Choice([self._resting()]))
         self._stage.wait = None
         if isinstance(self.guest, Guest2):
             choice = self.guest.mid(backtrack, tokens, sampled, group, candidates, budget_ms)
@@ -99,6 +99,7 @@ class Hosted:
         self._check_backtrack(choice)
         if choice.wait is not None:
             self._begin_wait(choice.wait)
+            choice.branches = [self._resting()]
         return self._count_wait(choice)
 
     def _step_old(self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float) -> Choice:
@@ -108,7 +109,7 @@ class Hosted:
                 return Choice([])
             pre = guest.pre(budget_ms)
             if pre.suspend:
-                return Choice([noop(waits=True)])
+                return Choice([resting([])])
             if pre.num_forks == 0:
                 return Choice([])
             if pre.ff_tokens:
@@ -293,6 +294,13 @@ class Hosted:
     def _begin_wait(self, wait: Wait) -> None:
         self._stage.wait = wait
         self._stage.wait_end = None if wait.ms is None else time.monotonic() + wait.ms / 1000
+
+    def _resting(self) -> Branch:
+        """Waiting, and what can end it; if that is there already the guest is called in the next step."""
+        wait = self._stage.wait
+        if wait is None or wait.ms is not None or wait.variable is None:
+            return resting()
+        return resting([(wait.variable, wait.newer_than)] if self._still_waits() else [])
 
     def _still_waits(self) -> bool:
         wait, end = self._stage.wait, self._stage.wait_end

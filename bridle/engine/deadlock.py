@@ -1,0 +1,102 @@
+"""Requests that can never go on, because each of their outputs waits for another one.
+
+Nobody but the outputs of a request can set its variables. So when every output waits for a variable, with no time at
+which it would go on anyway, and every one was asked again after all of them had begun to wait, then no answer will
+ever be another one: a deadlock, found within two turns. An output that only says "not now" may be counting, so a
+request in which all say so, or wait, is given up after many turns. Knows nothing of pools, steps and clocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridle.engine.decision import Decision, WaitsFor
+from bridle.engine.sequence import Sequence
+
+_MAX_NAMED = 8
+_MAX_NAME_CHARS = 60
+
+
+@dataclass(slots=True)
+class _Rest:
+    """How one output rests. The last three number rounds of asking: when its present rest was heard of, when it was
+    asked last, and when it was asked what it last answered."""
+
+    seq: Sequence
+    target: WaitsFor | None = None  # None: it does not rest
+    num_turns: int = 0
+    since: int = 0
+    asked: int = 0
+    answered: int = 0
+
+
+class DeadlockWatch:
+    """Hears every answer; `max_turns` bounds how often in a row all outputs of a request may answer nothing."""
+
+    def __init__(self, max_turns: int) -> None:
+        self._max_turns = max_turns
+        self._round = 0
+        self._groups: dict[str, dict[int, _Rest]] = {}
+
+    def add(self, seq: Sequence) -> None:
+        """A controlled output came into being."""
+        self._groups.setdefault(seq.request.id, {})[seq.id] = _Rest(seq)
+
+    def drop(self, seq: Sequence) -> None:
+        """It is over. Idempotent."""
+        group = self._groups.get(seq.request.id)
+        if group is not None and group.pop(seq.id, None) is not None and not group:
+            del self._groups[seq.request.id]
+
+    def next_round(self) -> None:
+        """Asks are about to go out."""
+        self._round += 1
+
+    def note_ask(self, seq: Sequence) -> None:
+        """`seq` is asked in this round."""
+        rest = self._groups.get(seq.request.id, {}).get(seq.id)
+        if rest is not None:
+            rest.asked = self._round
+
+    def hear(self, seq: Sequence, decision: Decision) -> str | None:
+        """Take in an answer; says why its request can never go on, None if it may."""
+        group = self._groups.get(seq.request.id, {})
+        rest = group.get(seq.id)
+        if rest is None:
+            return None
+        target = decision.waits_for
+        if target is None:
+            rest.target, rest.num_turns = None, 0
+            return None
+        if target != rest.target:
+            rest.target, rest.since = target, self._round
+        rest.num_turns += 1
+        rest.answered = rest.asked
+        return self._verdict(list(group.values()))
+
+    def members(self, seq: Sequence) -> list[Sequence]:
+        """All outputs of the request of `seq` that are not over."""
+        return [rest.seq for rest in self._groups.get(seq.request.id, {}).values()]
+
+    def _verdict(self, group: list[_Rest]) -> str | None:
+        if any(rest.target is None for rest in group):
+            return None
+        began = max(rest.since for rest in group)
+        if all(rest.target and rest.answered > began for rest in group):
+            return f"deadlock: {_described(group)}, and no output is left to set it"
+        num_turns = min(rest.num_turns for rest in group)
+        if num_turns > self._max_turns:
+            limit = self._max_turns
+            return f"deadlock: every output of the request waited for {num_turns} turns in a row; at most {limit}"
+        return None
+
+
+def _described(group: list[_Rest]) -> str:
+    """Who waits for what."""
+    parts = []
+    for rest in group[:_MAX_NAMED]:
+        names = " and ".join(repr(name[:_MAX_NAME_CHARS]) for name, _ in rest.target or ())
+        parts.append(f"output {rest.seq.index} waits for variable {names}")
+    if len(group) > _MAX_NAMED:
+        parts.append(f"{len(group) - _MAX_NAMED} more outputs wait likewise")
+    return ", ".join(parts)
