@@ -1,0 +1,36 @@
+"""From bridle's errors to what a client is told: text, code, and whether asking again may help."""
+
+from __future__ import annotations
+
+from bridle.errors import (
+    BridleError,
+    ControllerUnavailable,
+    EngineClosed,
+    InternalError,
+    OutOfBlocks,
+    Overloaded,
+    ShardUnavailable,
+)
+from bridle.lmtp.messages import Failure, StreamId
+
+#: Errors that say nothing against the request itself.
+_RETRYABLE = (Overloaded, OutOfBlocks, ShardUnavailable, EngineClosed, ControllerUnavailable)
+_MAX_ERROR_CHARS = 4_000
+
+
+def failure_of(stream_id: StreamId, error: BridleError) -> Failure:
+    """The answer that ends a stream in `error`."""
+    return Failure(
+        stream_id=stream_id,
+        error=error_text(error),
+        code=error.code,
+        retryable=isinstance(error, _RETRYABLE),
+        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
+        param=getattr(error, "param", None),
+    )
+
+
+def error_text(error: BridleError) -> str:
+    """What a client reads. Of a bug it learns no more than that it is one."""
+    text = "internal error; the server's log has more" if isinstance(error, InternalError) else str(error)
+    return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

@@ -1,0 +1,264 @@
+"""The server's half of one LMTP connection as a state machine: messages in, actions out. No input or output here.
+
+A session knows which streams are open and what may still be said on each. Whoever does the work asks for it with
+`receive`, and passes every answer through `put`: an answer to a stream that is over is dropped there, so each stream
+ends exactly once, whatever is cancelled, fails or comes late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from bridle.errors import BridleError, EngineClosed, InternalError, Overloaded, ProtocolError, RequestCancelled
+from bridle.lmtp.decoding import decode_request
+from bridle.lmtp.failures import error_text, failure_of
+from bridle.lmtp.messages import (
+    UNAVAILABLE,
+    Answer,
+    Buffer,
+    Cancel,
+    Event,
+    Failure,
+    Generate,
+    ModelInfo,
+    Msg,
+    Rejected,
+    Request,
+    Resume,
+    Score,
+    StreamId,
+    Token,
+)
+
+
+class SessionState(Enum):
+    """How far a connection is. `DRAINING` finishes what is open and begins nothing."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class StreamState(Enum):
+    """How far a stream is: asked for, answering, over."""
+
+    OPENING = "opening"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+_STREAMING = ("GENERATE", "SCORE", "RESUME")
+_SESSION_STEPS = {
+    SessionState.OPEN: (SessionState.DRAINING, SessionState.CLOSED),
+    SessionState.DRAINING: (SessionState.CLOSED,),
+    SessionState.CLOSED: (),
+}
+_STREAM_STEPS = {
+    StreamState.OPENING: (StreamState.RUNNING, StreamState.ENDED),
+    StreamState.RUNNING: (StreamState.ENDED,),
+    StreamState.ENDED: (),
+}
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """One stream of a connection. `num_branches` counts those without a finish reason yet."""
+
+    id: StreamId
+    state: StreamState = StreamState.OPENING
+    num_branches: int = 1
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is not StreamState.ENDED
+
+    def enter(self, state: StreamState) -> None:
+        if state not in _STREAM_STEPS[self.state]:
+            raise InternalError(f"stream {self.id!r} cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+
+# -- what is to be done --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin the work of a stream."""
+
+    stream: Stream
+    request: Generate | Score
+
+
+@dataclass(frozen=True, slots=True)
+class Reattach:
+    """Let a stream go on with work begun before."""
+
+    stream: Stream
+    request: Resume
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Nobody listens to this stream any more. `is_lost`: because the connection is gone, so it may be resumed."""
+
+    stream: Stream
+    is_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Answer a MODEL_INFO, at once."""
+
+    request: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Name, or forget, a buffer."""
+
+    request: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Give an answer to the client."""
+
+    answer: Answer
+
+
+Action: TypeAlias = Start | Reattach | Stop | Describe | Keep | Send
+
+
+class Session:
+    """What one connection may say and hear. `max_streams` bounds what it may have open at once."""
+
+    def __init__(self, max_streams: int = 1024) -> None:
+        self.state = SessionState.OPEN
+        self.is_extended = False  # the client said that it knows the extensions
+        self._max_streams = max_streams
+        self._streams: dict[StreamId, Stream] = {}
+
+    @property
+    def num_streams(self) -> int:
+        """How many streams are open."""
+        return len(self._streams)
+
+    # -- from the client -------------------------------------------------------------------------------------
+
+    def receive_line(self, line: str) -> list[Action]:
+        """`receive` for the text of a message."""
+        return self.receive(decode_request(line))
+
+    def receive(self, message: Request | Rejected) -> list[Action]:
+        """What is to be done about a message, in order."""
+        if self.state is SessionState.CLOSED:
+            return []
+        match message:
+            case Generate() | Score() | Resume():
+                return self._open(message)
+            case ModelInfo():
+                self.is_extended = self.is_extended or message.is_extended
+                return [Describe(message)]
+            case Cancel():
+                return self._cancel(message.stream_id)
+            case Buffer():
+                return [Keep(message)]
+            case Rejected():
+                return self._reject(message)
+
+    def _open(self, request: Generate | Score | Resume) -> list[Action]:
+        known = self._streams.get(request.stream_id)
+        if known is not None:  # the client could not tell their answers apart
+            return self._break_off(
+                known, ProtocolError(f"stream_id {known.id!r} is in use; both of its requests are ended")
+            )
+        if self.state is SessionState.DRAINING and not isinstance(request, Resume):
+            return [Send(failure_of(request.stream_id, EngineClosed("the server is shutting down; ask another one")))]
+        if len(self._streams) >= self._max_streams:
+            full = Overloaded(f"the connection has {len(self._streams)} open streams; at most {self._max_streams}")
+            return [Send(failure_of(request.stream_id, full))]
+        stream = self._streams[request.stream_id] = Stream(request.stream_id)
+        return [Reattach(stream, request) if isinstance(request, Resume) else Start(stream, request)]
+
+    def _cancel(self, stream_id: StreamId) -> list[Action]:
+        stream = self._streams.get(stream_id)
+        if stream is None:  # over already: the client could not know
+            return []
+        return self._break_off(stream, RequestCancelled("the stream was cancelled by its client"))
+
+    def _reject(self, rejected: Rejected) -> list[Action]:
+        """Clients wait for a TOKEN on what was meant to be a stream, and for a MSG on everything else."""
+        stream_id, error = rejected.stream_id, rejected.error
+        if stream_id is None or rejected.kind not in _STREAMING:
+            info = UNAVAILABLE if rejected.kind == "MODEL_INFO" else None
+            return [Send(Msg(stream_id=stream_id, model_info=info, error=error_text(error), code=error.code))]
+        known = self._streams.get(stream_id)
+        return self._break_off(known, error) if known is not None else [Send(failure_of(stream_id, error))]
+
+    def _break_off(self, stream: Stream, error: BridleError) -> list[Action]:
+        return [Stop(stream), *self.fail(stream, error)]
+
+    # -- to the client ---------------------------------------------------------------------------------------
+
+    def put(self, stream: Stream, answer: Token | Failure | Event) -> bool:
+        """Whether this may go out now, as the next answer of its stream. What ends the stream ends it here."""
+        if not stream.is_open or self.state is SessionState.CLOSED:
+            return False
+        match answer:
+            case Token():
+                stream.num_branches -= answer.finish_reason is not None
+            case Failure():
+                stream.num_branches = 0
+            case Event():
+                stream.num_branches += answer.event == "fork"
+                return True
+        if stream.num_branches == 0:
+            self._end(stream)
+        elif stream.state is StreamState.OPENING:
+            stream.enter(StreamState.RUNNING)
+        return True
+
+    def fail(self, stream: Stream, error: BridleError) -> list[Action]:
+        """End a stream in an error, if it is open."""
+        failure = failure_of(stream.id, error)
+        return [Send(failure)] if self.put(stream, failure) else []
+
+    def release(self, stream: Stream) -> None:
+        """End a stream without a word: another connection has taken it over."""
+        if stream.is_open:
+            self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        stream.enter(StreamState.ENDED)
+        if self._streams.get(stream.id) is stream:
+            del self._streams[stream.id]
+
+    # -- the connection as a whole ---------------------------------------------------------------------------
+
+    def drain(self, seconds: float) -> list[Action]:
+        """Begin nothing from now on; what is open has `seconds`."""
+        if self.state is not SessionState.OPEN:
+            return []
+        self._enter(SessionState.DRAINING)
+        return [Send(Event(event="draining", data={"seconds": seconds}))] if self.is_extended else []
+
+    def fail_all(self, error: BridleError) -> list[Action]:
+        """End every open stream in an error; the connection stays."""
+        return [action for stream in list(self._streams.values()) for action in self._break_off(stream, error)]
+
+    def close(self) -> list[Action]:
+        """The connection is gone. Nothing is sent any more; idempotent."""
+        if self.state is SessionState.CLOSED:
+            return []
+        streams = list(self._streams.values())
+        for stream in streams:
+            self._end(stream)
+        self._enter(SessionState.CLOSED)
+        return [Stop(stream, is_lost=True) for stream in streams]
+
+    def _enter(self, state: SessionState) -> None:
+        if state not in _SESSION_STEPS[self.state]:
+            raise InternalError(f"a session cannot go from {self.state.value} to {state.value}")
+        self.state = state
