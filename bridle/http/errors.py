@@ -32,21 +32,22 @@ from bridle.errors import (
     UnknownModel,
 )
 
-# The first class that matches decides: (status, OpenAI's error type). Subclasses come before their bases.
-_STATUS: tuple[tuple[type[BridleError], int, str], ...] = (
-    (Unauthorized, 401, "authentication_error"),
-    (UnknownModel, 404, "invalid_request_error"),
-    (InvalidRequest, 400, "invalid_request_error"),
-    (ProtocolError, 400, "invalid_request_error"),
-    (ControllerUnavailable, 503, "server_error"),
-    (ControllerError, 422, "controller_error"),
-    (Overloaded, 429, "rate_limit_error"),
-    (RequestCancelled, 499, "cancelled"),
-    (OutOfBlocks, 503, "server_error"),
-    (ShardUnavailable, 503, "server_error"),
-    (ModelUnavailable, 503, "server_error"),
-    (EngineClosed, 503, "server_error"),
-    (DeadlineExceeded, 504, "timeout_error"),
+# The first class that matches decides: (status, OpenAI's error type, that of text-generation-inference). Subclasses come
+# before their bases.
+_STATUS: tuple[tuple[type[BridleError], int, str, str], ...] = (
+    (Unauthorized, 401, "authentication_error", "validation"),
+    (UnknownModel, 404, "invalid_request_error", "validation"),
+    (InvalidRequest, 400, "invalid_request_error", "validation"),
+    (ProtocolError, 400, "invalid_request_error", "validation"),
+    (ControllerUnavailable, 503, "server_error", "generation"),
+    (ControllerError, 422, "controller_error", "generation"),
+    (Overloaded, 429, "rate_limit_error", "overloaded"),
+    (RequestCancelled, 499, "cancelled", "incomplete_generation"),
+    (OutOfBlocks, 503, "server_error", "overloaded"),
+    (ShardUnavailable, 503, "server_error", "generation"),
+    (ModelUnavailable, 503, "server_error", "overloaded"),
+    (EngineClosed, 503, "server_error", "overloaded"),
+    (DeadlineExceeded, 504, "timeout_error", "incomplete_generation"),
 )
 _MAX_MESSAGE_CHARS = 4_000
 _MAX_SHOWN_CHARS = 80
@@ -62,15 +63,28 @@ class RefusedBody(HTTPException):
 
 def status_of(error: BridleError) -> tuple[int, str]:
     """Status code and OpenAI error type of an error."""
-    for kind, status, name in _STATUS:
+    return _row(error)[:2]
+
+
+def error_type_of(error: BridleError) -> str:
+    """The error type of an error in the words of text-generation-inference."""
+    return _row(error)[2]
+
+
+def _row(error: BridleError) -> tuple[int, str, str]:
+    for kind, status, openai_type, native_type in _STATUS:
         if isinstance(error, kind):
-            return status, name
-    return 500, "server_error"
+            return status, openai_type, native_type
+    return 500, "server_error", "generation"
 
 
 def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
-    """The JSON body of an error, in OpenAI's shape; that of a controller has its last `logs` too."""
+    """The JSON body of an error, in OpenAI's shape; that of a controller has its last `logs` too.
+
+    Clients of text-generation-inference read `error_type` beside it, on every route.
+    """
     body = _body(str(error), kind or status_of(error)[1], getattr(error, "param", None), error.code)
+    body["error_type"] = error_type_of(error)
     if isinstance(error, ControllerError) and error.logs:
         body["error"]["logs"] = error.logs
     return body
@@ -78,10 +92,14 @@ def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
 
 def error_response(error: BridleError, status: int | None = None) -> Response:
     """A whole response; `status` overrides the table."""
-    headers = {}
+    return json_response(error_body(error), status or status_of(error)[0], retry_headers(error))
+
+
+def retry_headers(error: BridleError) -> dict[str, str]:
+    """When to try again, of errors that pass."""
     if isinstance(error, (Overloaded, ModelUnavailable)):
-        headers["Retry-After"] = str(max(round(error.retry_after), 1))
-    return json_response(error_body(error), status or status_of(error)[0], headers)
+        return {"Retry-After": str(max(round(error.retry_after), 1))}
+    return {}
 
 
 def internal_error_body(request_id: str) -> dict[str, Any]:
@@ -100,6 +118,13 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(BridleError, _on_bridle_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+
+
+def note_error(request: Request, error: BridleError) -> None:
+    """Let the log line of this call say what was refused."""
+    call = request.scope.get("state", {}).get("call")
+    if call is not None:
+        call.error = error
 
 
 def describe_validation(errors: Any) -> InvalidRequest:
@@ -121,21 +146,21 @@ def describe_validation(errors: Any) -> InvalidRequest:
 
 async def _on_bridle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BridleError)
-    _note(request, error)
+    note_error(request, error)
     return error_response(error)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     described = describe_validation(error.errors())
-    _note(request, described)
+    note_error(request, described)
     return error_response(described)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if isinstance(error, RefusedBody):
-        _note(request, error.error)
+        note_error(request, error.error)
         response = error_response(error.error, error.status_code)
         if error.status_code in (408, 413):  # the rest of the body is not worth reading
             response.headers["connection"] = "close"
@@ -147,13 +172,6 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     body = _body(message, "invalid_request_error", None, code)
     return json_response(body, error.status_code, error.headers)
-
-
-def _note(request: Request, error: BridleError) -> None:
-    """Let the log line of this call say what was refused."""
-    call = request.scope.get("state", {}).get("call")
-    if call is not None:
-        call.error = error
 
 
 def _body(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
