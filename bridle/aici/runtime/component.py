@@ -219,7 +219,7 @@ def _matcher(guest: ComponentInstance, handle: int) -> Any:
 def _constraint_allow(guest: ComponentInstance, handle: int) -> int:
     size = 4 * ((guest.surroundings.vocabulary.size + 31) // 32)
     mask: bytes = _matcher(guest, handle).compute_bitmask()
-    return guest.add_mask(mask[:size].ljust(size, b"\0"))
+    return guest.add_mask(mask[:size].ljust(size, b"\0")) if mask.strip(b"\0") else 0
 
 
 def _constraint_status(guest: ComponentInstance, handle: int) -> int:
