@@ -131,6 +131,10 @@ class ModuleStore:
             raise InvalidRequest(f"unknown module {name[:80]!r}", "module_id")
         return name
 
+    def is_named(self, name: str) -> bool:
+        """Whether somebody gave this name to a module: as a tag, or as a linked reference."""
+        return self.linked(name) is not None or self._row("SELECT 1 FROM tags WHERE tag = ?", name) is not None
+
     # -- tags ----------------------------------------------------------------------------------------------
 
     def set_tags(self, module: str, tags: list[str], auth: Auth) -> list[TagInfo]:

@@ -31,6 +31,7 @@ from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.pool import WorkerPool, WorkerPort
 from bridle.aici.runtime.registry import Registry
 from bridle.aici.runtime.sequences import RequestState
+from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.storage import SharedVariables
 from bridle.aici.runtime.vocabulary import Vocabulary
 from bridle.errors import ControllerTimeout, InvalidRequest
@@ -56,6 +57,7 @@ class SideOps:
         self,
         store: ModuleStore,
         compilers: Compilers,
+        shipped: Shipped,
         downloads: Downloads,
         pool: WorkerPool,
         registry: Registry,
@@ -63,7 +65,7 @@ class SideOps:
         limits: Limits,
         options: SideOptions,
     ) -> None:
-        self._store, self._compilers, self._downloads = store, compilers, downloads
+        self._store, self._compilers, self._shipped, self._downloads = store, compilers, shipped, downloads
         self._pool, self._registry, self._vocabulary = pool, registry, vocabulary
         self._limits, self._options = limits, options
         self._requests = itertools.count(1)
@@ -127,6 +129,8 @@ class SideOps:
         return {}
 
     def _resolve(self, name: str) -> str:
+        if not self._store.is_named(name) and (module := self._shipped.resolve(name)) is not None:
+            return module
         if name.startswith("gh:"):
             return self._downloads.resolve(name, self.install)
         return self._store.resolve(name)

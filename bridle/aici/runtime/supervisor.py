@@ -31,6 +31,7 @@ from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.nursery import Nursery
 from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.registry import Registry
+from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.side import SideOps, SideOptions
 from bridle.aici.runtime.steps import Steps
 from bridle.aici.runtime.vocabulary import Vocabulary
@@ -73,9 +74,10 @@ class Supervisor:
         self._store = ModuleStore(options.folder, limits)
         self._pool = WorkerPool(nursery, limits, self._registry.worker_died, self._orphaned)
         compilers = Compilers(nursery, self._store, limits)
+        shipped = Shipped(self._store, compilers)
         downloads = Downloads(self._store, limits, allowed=options.allow_downloads)
         self._side = SideOps(
-            self._store, compilers, downloads, self._pool, self._registry, vocabulary, limits, options.side
+            self._store, compilers, shipped, downloads, self._pool, self._registry, vocabulary, limits, options.side
         )
         self._steps = Steps(self._pool, self._registry.table, limits)
         self._forks = Forks(self._registry.table, self._pool)

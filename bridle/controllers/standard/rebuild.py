@@ -64,7 +64,7 @@ def build(name: str) -> Built:
     """Build one controller. Raises `InvalidRequest` if there is no such one or its tools are not there."""
     if name not in buildable():
         raise InvalidRequest(f"no sources of a controller {name!r}; there are {', '.join(buildable())}", "NAME")
-    recipe: Any = importlib.import_module(f"bridle.controllers.standard.sources.{name}.build")
+    recipe = recipe_of(name)
     _check_tools(name, recipe.TOOLS)
     with tempfile.TemporaryDirectory(prefix="bridle-build-") as folder:
         out = Path(folder) / f"{name}.wasm"
@@ -75,6 +75,11 @@ def build(name: str) -> Built:
     if len(wasm) > MAX_BYTES:
         raise InvalidRequest(f"{name} has {len(wasm)} bytes; a standard controller has at most {MAX_BYTES}", "NAME")
     return Built(name, wasm, seconds, recipe.SOURCES, recipe.TOOLS)
+
+
+def recipe_of(name: str) -> Any:
+    """The module `sources/NAME/build.py`."""
+    return importlib.import_module(f"bridle.controllers.standard.sources.{name}.build")
 
 
 def _check_tools(name: str, tools: dict[str, str]) -> None:

@@ -1,0 +1,28 @@
+"""What people call the standard controllers: plain names, tags and `gh:` references, as AICI has them."""
+
+from __future__ import annotations
+
+from bridle.controllers.standard import names
+
+#: Where AICI's own controllers are released. A reference with a version means exactly that release, which is not ours.
+_RELEASES = "gh:microsoft/aici/"
+_LATEST = "latest"
+
+
+def standard_name(reference: str) -> str | None:
+    """The standard controller that a reference means; None if it means something else.
+
+    For `jsctrl` these are `jsctrl`, `jsctrl-latest`, `js-latest`, `gh:microsoft/aici/jsctrl` and the same with
+    `/latest` behind it; the name of a release's file, `aici_jsctrl`, does as well as the bare name there.
+    """
+    if reference.startswith(_RELEASES):
+        reference = reference.removeprefix(_RELEASES).removesuffix(f"/{_LATEST}")
+        return _known(reference.removesuffix(".wasm").removeprefix("aici_"))
+    if reference.endswith(f"-{_LATEST}"):
+        name = reference.removesuffix(f"-{_LATEST}")
+        return _known(name) or _known(f"{name}ctrl")
+    return _known(reference)
+
+
+def _known(name: str) -> str | None:
+    return name if name in names() else None

@@ -1,0 +1,103 @@
+"""Names of standard controllers: what they mean, what comes before them, and what means something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bridle.controllers.standard import names
+from bridle.controllers.standard.names import standard_name
+from bridle.service import LoadedModel
+from tests.aici.guests import END, guest2
+from tests.http.controlled import Client, controlled_model, last_fork, lent, pick, text_of
+from tests.http.harness import served
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{}",
+        "{}-latest",
+        "gh:microsoft/aici/{}",
+        "gh:microsoft/aici/{}/latest",
+        "gh:microsoft/aici/aici_{}",
+        "gh:microsoft/aici/aici_{}.wasm",
+    ],
+)
+def test_every_form_of_a_name(name: str, form: str) -> None:
+    assert standard_name(form.format(name)) == name
+
+
+@pytest.mark.parametrize(
+    ("reference", "name"), [("js-latest", "jsctrl"), ("py-latest", "pyctrl"), ("decl-latest", "declctrl")]
+)
+def test_short_tags(reference: str, name: str) -> None:
+    assert standard_name(reference) == (name if name in names() else None)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "none",
+        "",
+        "yes",
+        "yesno2",
+        "latest",
+        "-latest",
+        "js",
+        "ctrl-latest",
+        "gh:microsoft/aici",
+        "gh:microsoft/aici/",
+        "gh:microsoft/aici/yesno/v0.2.1",  # a certain release is not ours
+        "gh:microsoft/aici/latest/yesno",
+        "gh:microsoft/guidance/yesno",
+        "gh:somebody/aici/yesno",
+        "GH:microsoft/aici/yesno",
+        "../yesno",
+    ],
+)
+def test_what_means_something_else(reference: str) -> None:
+    assert standard_name(reference) is None
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+    with controlled_model(tmp_path_factory.mktemp("store")) as model:
+        yield model
+
+
+@pytest.fixture
+def client(model: LoadedModel) -> Iterator[Client]:
+    with served(lent(model)) as url:
+        client = Client(url)
+        yield client
+        client.close()
+
+
+@pytest.mark.parametrize("name", ["yesno", "yesno-latest", "gh:microsoft/aici/yesno", "gh:microsoft/aici/yesno/latest"])
+def test_names_run_on_the_aici_route(client: Client, name: str) -> None:
+    items = client.run(name, prompt="Is it so?")
+    assert text_of(items) in ("Y", "N")  # of this tokenizer's tokens, the first ones
+    assert last_fork(items)["finish_reason"] == "aici-stop"
+
+
+def test_names_run_on_the_openai_routes(client: Client) -> None:
+    answer = client.post("/v1/completions", prompt="Is it so?", controller="yesno", temperature=0)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["text"] in ("Y", "N")
+
+
+def test_a_tag_comes_before(client: Client) -> None:
+    module = client.upload(guest2([pick("!"), END]))
+    assert client.tag(module, "uppercase").status_code == 200
+    assert text_of(client.run("uppercase", prompt="x")) == "!"
+    assert text_of(client.run("gh:microsoft/aici/uppercase", prompt="xx", max_tokens=5)) != "!"
+
+
+@pytest.mark.parametrize("name", ["gh:microsoft/aici/yesno/v0.2.1", "gh:somebody/else"])
+def test_nothing_is_downloaded(client: Client, name: str) -> None:
+    answer = client.post("/v1/run", controller=name, controller_arg="", prompt="x")
+    assert answer.status_code == 400 and "nothing may be downloaded" in answer.text
+    assert client.post("/v1/run", controller="yesno2", controller_arg="").status_code == 400
