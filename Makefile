@@ -71,7 +71,7 @@ $(PY):
 $(STAMP)-core: | $(PY)
 	@echo "Installing bridle into $(VENV) (minutes the first time) ..."
 	@$(NEED_PIP)
-	@$(INSTALL) -e '.[aici]'
+	@$(INSTALL) -e '.[aici,cluster]'
 	@touch $@
 
 $(STAMP)-controllers: | $(PY)

@@ -39,6 +39,9 @@ MAY_USE_TESTING = ("bridle.testing", "bridle.bench")
 # Names that the package itself offers: reaching for them from below would be a hidden upward arrow.
 FACADE = "bridle"
 
+# Distributions that are imported under another name than their own.
+DISTRIBUTIONS = {"google": "protobuf", "grpc": "grpcio", "opentelemetry": "opentelemetry_api"}
+
 # Dependencies that no module of ours names: uvicorn takes the first two when they are there.
 LOADED_BY_OTHERS = {"uvloop", "httptools"}
 
@@ -117,9 +120,11 @@ def test_standard_library_only(name: str) -> None:
 
 def test_third_party_imports_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["aici"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["aici"], *extras["cluster"]]
     declared = {re.split(r"[^\w-]", text)[0].lower().replace("-", "_") for text in wanted}
-    used = {target.split(".")[0].lower() for name in modules() for target, _ in imports(name)}
+    tops = {target.split(".")[0].lower() for name in modules() for target, _ in imports(name)}
+    used = {DISTRIBUTIONS.get(top, top) for top in tops}
     ours = {*sys.stdlib_module_names, "bridle", "pydantic_core"}  # the last is part of pydantic
     assert used - ours - declared == set()
     assert declared - used - LOADED_BY_OTHERS == set()

@@ -1,0 +1,100 @@
+"""Where a shard listens: a unix socket or a TCP port, with TLS where others could listen in.
+
+`unix:/path/to/socket` for a shard on this machine, `host:port` otherwise. Without TLS only loopback is allowed: who
+reaches a shard can make it compute and read what comes out.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import grpc
+
+from bridle.errors import InvalidRequest
+
+#: Largest message either side takes: a step of 256 rows with masks over a vocabulary of a million tokens.
+MAX_MESSAGE_BYTES = 64 << 20
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel tries at once, whatever became of earlier ones
+    ("grpc.so_reuseport", 0),  # a second shard on the same port is an error
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM format. A server needs `certificate` and `key`; with `authority` it asks clients for theirs. A
+    client needs `authority`, and `certificate` and `key` if the server asks for them."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+
+    def server(self) -> grpc.ServerCredentials:
+        if self.certificate is None or self.key is None:
+            raise InvalidRequest("TLS needs a certificate and its key", "tls_cert")
+        pair = self.key.read_bytes(), self.certificate.read_bytes()
+        authority = None if self.authority is None else self.authority.read_bytes()
+        return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+    def client(self) -> grpc.ChannelCredentials:
+        files = (self.authority, self.key, self.certificate)
+        return grpc.ssl_channel_credentials(*(None if path is None else path.read_bytes() for path in files))
+
+
+def check_address(address: str) -> None:
+    """Raise `InvalidRequest` unless it is `unix:PATH` or `HOST:PORT`."""
+    if address.startswith("unix:"):
+        if len(address) > len("unix:"):
+            return
+    else:
+        host, colon, port = address.rpartition(":")
+        if host and colon and port.isdecimal() and int(port) <= 65535:
+            return
+    raise InvalidRequest(f"the address is {address!r}; must be unix:/path/to/socket or host:port", "address")
+
+
+def open_channel(address: str, tls: Tls | None = None) -> grpc.Channel:
+    """A channel to a shard. Connects when first used."""
+    check_address(address)
+    if tls is None:
+        return grpc.insecure_channel(address, _OPTIONS)
+    return grpc.secure_channel(address, tls.client(), _OPTIONS)
+
+
+def listen(server: grpc.Server, address: str, tls: Tls | None = None) -> str:
+    """Bind a server; gives the address with the port that was taken. Raises `InvalidRequest` if it cannot be."""
+    check_address(address)
+    if tls is None and not address.startswith("unix:") and not _is_loopback(address):
+        raise InvalidRequest(f"{address} can be reached by others: give it a TLS certificate, or use 127.0.0.1", "tls")
+    try:
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, tls.server())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InvalidRequest(f"cannot listen on {address}: {error}", "address") from None
+    if address.startswith("unix:"):
+        Path(address.removeprefix("unix:")).chmod(0o600)
+        return address
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def make_server_options() -> list[tuple[str, int]]:
+    """Options of the server that belong to the address: bounds, and how soon a peer that vanished is noticed."""
+    return [*_OPTIONS, ("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return all(ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)

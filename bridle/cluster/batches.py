@@ -1,0 +1,95 @@
+"""Sample batches on the wire. Rows that share a mask send it once; decoding gives equal batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from bridle.cluster.columns import check_lengths, item, shares
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.cluster.samplings import SamplingNames, SamplingSlots
+from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun
+
+
+def encode_batch(batch: SampleBatch, names: SamplingNames) -> pb.Batch:
+    """The batch in columns; sampling parameters that `names` does not know are sent along."""
+    rows = batch.rows
+    slots, new = names.name([row.sampling for row in rows])
+    message = pb.Batch(
+        step=batch.step,
+        samplings=new,
+        seq_ids=[row.seq_id for row in rows],
+        logits_indexes=[row.logits_index for row in rows],
+        slots=slots,
+        keys=[row.key for row in rows],
+        draws=[row.draw for row in rows],
+    )
+    if any(row.mask is not None for row in rows):
+        _add_masks(message, rows)
+    if any(row.bias for row in rows):
+        message.num_bias.extend([len(row.bias) for row in rows])
+        message.bias_tokens.extend([token for row in rows for token, _ in row.bias])
+        message.bias_values.extend([value for row in rows for _, value in row.bias])
+    if batch.scores:
+        _add_scores(message, batch.scores)
+    return message
+
+
+def _add_masks(message: pb.Batch, rows: Sequence[SampleRow]) -> None:
+    numbers: dict[bytes, int] = {}
+    for row in rows:
+        message.masks.append(0 if row.mask is None else numbers.setdefault(row.mask, len(numbers) + 1))
+    message.mask_rows.extend(numbers)
+
+
+def _add_scores(message: pb.Batch, scores: Sequence[ScoreRun]) -> None:
+    message.score_seq_ids.extend([run.seq_id for run in scores])
+    message.score_starts.extend([run.logits_start for run in scores])
+    message.score_num_tokens.extend([len(run.tokens) for run in scores])
+    message.score_num_top.extend([run.num_top for run in scores])
+    message.score_tokens.extend(chain.from_iterable([run.tokens for run in scores]))
+
+
+def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
+    """The batch. Raises `ProtocolError` if the columns do not fit each other."""
+    what = f"batch of step {message.step}"
+    for sampling in message.samplings:
+        slots.learn(sampling)
+    num_rows = len(message.seq_ids)
+    check_lengths(what, num_rows, message.logits_indexes, message.slots, message.keys, message.draws)
+    rows = map(
+        SampleRow,
+        message.seq_ids,
+        message.logits_indexes,
+        [slots.get(slot) for slot in message.slots],
+        message.keys,
+        message.draws,
+        _masks(message, num_rows, what),
+        _biases(message, num_rows, what),
+    )
+    return SampleBatch(message.step, list(rows), _scores(message, what))
+
+
+def _masks(message: pb.Batch, num_rows: int, what: str) -> Sequence[bytes | None]:
+    if not message.masks:
+        return [None] * num_rows
+    check_lengths(what, num_rows, message.masks)
+    masks = [None, *message.mask_rows]
+    return [item(masks, number, what) for number in message.masks]
+
+
+def _biases(message: pb.Batch, num_rows: int, what: str) -> Sequence[tuple[tuple[int, float], ...]]:
+    if not message.num_bias:
+        return [()] * num_rows
+    check_lengths(what, num_rows, message.num_bias)
+    check_lengths(what, len(message.bias_tokens), message.bias_values)
+    return shares(zip(message.bias_tokens, message.bias_values, strict=True), message.num_bias, what)
+
+
+def _scores(message: pb.Batch, what: str) -> list[ScoreRun]:
+    num_runs = len(message.score_seq_ids)
+    if not num_runs:
+        return []
+    check_lengths(what, num_runs, message.score_starts, message.score_num_tokens, message.score_num_top)
+    tokens = shares(message.score_tokens, message.score_num_tokens, what)
+    return list(map(ScoreRun, message.score_seq_ids, message.score_starts, tokens, message.score_num_top))

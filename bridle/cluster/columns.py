@@ -1,0 +1,36 @@
+"""Rows as columns: cutting a flat list into each row's share, with the checks that a foreign message needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Sized
+from typing import TypeVar
+
+from bridle.errors import ProtocolError
+
+T = TypeVar("T")
+
+
+def shares(values: Iterable[T], counts: Sequence[int], what: str) -> list[tuple[T, ...]]:
+    """`values` cut into runs of `counts`. Raises `ProtocolError` if they do not add up."""
+    flat = tuple(values)
+    if sum(counts) != len(flat):
+        raise ProtocolError(f"{what}: the rows have {sum(counts)} entries in all, but {len(flat)} came")
+    cut, position = [], 0
+    for count in counts:
+        cut.append(flat[position : position + count])
+        position += count
+    return cut
+
+
+def check_lengths(what: str, num_rows: int, *columns: Sized) -> None:
+    """Raise `ProtocolError` unless every column has an entry for each row."""
+    for column in columns:
+        if len(column) != num_rows:
+            raise ProtocolError(f"{what}: a column has {len(column)} entries for {num_rows} rows")
+
+
+def item(values: Sequence[T], index: int, what: str) -> T:
+    """`values[index]`. Raises `ProtocolError` if there is none."""
+    if not 0 <= index < len(values):
+        raise ProtocolError(f"{what}: entry {index} of {len(values)} is named")
+    return values[index]

@@ -1,0 +1,57 @@
+"""Errors on the wire: the kind, the sentence, the field at fault. What a shard raises, the engine sees.
+
+The kinds keep apart what the engine must tell apart: a step that one request made fail, and a device that is lost.
+"""
+
+from __future__ import annotations
+
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.errors import (
+    BridleError,
+    ContextOverflow,
+    InternalError,
+    InvalidRequest,
+    OutOfBlocks,
+    ProtocolError,
+    ShardUnavailable,
+    UnsupportedFeature,
+    UnsupportedModel,
+)
+
+#: Kinds that may come out of an executor.
+_KINDS: dict[str, type[BridleError]] = {
+    kind.code: kind
+    for kind in (
+        BridleError,
+        ContextOverflow,
+        InternalError,
+        InvalidRequest,
+        OutOfBlocks,
+        ProtocolError,
+        ShardUnavailable,
+        UnsupportedFeature,
+        UnsupportedModel,
+    )
+}
+_MAX_CHARS = 4096
+
+
+def encode_failure(step: int, error: Exception) -> pb.Failure:
+    """What went wrong in a step. Anything that is not an error of ours is a bug of ours."""
+    if not isinstance(error, BridleError):
+        error = InternalError(f"the shard failed: {error!r}")
+    message = str(error)
+    return pb.Failure(
+        step=step,
+        code=error.code if error.code in _KINDS else InternalError.code,
+        message=message if len(message) <= _MAX_CHARS else message[:_MAX_CHARS] + "...",
+        param=error.param if isinstance(error, InvalidRequest) else None,
+    )
+
+
+def decode_failure(message: pb.Failure) -> BridleError:
+    """The error to raise."""
+    kind = _KINDS.get(message.code, InternalError)
+    if issubclass(kind, InvalidRequest):
+        return kind(message.message, message.param if message.HasField("param") else None)
+    return kind(message.message)

@@ -1,0 +1,159 @@
+"""One connection to a shard, from its first answer to its loss. A lost link stays lost: the next one is another.
+
+The engine's thread sends and receives; a second thread `watch`es: it asks for signs of life, and cuts the link if none
+come or a step takes too long, which wakes the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+
+from bridle.cluster.address import MAX_MESSAGE_BYTES, Tls, open_channel
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.cluster.shard import PROTOCOL, SERVICE
+from bridle.cluster.trace_context import outgoing_context
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.errors import InternalError, ProtocolError, ShardUnavailable
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """In seconds. A shard is asked for a sign of life every `beat`; it is hung after `max_missed` answers in a row that
+    took longer than `patience`. `connect` bounds one attempt to reach it. `least_step` and `first_step` bound a step
+    whose estimate is lower, or not known yet."""
+
+    beat: float = 0.25
+    patience: float = 0.5
+    max_missed: int = 2
+    connect: float = 10.0
+    least_step: float = 15.0
+    first_step: float = 300.0
+
+
+class Link:
+    """A connection. The constructor raises `ShardUnavailable` if there is none to be had, `ProtocolError` if the peer
+    is no shard that this router understands."""
+
+    def __init__(self, address: str, tls: Tls | None, timings: Timings) -> None:
+        self.address = address
+        self.reason = ""  # why it was lost
+        self._timings = timings
+        self._ended = threading.Event()
+        self._step: tuple[int, float, float] | None = None  # under way: number, limit, when it is over
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._channel = open_channel(address, tls)
+        try:
+            reply = self._ask("Info", pb.InfoRequest(), pb.InfoReply, timings.connect)
+            self.info, self.num_bytes, self.pid = read_info(reply)
+            self._call = self._open()
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def _open(self) -> Any:
+        """The stream, once the shard has accepted it."""
+        call = self._channel.stream_stream(f"/{SERVICE}/Steps")(
+            iter(self._outbox.get, None), metadata=outgoing_context()
+        )
+        timer = threading.Timer(self._timings.connect, call.cancel)
+        timer.start()
+        call.initial_metadata()
+        timer.cancel()
+        if not call.is_active():
+            self._outbox.put(None)
+            raise ShardUnavailable(f"the shard at {self.address} does not take a router: {call.details()}")
+        if not call.add_callback(self._ended.set):
+            self._ended.set()
+        return call
+
+    def _ask(self, method: str, request: Any, reply: Any, timeout: float) -> Any:
+        ask = self._channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
+        try:
+            return ask(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise ShardUnavailable(f"no answer from the shard at {self.address}: {_details(error)}") from None
+
+    # -- the engine's thread -------------------------------------------------------------------------------
+
+    @property
+    def is_lost(self) -> bool:
+        return self._ended.is_set()
+
+    def send(self, request: pb.StepRequest) -> None:
+        """Send without waiting. A message over the limit is refused here, so that it fails its own step only."""
+        data = request.SerializeToString()
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise InternalError(f"a step's message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
+        self._outbox.put(data)
+
+    def expect(self, step: int, seconds: float) -> None:
+        """The reply to `step` is due within `seconds`."""
+        self._step = step, seconds, time.monotonic() + seconds
+
+    def receive(self) -> pb.StepReply:
+        """The next reply. Raises `ShardUnavailable` once the link is lost."""
+        try:
+            data = next(self._call)
+        except (grpc.RpcError, StopIteration) as error:
+            self.cut(f"the stream ended: {_details(error)}")
+            raise ShardUnavailable(f"the shard at {self.address} is lost: {self.reason}") from None
+        self._step = None
+        reply: pb.StepReply = pb.StepReply.FromString(data)
+        return reply
+
+    # -- watching ------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Ask for signs of life until the link is lost."""
+        num_missed = 0
+        while not self._ended.wait(self._timings.beat):
+            if self._step is not None and time.monotonic() > self._step[2]:
+                step, seconds, _ = self._step
+                self.cut(f"step {step} took longer than {seconds:.1f} s")
+            try:
+                self._ask("Health", pb.HealthRequest(), pb.HealthReply, self._timings.patience)
+                num_missed = 0
+            except ShardUnavailable:
+                num_missed += 1
+            if num_missed >= self._timings.max_missed:
+                self.cut(f"no sign of life for {num_missed * self._timings.patience:g} s")
+        if not self.reason:
+            self.cut(f"the stream ended: {_details(self._call)}")
+
+    def cut(self, reason: str) -> None:
+        """The link is lost. The first reason is the one that counts. From any thread."""
+        self.reason = self.reason or reason
+        self._call.cancel()
+        self._outbox.put(None)
+        self._ended.set()
+
+    def close(self) -> None:
+        """Let go of the connection. Idempotent."""
+        self.cut("it was closed")
+        self._channel.close()
+
+
+def read_info(reply: pb.InfoReply) -> tuple[ExecutorInfo, int, int]:
+    """The model behind a shard, the memory that it takes, and the shard's process."""
+    if reply.protocol != PROTOCOL:
+        raise ProtocolError(f"the shard speaks protocol {reply.protocol} (bridle {reply.version}), not {PROTOCOL}")
+    if reply.kv not in ("paged", "sequences"):
+        raise ProtocolError(f"the shard keeps KV by {reply.kv!r}; must be 'paged' or 'sequences'")
+    fields: dict[str, Any] = {name: getattr(reply, name) for name in ExecutorInfo.__slots__}
+    fields["eos_token_ids"] = tuple(reply.eos_token_ids)
+    return ExecutorInfo(**fields), reply.num_bytes, reply.pid
+
+
+def _details(error: Any) -> str:
+    details: Callable[[], str | None] | None = getattr(error, "details", None)
+    return (details and details()) or "the shard closed it"

@@ -1,0 +1,299 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DiscoverRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DiscoverReply(_message.Message):
+    __slots__ = ("addresses",)
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class InfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InfoReply(_message.Message):
+    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    version: str
+    instance: str
+    pid: int
+    rank: int
+    num_ranks: int
+    model: str
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    kv: str
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    device: str
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    num_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class HealthRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HealthReply(_message.Message):
+    __slots__ = ("instance", "num_steps", "is_taken", "step_seconds")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    IS_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    num_steps: int
+    is_taken: bool
+    step_seconds: float
+    def __init__(self, instance: _Optional[str] = ..., num_steps: _Optional[int] = ..., is_taken: _Optional[bool] = ..., step_seconds: _Optional[float] = ...) -> None: ...
+
+class WarmUpRequest(_message.Message):
+    __slots__ = ("num_tokens", "num_seqs")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_seqs: int
+    def __init__(self, num_tokens: _Optional[int] = ..., num_seqs: _Optional[int] = ...) -> None: ...
+
+class WarmUpReply(_message.Message):
+    __slots__ = ("num_tokens", "seconds", "decode_seconds", "num_seqs")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    seconds: float
+    decode_seconds: float
+    num_seqs: int
+    def __init__(self, num_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., num_seqs: _Optional[int] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "source")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    source: str
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
+class LoadAdapterReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapterReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StepRequest(_message.Message):
+    __slots__ = ("plan", "batch", "reset")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    plan: Plan
+    batch: Batch
+    reset: Reset
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ...) -> None: ...
+
+class Reset(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("step", "seq_ids", "starts", "num_scheduled", "num_logits", "num_kept", "num_new_tokens", "num_kept_blocks", "num_new_blocks", "num_prompt", "new_tokens", "new_blocks", "adapters", "adapter_names", "fork_parents", "fork_children", "fork_num_tokens", "fork_num_blocks", "freed", "copy_sources", "copy_targets")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_NAMES_FIELD_NUMBER: _ClassVar[int]
+    FORK_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    FORK_CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    FORK_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FORK_NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREED_FIELD_NUMBER: _ClassVar[int]
+    COPY_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    COPY_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    seq_ids: _containers.RepeatedScalarFieldContainer[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    num_scheduled: _containers.RepeatedScalarFieldContainer[int]
+    num_logits: _containers.RepeatedScalarFieldContainer[int]
+    num_kept: _containers.RepeatedScalarFieldContainer[int]
+    num_new_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_kept_blocks: _containers.RepeatedScalarFieldContainer[int]
+    num_new_blocks: _containers.RepeatedScalarFieldContainer[int]
+    num_prompt: _containers.RepeatedScalarFieldContainer[int]
+    new_tokens: _containers.RepeatedScalarFieldContainer[int]
+    new_blocks: _containers.RepeatedScalarFieldContainer[int]
+    adapters: _containers.RepeatedScalarFieldContainer[int]
+    adapter_names: _containers.RepeatedScalarFieldContainer[str]
+    fork_parents: _containers.RepeatedScalarFieldContainer[int]
+    fork_children: _containers.RepeatedScalarFieldContainer[int]
+    fork_num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    fork_num_blocks: _containers.RepeatedScalarFieldContainer[int]
+    freed: _containers.RepeatedScalarFieldContainer[int]
+    copy_sources: _containers.RepeatedScalarFieldContainer[int]
+    copy_targets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_scheduled: _Optional[_Iterable[int]] = ..., num_logits: _Optional[_Iterable[int]] = ..., num_kept: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[_Iterable[int]] = ..., new_tokens: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ..., adapter_names: _Optional[_Iterable[str]] = ..., fork_parents: _Optional[_Iterable[int]] = ..., fork_children: _Optional[_Iterable[int]] = ..., fork_num_tokens: _Optional[_Iterable[int]] = ..., fork_num_blocks: _Optional[_Iterable[int]] = ..., freed: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("slot", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "bias_values", "logprobs", "processed_logprobs")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSED_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    bias_tokens: _containers.RepeatedScalarFieldContainer[int]
+    bias_values: _containers.RepeatedScalarFieldContainer[float]
+    logprobs: int
+    processed_logprobs: bool
+    def __init__(self, slot: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., logprobs: _Optional[int] = ..., processed_logprobs: _Optional[bool] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("step", "samplings", "seq_ids", "logits_indexes", "slots", "keys", "draws", "masks", "mask_rows", "num_bias", "bias_tokens", "bias_values", "score_seq_ids", "score_starts", "score_num_tokens", "score_num_top", "score_tokens")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SAMPLINGS_FIELD_NUMBER: _ClassVar[int]
+    SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
+    MASK_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BIAS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    SCORE_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_STARTS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    SCORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    samplings: _containers.RepeatedCompositeFieldContainer[Sampling]
+    seq_ids: _containers.RepeatedScalarFieldContainer[int]
+    logits_indexes: _containers.RepeatedScalarFieldContainer[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    keys: _containers.RepeatedScalarFieldContainer[int]
+    draws: _containers.RepeatedScalarFieldContainer[int]
+    masks: _containers.RepeatedScalarFieldContainer[int]
+    mask_rows: _containers.RepeatedScalarFieldContainer[bytes]
+    num_bias: _containers.RepeatedScalarFieldContainer[int]
+    bias_tokens: _containers.RepeatedScalarFieldContainer[int]
+    bias_values: _containers.RepeatedScalarFieldContainer[float]
+    score_seq_ids: _containers.RepeatedScalarFieldContainer[int]
+    score_starts: _containers.RepeatedScalarFieldContainer[int]
+    score_num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    score_num_top: _containers.RepeatedScalarFieldContainer[int]
+    score_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., samplings: _Optional[_Iterable[_Union[Sampling, _Mapping]]] = ..., seq_ids: _Optional[_Iterable[int]] = ..., logits_indexes: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., masks: _Optional[_Iterable[int]] = ..., mask_rows: _Optional[_Iterable[bytes]] = ..., num_bias: _Optional[_Iterable[int]] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., score_seq_ids: _Optional[_Iterable[int]] = ..., score_starts: _Optional[_Iterable[int]] = ..., score_num_tokens: _Optional[_Iterable[int]] = ..., score_num_top: _Optional[_Iterable[int]] = ..., score_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StepReply(_message.Message):
+    __slots__ = ("result", "failure")
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    result: Result
+    failure: Failure
+    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("tokens", "logprobs", "ranks", "num_top", "top_tokens", "top_logprobs")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    num_top: _containers.RepeatedScalarFieldContainer[int]
+    top_tokens: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("step", "tokens", "logprob_rows", "logprobs", "num_scores", "scores")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_ROWS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCORES_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    logprob_rows: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: Logprobs
+    num_scores: _containers.RepeatedScalarFieldContainer[int]
+    scores: Logprobs
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprob_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., num_scores: _Optional[_Iterable[int]] = ..., scores: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("step", "code", "message", "param")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    code: str
+    message: str
+    param: str
+    def __init__(self, step: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ...) -> None: ...

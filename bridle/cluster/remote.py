@@ -1,0 +1,183 @@
+"""The engine's executor when the model is in another process: a stream to a shard that is found again when lost.
+
+The plan goes first, masks follow while the forward pass runs, and only tokens and log-probabilities come back. When
+the shard is lost every sequence is, which the engine treats as a preemption of all; a thread looks for the shard until
+it is there again. Knows nothing of who starts shards.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from bridle.cluster.address import Tls
+from bridle.cluster.batches import encode_batch
+from bridle.cluster.faults import decode_failure
+from bridle.cluster.link import Link, Timings
+from bridle.cluster.pace import Pace
+from bridle.cluster.plans import encode_plan
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.cluster.results import decode_result
+from bridle.cluster.samplings import SamplingNames
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.errors import InternalError, ProtocolError, ShardUnavailable
+
+_log = logging.getLogger(__name__)
+
+#: Pauses between attempts to find a shard again, in seconds; the last one repeats.
+_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+class ShardExecutor:
+    """Implements `Executor`, and `Interruptible`, over a shard at `address`.
+
+    The constructor waits up to `start_timeout` seconds for the shard; `is_starting` says whether it is worth to wait.
+    `on_loss(pid, reason)` is called when the shard is lost, from a thread of its own, and may end what is left of it.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        timings: Timings | None = None,
+        start_timeout: float = 60.0,
+        is_starting: Callable[[], bool] = lambda: True,
+        on_loss: Callable[[int, str], None] = lambda pid, reason: None,
+    ) -> None:
+        self.address = address
+        self.on_change: Callable[[], None] = lambda: None
+        self.num_losses = 0
+        self._tls = tls
+        self._timings = timings or Timings()
+        self._on_loss = on_loss
+        self._why = ""  # the shard is away
+        self._closed = threading.Event()
+        self._pace = Pace(self._timings.least_step, self._timings.first_step)
+        self._names = SamplingNames()
+        self._used: Link | None = None  # the link whose shard has our mirrors
+        self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # of the last forward: step, tokens, when
+        self._link: Link | None = self._first_link(start_timeout, is_starting)
+        self._info, self.num_bytes = self._link.info, self._link.num_bytes
+        self._keeper = threading.Thread(target=self._keep, name="bridle-shard-watch", daemon=True)
+        self._keeper.start()
+
+    # -- the engine's thread -------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the shard is there, as far as is known. Safe from any thread."""
+        link = self._link
+        return link is not None and not link.is_lost
+
+    def forward(self, plan: StepPlan) -> None:
+        """Send the plan and come back. What goes wrong with it is raised by `sample`, except `ShardUnavailable`."""
+        link = self._link
+        if link is None or link.is_lost or self._used not in (None, link):
+            raise ShardUnavailable(f"the shard at {self.address} is away: {self._why or 'it was lost'}")
+        if self._used is None:
+            self._used, self._names = link, SamplingNames()
+        self._plan = plan.step, plan.num_tokens, time.monotonic()
+        link.send(pb.StepRequest(plan=encode_plan(plan)))
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Send the rows, wait for what was drawn. Raises what the shard raised, or `ShardUnavailable`."""
+        link = self._used
+        if link is None:
+            raise InternalError(f"a batch of step {batch.step} without a forward pass")
+        step, num_tokens, began = self._plan
+        link.expect(batch.step, self._pace.limit(num_tokens))
+        link.send(pb.StepRequest(batch=encode_batch(batch, self._names)))
+        reply = self._receive(link, batch.step)
+        if reply.WhichOneof("kind") == "failure":
+            raise decode_failure(reply.failure)
+        if step == batch.step:
+            self._pace.note(num_tokens, time.monotonic() - began)
+        return decode_result(reply.result)
+
+    def _receive(self, link: Link, step: int) -> pb.StepReply:
+        """The reply to `step`; those to earlier steps that nobody waits for any more are dropped."""
+        while True:
+            reply = link.receive()
+            answered = reply.failure.step if reply.WhichOneof("kind") == "failure" else reply.result.step
+            if answered >= step:
+                return reply
+
+    def reset(self) -> None:
+        """Forget every mirror and all KV. The next plan may go to another shard."""
+        link, self._used = self._used, None
+        if link is not None and not link.is_lost:
+            link.send(pb.StepRequest(reset=pb.Reset()))
+
+    def close(self) -> None:
+        """Let the shard go. Idempotent."""
+        self._closed.set()
+        link = self._link
+        if link is not None:
+            link.cut("the router is done with it")
+        self._keeper.join()
+
+    # -- the keeper's thread -------------------------------------------------------------------------------
+
+    def _first_link(self, timeout: float, is_starting: Callable[[], bool]) -> Link:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return Link(self.address, self._tls, self._timings)
+            except ShardUnavailable:
+                if not is_starting() or time.monotonic() > deadline:
+                    raise
+            self._closed.wait(_PAUSES[1])
+
+    def _keep(self) -> None:
+        """Watch the link, find the next one, until closed."""
+        while not self._closed.is_set():
+            link = self._link
+            if link is None:
+                self._find()
+                continue
+            link.watch()
+            self._link, self._why = None, link.reason
+            link.close()
+            if not self._closed.is_set():
+                self.num_losses += 1
+                _log.error("the shard at %s is lost: %s", self.address, link.reason)
+                self._tell(lambda link=link: self._on_loss(link.pid, link.reason))  # type: ignore[misc]
+                self._tell(self.on_change)
+        if self._link is not None:
+            self._link.close()
+
+    def _find(self) -> None:
+        """Try to reach the shard, again and again."""
+        attempt, began = 0, time.monotonic()
+        while not self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
+            attempt += 1
+            try:
+                link = Link(self.address, self._tls, self._timings)
+            except ShardUnavailable:
+                continue
+            except ProtocolError as error:
+                self._why = str(error)
+                continue
+            if link.info != self._info:
+                self._why = f"another model is there: {link.info.model!r} instead of {self._info.model!r}"
+                _log.error("the shard at %s cannot be used: %s", self.address, self._why)
+                link.close()
+                continue
+            self._link = link
+            _log.info("the shard at %s is back after %.1f s", self.address, time.monotonic() - began)
+            self._tell(self.on_change)
+            return
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            _log.exception("telling of a shard failed")

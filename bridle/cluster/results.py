@@ -1,0 +1,60 @@
+"""Results on the wire. Log-probabilities are sent for the rows that asked, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from bridle.cluster.columns import check_lengths, item, shares
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.engine.plan import StepResult
+from bridle.outputs import Logprob
+
+
+def encode_result(result: StepResult) -> pb.Result:
+    """The result in columns."""
+    message = pb.Result(step=result.step, tokens=result.tokens)
+    told = [(number, logprob) for number, logprob in enumerate(result.logprobs) if logprob is not None]
+    if told:
+        message.logprob_rows.extend([number for number, _ in told])
+        message.logprobs.CopyFrom(_encode_logprobs([logprob for _, logprob in told]))
+    if result.scores:
+        message.num_scores.extend([len(run) for run in result.scores])
+        message.scores.CopyFrom(_encode_logprobs(list(chain.from_iterable(result.scores))))
+    return message
+
+
+def _encode_logprobs(logprobs: Sequence[Logprob]) -> pb.Logprobs:
+    return pb.Logprobs(
+        tokens=[each.token for each in logprobs],
+        logprobs=[each.logprob for each in logprobs],
+        ranks=[each.rank or 0 for each in logprobs],
+        num_top=[len(each.top) for each in logprobs],
+        top_tokens=[token for each in logprobs for token, _ in each.top],
+        top_logprobs=[value for each in logprobs for _, value in each.top],
+    )
+
+
+def decode_result(message: pb.Result) -> StepResult:
+    """The result. Raises `ProtocolError` if the columns do not fit each other."""
+    what = f"result of step {message.step}"
+    tokens = list(message.tokens)
+    logprobs: list[Logprob | None] = [None] * len(tokens)
+    if message.logprob_rows:
+        told = _decode_logprobs(message.logprobs, what)
+        check_lengths(what, len(told), message.logprob_rows)
+        for row, logprob in zip(message.logprob_rows, told, strict=True):
+            item(tokens, row, what)
+            logprobs[row] = logprob
+    scores: list[list[Logprob]] = []
+    if message.num_scores:
+        scores = [list(run) for run in shares(_decode_logprobs(message.scores, what), message.num_scores, what)]
+    return StepResult(message.step, tokens, logprobs, scores)
+
+
+def _decode_logprobs(message: pb.Logprobs, what: str) -> list[Logprob]:
+    check_lengths(what, len(message.tokens), message.logprobs, message.ranks, message.num_top)
+    check_lengths(what, len(message.top_tokens), message.top_logprobs)
+    tops = shares(zip(message.top_tokens, message.top_logprobs, strict=True), message.num_top, what)
+    ranks = [rank or None for rank in message.ranks]
+    return list(map(Logprob, message.tokens, message.logprobs, tops, ranks))

@@ -1,0 +1,109 @@
+"""Sampling parameters on the wire: each object is sent once and then named by a slot.
+
+The sender keeps the slots; the least recently used one is given to a newcomer, which replaces what the receiver had
+there. Only the fields that choose a token travel: when an output is complete is none of a shard's business.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.errors import InvalidRequest, ProtocolError
+from bridle.sampling import SamplingParams
+
+#: Objects that are remembered; more, if one batch needs more.
+NUM_SLOTS = 4096
+#: Slots that a receiver lets a sender use.
+MAX_SLOTS = 1 << 16
+
+
+class SamplingNames:
+    """The sender's side: gives each object a slot, and collects the ones that must be sent first.
+
+    Objects are told apart by identity, which is quick, and right: they are immutable, and kept alive here.
+    """
+
+    def __init__(self, num_slots: int = NUM_SLOTS) -> None:
+        self._num_slots = num_slots
+        self._known: OrderedDict[int, tuple[int, SamplingParams]] = OrderedDict()  # by id: slot, object
+
+    def name(self, samplings: list[SamplingParams]) -> tuple[list[int], list[pb.Sampling]]:
+        """The slot of each object, and those that the receiver does not know yet."""
+        self._num_slots = max(self._num_slots, len(samplings))  # none of these may push out another
+        known, slots, new = self._known, [], []
+        for sampling in samplings:
+            entry = known.get(id(sampling))
+            if entry is None:
+                entry = self._add(sampling)
+                new.append(encode_sampling(sampling, entry[0]))
+            else:
+                known.move_to_end(id(sampling))
+            slots.append(entry[0])
+        return slots, new
+
+    def _add(self, sampling: SamplingParams) -> tuple[int, SamplingParams]:
+        slot = len(self._known)
+        if slot >= self._num_slots:
+            slot = self._known.popitem(last=False)[1][0]
+        entry = self._known[id(sampling)] = slot, sampling
+        return entry
+
+
+class SamplingSlots:
+    """The receiver's side."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, SamplingParams] = {}
+
+    def learn(self, message: pb.Sampling) -> None:
+        """Remember an object. Raises `ProtocolError` for one that is not allowed."""
+        if message.slot >= MAX_SLOTS:
+            raise ProtocolError(f"sampling slot {message.slot} is named; there are {MAX_SLOTS}")
+        self._slots[message.slot] = decode_sampling(message)
+
+    def get(self, slot: int) -> SamplingParams:
+        """What was sent for `slot`."""
+        try:
+            return self._slots[slot]
+        except KeyError:
+            raise ProtocolError(f"sampling slot {slot} was never filled") from None
+
+
+def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
+    """The fields that choose a token."""
+    return pb.Sampling(
+        slot=slot,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        typical_p=sampling.typical_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        bias_tokens=sampling.logit_bias.keys(),
+        bias_values=sampling.logit_bias.values(),
+        logprobs=sampling.logprobs,
+        processed_logprobs=sampling.logprobs_mode == "processed",
+    )
+
+
+def decode_sampling(message: pb.Sampling) -> SamplingParams:
+    """The object, checked as if a client had sent it."""
+    try:
+        return SamplingParams(
+            temperature=message.temperature,
+            top_p=message.top_p,
+            top_k=message.top_k,
+            min_p=message.min_p,
+            typical_p=message.typical_p,
+            repetition_penalty=message.repetition_penalty,
+            presence_penalty=message.presence_penalty,
+            frequency_penalty=message.frequency_penalty,
+            logit_bias=dict(zip(message.bias_tokens, message.bias_values, strict=True)),
+            logprobs=message.logprobs if message.HasField("logprobs") else None,
+            logprobs_mode="processed" if message.processed_logprobs else "raw",
+        )
+    except (InvalidRequest, ValueError) as error:
+        raise ProtocolError(f"sampling slot {message.slot}: {error}") from error

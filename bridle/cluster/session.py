@@ -1,0 +1,77 @@
+"""A shard's side of one step stream: requests in, replies out, one after the other. No sockets.
+
+The executor never fails the stream. A fault in a forward pass is told when its batch comes, so that there is exactly
+one reply for each batch, whatever happens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from bridle.cluster.batches import decode_batch
+from bridle.cluster.faults import encode_failure
+from bridle.cluster.plans import decode_plan
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.cluster.results import encode_result
+from bridle.cluster.samplings import SamplingSlots
+from bridle.engine.interfaces import Executor
+from bridle.errors import BridleError, ProtocolError, ShardUnavailable
+
+_log = logging.getLogger(__name__)
+
+
+class Session:
+    """One router's conversation. `on_device_lost` is told when the executor says that its device is gone."""
+
+    def __init__(self, executor: Executor, on_device_lost: Callable[[ShardUnavailable], None]) -> None:
+        self._executor = executor
+        self._on_device_lost = on_device_lost
+        self._slots = SamplingSlots()
+        self._fault: Exception | None = None  # of the last forward pass
+
+    def handle(self, data: bytes) -> bytes | None:
+        """Do what a request says; gives the reply if it is a batch. Raises `ProtocolError` for what is no request."""
+        try:
+            request = pb.StepRequest.FromString(data)
+        except DecodeError as error:
+            raise ProtocolError(f"{len(data)} bytes came that are no step request: {error}") from error
+        match request.WhichOneof("kind"):
+            case "plan":
+                self._forward(request.plan)
+            case "batch":
+                return self._sample(request.batch)
+            case "reset":
+                self._fault = None
+                self._executor.reset()
+            case kind:
+                raise ProtocolError(f"a step request of kind {kind} came; this shard speaks an older protocol")
+        return None
+
+    def _forward(self, message: pb.Plan) -> None:
+        self._fault = None
+        try:
+            self._executor.forward(decode_plan(message))
+        except Exception as error:
+            self._fault = self._seen(error)
+
+    def _sample(self, message: pb.Batch) -> bytes:
+        try:
+            if self._fault is not None:
+                raise self._fault
+            batch = decode_batch(message, self._slots)
+            reply = pb.StepReply(result=encode_result(self._executor.sample(batch)))
+        except Exception as error:
+            reply = pb.StepReply(failure=encode_failure(message.step, self._seen(error)))
+        return reply.SerializeToString()  # type: ignore[no-any-return]
+
+    def _seen(self, error: Exception) -> Exception:
+        if error is self._fault:
+            return error
+        if isinstance(error, ShardUnavailable):
+            self._on_device_lost(error)
+        elif not isinstance(error, BridleError):
+            _log.exception("a step failed", exc_info=error)
+        return error

@@ -1,0 +1,174 @@
+"""A shard: an executor behind gRPC, for one router at a time.
+
+Steps run in the thread of the router's stream; everything else is answered by other threads, so that a sign of life
+comes however long a step takes. Knows nothing of requests, text or controllers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import grpc
+
+from bridle import __version__
+from bridle.cluster.address import Tls, listen, make_server_options
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.cluster.session import Session
+from bridle.cluster.trace_context import incoming_context
+from bridle.cluster.warm_up import warm_up
+from bridle.engine.interfaces import Executor
+from bridle.errors import BridleError, ProtocolError, ShardUnavailable
+
+_log = logging.getLogger(__name__)
+
+PROTOCOL = 1
+SERVICE = "bridle.shard.v1.Shard"
+#: Threads that answer: one for the stream, the others for signs of life and for what operators ask.
+_NUM_THREADS = 8
+
+
+class Shard:
+    """The service over `executor`. `addresses` are those of all shards of the model, by rank."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        addresses: Sequence[str] = (),
+        rank: int = 0,
+        on_device_lost: Callable[[ShardUnavailable], None] = lambda error: None,
+    ) -> None:
+        self.executor = executor
+        self.addresses = tuple(addresses)
+        self.instance = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.num_steps = 0
+        self._rank = rank
+        self._on_device_lost = on_device_lost
+        self._taken = threading.Lock()
+        self._began: float | None = None  # when the request under way came
+
+    # -- the conversation with a router --------------------------------------------------------------------
+
+    def steps(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The step stream. A second router is turned away while there is one."""
+        if not self._taken.acquire(blocking=False):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the shard has a router; it serves one at a time")
+        try:
+            self.executor.reset()
+            trace = incoming_context(context.invocation_metadata())
+            _log.info("a router connected%s", f", traceparent {trace['traceparent']}" if trace else "")
+            context.send_initial_metadata(())
+            yield from self._answer(requests, context)
+        finally:
+            self._began = None
+            self.executor.reset()
+            self._taken.release()
+            _log.info("the router is gone, step %d", self.num_steps)
+
+    def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        session = Session(self.executor, self._on_device_lost)
+        try:
+            for data in requests:
+                self._began = time.monotonic()
+                reply = session.handle(data)
+                self._began = None
+                if reply is not None:
+                    self.num_steps += 1
+                    yield reply
+        except ProtocolError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    # -- questions -----------------------------------------------------------------------------------------
+
+    def discover(self, request: pb.DiscoverRequest, context: grpc.ServicerContext) -> pb.DiscoverReply:
+        return pb.DiscoverReply(addresses=self.addresses)
+
+    def info(self, request: pb.InfoRequest, context: grpc.ServicerContext) -> pb.InfoReply:
+        info = self.executor.info
+        return pb.InfoReply(
+            protocol=PROTOCOL,
+            version=__version__,
+            instance=self.instance,
+            pid=os.getpid(),
+            rank=self._rank,
+            num_ranks=max(len(self.addresses), 1),
+            num_bytes=getattr(self.executor, "num_bytes", 0),
+            **{name: getattr(info, name) for name in info.__slots__},
+        )
+
+    def health(self, request: pb.HealthRequest, context: grpc.ServicerContext) -> pb.HealthReply:
+        began = self._began
+        return pb.HealthReply(
+            instance=self.instance,
+            num_steps=self.num_steps,
+            is_taken=self._taken.locked(),
+            step_seconds=0.0 if began is None else time.monotonic() - began,
+        )
+
+    def warm_up(self, request: pb.WarmUpRequest, context: grpc.ServicerContext) -> pb.WarmUpReply:
+        """Refused while a router is connected: its sequences would be forgotten."""
+        if not self._taken.acquire(blocking=False):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a router is connected; warm up before that")
+        try:
+            found = warm_up(self.executor, request.num_tokens, request.num_seqs)
+        except BridleError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the largest step fails: {error}")
+        finally:
+            self._taken.release()
+        return pb.WarmUpReply(
+            num_tokens=found.num_tokens,
+            seconds=found.seconds,
+            num_seqs=found.num_seqs,
+            decode_seconds=found.decode_seconds,
+        )
+
+    def load_adapter(self, request: pb.LoadAdapterRequest, context: grpc.ServicerContext) -> NoReturn:
+        _refuse_adapter(request.name, context)
+
+    def unload_adapter(self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext) -> NoReturn:
+        _refuse_adapter(request.name, context)
+
+
+def _refuse_adapter(name: str, context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.UNIMPLEMENTED, f"adapter {name!r}: this shard's backend has no adapters")
+    raise AssertionError  # abort raises
+
+
+def start_shard(shard: Shard, address: str, tls: Tls | None = None) -> tuple[grpc.Server, str]:
+    """Serve on `address`; gives the server and the address with its real port. Raises `InvalidRequest` if the address
+    cannot be used."""
+    pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="bridle-shard")
+    server = grpc.server(pool, options=make_server_options())
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _handlers(shard)),))
+    bound = listen(server, address, tls)
+    shard.addresses = shard.addresses or (bound,)
+    server.start()
+    return server, bound
+
+
+def _handlers(shard: Shard) -> dict[str, Any]:
+    unary: dict[str, tuple[Any, Any]] = {
+        "Discover": (shard.discover, pb.DiscoverRequest),
+        "Info": (shard.info, pb.InfoRequest),
+        "Health": (shard.health, pb.HealthRequest),
+        "WarmUp": (shard.warm_up, pb.WarmUpRequest),
+        "LoadAdapter": (shard.load_adapter, pb.LoadAdapterRequest),
+        "UnloadAdapter": (shard.unload_adapter, pb.UnloadAdapterRequest),
+    }
+    handlers: dict[str, Any] = {
+        name: grpc.unary_unary_rpc_method_handler(function, request.FromString, _serialize)
+        for name, (function, request) in unary.items()
+    }
+    handlers["Steps"] = grpc.stream_stream_rpc_method_handler(shard.steps)  # bytes: parsed in the stream's own thread
+    return handlers
+
+
+def _serialize(message: Any) -> bytes:
+    return message.SerializeToString()  # type: ignore[no-any-return]

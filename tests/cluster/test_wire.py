@@ -1,0 +1,197 @@
+"""What goes through the wire comes out equal, and what does not fit is refused with a sentence."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.cluster.batches import decode_batch, encode_batch
+from bridle.cluster.faults import decode_failure, encode_failure
+from bridle.cluster.plans import decode_plan, encode_plan
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.cluster.results import decode_result, encode_result
+from bridle.cluster.samplings import MAX_SLOTS, SamplingNames, SamplingSlots, decode_sampling, encode_sampling
+from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
+from bridle.errors import (
+    BridleError,
+    ControllerError,
+    InternalError,
+    OutOfBlocks,
+    ProtocolError,
+    ShardUnavailable,
+    UnsupportedFeature,
+)
+from bridle.outputs import Logprob
+from bridle.sampling import SamplingParams
+
+IDS = st.integers(0, 1 << 40)
+SMALL = st.integers(0, 1 << 20)
+NUMBERS = st.floats(allow_nan=False, width=64)
+TOKENS = st.lists(SMALL, max_size=5).map(tuple)
+
+
+def lists(element: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(element, max_size=6)
+
+
+PLANS = st.builds(
+    StepPlan,
+    step=IDS,
+    rows=lists(
+        st.builds(
+            PlanRow, IDS, SMALL, SMALL, SMALL, SMALL, TOKENS, SMALL, TOKENS, SMALL, st.sampled_from([None, "a", "b"])
+        )
+    ),
+    forks=lists(st.builds(ForkRow, IDS, IDS, SMALL, SMALL)),
+    freed=lists(IDS),
+    copies=lists(st.builds(BlockCopy, SMALL, SMALL)),
+)
+SAMPLINGS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_p=st.floats(0.01, 1),
+    top_k=st.integers(-1, 1000),
+    min_p=st.floats(0, 1),
+    typical_p=st.floats(0.01, 1),
+    repetition_penalty=st.floats(0.01, 100),
+    presence_penalty=st.floats(-100, 100),
+    frequency_penalty=st.floats(-100, 100),
+    logit_bias=st.dictionaries(SMALL, st.one_of(st.floats(-1e9, 1e9), st.just(-math.inf)), max_size=4),
+    logprobs=st.one_of(st.none(), st.integers(0, 100)),
+    logprobs_mode=st.sampled_from(["raw", "processed"]),
+)
+BIAS = st.lists(st.tuples(SMALL, NUMBERS), max_size=3).map(tuple)
+MASKS = st.one_of(st.none(), st.sampled_from([b"\1\0\0\0", b"\2\0\0\0"]))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> SampleBatch:
+    samplings = draw(st.lists(SAMPLINGS, min_size=1, max_size=3))
+    key = st.integers(0, (1 << 64) - 1)
+    row = st.builds(SampleRow, IDS, SMALL, st.sampled_from(samplings), key, SMALL, MASKS, BIAS)
+    run = st.builds(ScoreRun, IDS, SMALL, TOKENS, SMALL)
+    return SampleBatch(draw(IDS), draw(lists(row)), draw(lists(run)))
+
+
+TOP = st.lists(st.tuples(SMALL, NUMBERS), max_size=3).map(tuple)
+LOGPROBS = st.builds(Logprob, SMALL, NUMBERS, TOP, st.one_of(st.none(), st.integers(1, 1 << 20)))
+
+
+@st.composite
+def results(draw: st.DrawFn) -> StepResult:
+    tokens = draw(lists(st.integers(-1, 1 << 20)))
+    logprobs = [draw(st.one_of(st.none(), LOGPROBS)) for _ in tokens]
+    return StepResult(draw(IDS), tokens, logprobs, draw(lists(lists(LOGPROBS))))
+
+
+@given(PLANS)
+def test_plans(plan: StepPlan) -> None:
+    assert decode_plan(pb.Plan.FromString(encode_plan(plan).SerializeToString())) == plan
+
+
+@given(st.lists(batches(), max_size=4))
+def test_batches_with_names_that_outlive_them(made: list[SampleBatch]) -> None:
+    names, slots = SamplingNames(num_slots=2), SamplingSlots()
+    for batch in made:
+        message = encode_batch(batch, names)
+        assert decode_batch(pb.Batch.FromString(message.SerializeToString()), slots) == batch
+
+
+@given(results())
+def test_results(result: StepResult) -> None:
+    assert decode_result(pb.Result.FromString(encode_result(result).SerializeToString())) == result
+
+
+def test_a_sampling_object_is_sent_once() -> None:
+    names, params = SamplingNames(), SamplingParams(temperature=0.5)
+    rows = [SampleRow(i, i, params) for i in range(3)]
+    assert [len(encode_batch(SampleBatch(step, rows), names).samplings) for step in range(3)] == [1, 0, 0]
+
+
+def test_masks_that_are_equal_are_sent_once() -> None:
+    rows = [SampleRow(i, i, SamplingParams(), mask=bytes([i % 2]) * 1000) for i in range(6)]
+    assert len(encode_batch(SampleBatch(1, rows), SamplingNames()).mask_rows) == 2
+
+
+def test_slots_are_bounded() -> None:
+    names = SamplingNames(num_slots=3)
+    slots = [names.name([SamplingParams()])[0][0] for _ in range(10)]
+    assert set(slots) == {0, 1, 2}
+    with pytest.raises(ProtocolError, match=f"slot {MAX_SLOTS} is named"):
+        SamplingSlots().learn(encode_sampling(SamplingParams(), MAX_SLOTS))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BridleError("broken"),
+        InternalError("bug"),
+        OutOfBlocks("full"),
+        ShardUnavailable("gone"),
+        UnsupportedFeature("no", "adapter"),
+    ],
+)
+def test_errors_keep_their_kind(error: BridleError) -> None:
+    got = decode_failure(pb.Failure.FromString(encode_failure(3, error).SerializeToString()))
+    assert (type(got), str(got), vars(got)) == (type(error), str(error), vars(error))
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("x"), ControllerError("not from here")])
+def test_what_no_executor_raises_is_a_bug(error: Exception) -> None:
+    assert isinstance(decode_failure(encode_failure(1, error)), InternalError)
+
+
+def test_long_messages_are_cut() -> None:
+    assert len(encode_failure(1, BridleError("x" * 100_000)).message) < 5_000
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (pb.Plan(step=7, seq_ids=[1, 2], starts=[0]), "plan of step 7: a column has 1 entries for 2 rows"),
+        (pb.Plan(step=7, fork_parents=[1]), "a column has 0 entries for 1 rows"),
+        (pb.Plan(step=7, copy_sources=[1]), "a column has 0 entries for 1 rows"),
+        (pb.Plan(step=7, new_tokens=[1]), "the rows have 0 entries in all, but 1 came"),
+    ],
+)
+def test_plans_that_do_not_fit(message: pb.Plan, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        decode_plan(message)
+
+
+def one_row(**more: Any) -> pb.Batch:
+    return pb.Batch(step=7, seq_ids=[1], logits_indexes=[0], slots=[0], keys=[1], draws=[0], **more)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (one_row(), "slot 0 was never filled"),
+        (one_row(samplings=[pb.Sampling(top_p=2.0)]), "sampling slot 0: top_p is 2.0"),
+        (one_row(samplings=[encode_sampling(SamplingParams(), 0)], masks=[2], mask_rows=[b""]), "entry 2 of 2"),
+        (one_row(samplings=[encode_sampling(SamplingParams(), 0)], masks=[1, 1]), "2 entries for 1 rows"),
+        (one_row(samplings=[encode_sampling(SamplingParams(), 0)], num_bias=[3]), "3 entries in all, but 0 came"),
+        (pb.Batch(step=7, score_seq_ids=[1]), "0 entries for 1 rows"),
+    ],
+)
+def test_batches_that_do_not_fit(message: pb.Batch, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        decode_batch(message, SamplingSlots())
+
+
+def test_results_that_do_not_fit() -> None:
+    with pytest.raises(ProtocolError, match="entry 5 of 1"):
+        decode_result(
+            pb.Result(
+                tokens=[1], logprob_rows=[5], logprobs=pb.Logprobs(tokens=[1], logprobs=[0.0], ranks=[0], num_top=[0])
+            )
+        )
+
+
+def test_sampling_keeps_what_chooses_and_drops_the_rest() -> None:
+    params = SamplingParams(top_k=3, stop=("x",), n=4, seed=9, logprobs=0)
+    assert decode_sampling(encode_sampling(params, 0)) == SamplingParams(top_k=3, logprobs=0)
