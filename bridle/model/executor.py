@@ -38,6 +38,11 @@ class LocalExecutor:
     def info(self) -> ExecutorInfo:
         return self._info
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that weights and KV cache take; none once it is closed."""
+        return 0 if self._runner is None else self._runner.num_bytes
+
     def forward(self, plan: StepPlan) -> None:
         """Apply the plan and compute its rows. On CUDA this returns before the device is done.
 

@@ -56,6 +56,10 @@ class KVCache:
             for number, shape in geometry.layers.items()
         }
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers.values())
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block source to block target in every layer, for each (source, target) of `pairs`."""
         sources, targets = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)

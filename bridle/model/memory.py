@@ -55,6 +55,7 @@ def choose_num_blocks(
         budget = config.kv_memory
     else:
         budget = int(free * (CUDA_SHARE if device.type == "cuda" else CPU_SHARE))
+        budget = budget if config.max_kv_memory is None else min(budget, config.max_kv_memory)
     wanted = DEFAULT_CONTEXTS * -(-max_model_len // block_size)
     num_blocks = min(budget // block_bytes, wanted) if config.kv_memory is None else budget // block_bytes
     _check_least(config, num_blocks * block_size, budget, block_bytes // block_size, max_model_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,12 @@ class ModelRunner:
         self._short = try_lower_model(model)
         # A few classes compute all logits: then the wanted rows are picked afterwards.
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights, in whatever orders layers keep them, and of the KV cache."""
+        sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in _tensors(self.model)}
+        return sum(sizes.values()) + self.attention.cache.num_bytes
 
     def run(self, step: PackedStep) -> Tensor:
         """Write the step's keys and values, and give logits [R, V] of its logits rows."""
@@ -47,3 +54,9 @@ class ModelRunner:
             logits_to_keep=step.logits_rows,
         ).logits
         return logits[0]
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    for module in model.modules():
+        for values in (module._parameters, module._buffers, vars(module)):
+            yield from (value for value in values.values() if isinstance(value, Tensor))

@@ -13,7 +13,8 @@ from bridle.service.control import (
 )
 from bridle.service.lease import Lease
 from bridle.service.loading import LoadedModel, load_model, model_name
-from bridle.service.registry import ModelRegistry, ModelState
+from bridle.service.model_set import AUTO, EngineLoader, ModelSet, build_registry
+from bridle.service.registry import ModelRegistry
 from bridle.service.requests import (
     build_request,
     check_length,
@@ -25,23 +26,28 @@ from bridle.service.requests import (
     tokenize,
 )
 from bridle.service.rewind import REWIND_MARK, Delta, DeltaReader, RewindPolicy, max_rewind_of, split_at_rewinds
+from bridle.service.slot import ModelState
 
 __all__ = [
+    "AUTO",
     "LOCAL_ADMIN",
     "REWIND_MARK",
     "Admission",
     "ControlSettings",
     "Delta",
     "DeltaReader",
+    "EngineLoader",
     "Lease",
     "LoadedModel",
     "ModelRegistry",
+    "ModelSet",
     "ModelState",
     "OutputCollector",
     "RewindPolicy",
     "Ticket",
     "as_control",
     "best_outputs",
+    "build_registry",
     "build_request",
     "check_length",
     "check_text",

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -21,8 +22,10 @@ from bridle.service.control import ControlSettings, ControlStart, begin_control,
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool
     from bridle.constraints import Constraint, ConstraintPool
+    from bridle.engine import AsyncEngine
     from bridle.engine.client import EngineClient
     from bridle.engine.interfaces import ControllerPool, ExecutorInfo, Sampler
+    from bridle.model.executor import LocalExecutor
     from bridle.text import Tokenizer
 
 P = ParamSpec("P")
@@ -34,7 +37,8 @@ _NUM_TEXT_THREADS = 2
 @dataclass(slots=True)
 class LoadedModel:
     """A model that takes requests. `created` is a Unix time in seconds; `adapters` are the names it can
-    apply, `control` is the runtime of its Wasm controllers, `constraints` compiles constraints for it."""
+    apply, `control` is the runtime of its Wasm controllers, `constraints` compiles constraints for it. `num_bytes`
+    is the memory that its weights and its KV cache take, 0 if that is not known."""
 
     name: str
     client: EngineClient
@@ -43,6 +47,7 @@ class LoadedModel:
     adapters: frozenset[str] = frozenset()
     control: RuntimePool | None = None
     constraints: ConstraintPool | None = None
+    num_bytes: int = 0
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
@@ -90,51 +95,73 @@ def load_model(
 ) -> LoadedModel:
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
-    `progress(what, share)` is called with a share between 0 and 1. `pools` bring further kinds of controllers, beside
-    plain Python ones and constraints. `control` says whether Wasm controllers get a runtime (None: no); it starts
-    while the model is loaded. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
+    `progress(what, share)` is called with a share between 0 and 1; what it raises ends the loading. `pools` bring
+    further kinds of controllers, beside plain Python ones and constraints. `control` says whether Wasm controllers get
+    a runtime (None: no); it starts while the model is loaded. Raises `UnsupportedModel` or `InvalidRequest` with what
+    to do about it.
     """
-    from bridle.constraints import ConstraintPool, vocabulary_of
-    from bridle.controllers import PythonControllerPool
-    from bridle.engine import AsyncEngine, Engine
-    from bridle.model import load_executor, resolve_model
-    from bridle.text import Detokenizer, Tokenizer
-
-    path = resolve_model(config.model, config.revision)
-    control = control or ControlSettings("off")
-    starting = _begin_control(control, config, path)
-    try:
-        tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
-        executor = load_executor(config, progress=progress, sampler=sampler)
-    except BaseException:
-        if starting is not None:
-            starting.abandon()
-        raise
-    try:
-        runtime = finish_control(control, starting, executor.info.vocab_size)
-    except BaseException:
-        executor.close()
-        raise
-    vocab_size = executor.info.vocab_size
-    constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, vocab_size, executor.info.eos_token_ids))
-    engine = Engine(
-        executor,
-        engine_config or EngineConfig(),
-        pools=(PythonControllerPool(vocab_size), constraints, *pools, *((runtime,) if runtime else ())),
-        decoder=Detokenizer(tokenizer),
-    )
-    client = AsyncEngine(engine)
-    if runtime is not None:
-        runtime.wake = client.wake
-    client.start()
+    parts = _load_parts(config, control or ControlSettings("off"), progress, sampler)
+    client, constraints = _start_engine(parts, engine_config or EngineConfig(), pools)
     return LoadedModel(
         name or model_name(config.model),
         client,
-        tokenizer,
-        control=runtime,
+        parts.tokenizer,
+        control=parts.runtime,
         constraints=constraints,
+        num_bytes=parts.executor.num_bytes,
         shutdown=client.close,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What an engine is made of."""
+
+    tokenizer: Tokenizer
+    executor: LocalExecutor
+    runtime: RuntimePool | None
+
+
+def _load_parts(
+    config: ModelConfig,
+    control: ControlSettings,
+    progress: Callable[[str, float], None] | None,
+    sampler: Sampler | None,
+) -> _Parts:
+    """Tokenizer, weights and control runtime. If one of them fails, none is left behind."""
+    from bridle.model import load_executor, resolve_model
+    from bridle.text import Tokenizer
+
+    path = resolve_model(config.model, config.revision)
+    with ExitStack() as undo:
+        starting = _begin_control(control, config, path)
+        if starting is not None:
+            undo.callback(starting.abandon)
+        tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
+        executor = load_executor(config, progress=progress, sampler=sampler)
+        undo.callback(executor.close)
+        runtime = finish_control(control, starting, executor.info.vocab_size)
+        undo.pop_all()
+    return _Parts(tokenizer, executor, runtime)
+
+
+def _start_engine(
+    parts: _Parts, config: EngineConfig, pools: Sequence[ControllerPool]
+) -> tuple[AsyncEngine, ConstraintPool]:
+    """The engine over the parts, on its thread, with every kind of controller that it runs."""
+    from bridle.constraints import ConstraintPool, vocabulary_of
+    from bridle.controllers import PythonControllerPool
+    from bridle.engine import AsyncEngine, Engine
+    from bridle.text import Detokenizer
+
+    info, runtime = parts.executor.info, parts.runtime
+    constraints = ConstraintPool(lambda: vocabulary_of(parts.tokenizer, info.vocab_size, info.eos_token_ids))
+    all_pools = (PythonControllerPool(info.vocab_size), constraints, *pools, *((runtime,) if runtime else ()))
+    engine = Engine(parts.executor, config, pools=all_pools, decoder=Detokenizer(parts.tokenizer))
+    client = AsyncEngine(engine)
+    if runtime is not None:
+        runtime.wake = client.wake
+    return client.start(), constraints
 
 
 def _begin_control(control: ControlSettings, config: ModelConfig, path: Path) -> ControlStart | None:

@@ -10,79 +10,127 @@ A front-end that wants to tell its client about a wait looks at `state_of(name)`
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
-from enum import StrEnum
+from functools import partial
 
-from bridle.errors import InvalidRequest, UnknownModel
+from bridle.errors import InvalidRequest, ModelUnavailable, UnknownModel, UnsupportedFeature
+from bridle.service.catalog import ModelCatalog
+from bridle.service.keeper import ModelKeeper
 from bridle.service.lease import Lease
 from bridle.service.loading import LoadedModel
+from bridle.service.slot import ModelState, Slot
 
 _MAX_SHOWN_CHARS = 100
 
 
-class ModelState(StrEnum):
-    """What a known model is doing: it answers, it is on its way, or it would be loaded if somebody asked."""
-
-    LOADED = "loaded"
-    LOADING = "loading"
-    LOADABLE = "loadable"
-
-
 class ModelRegistry:
-    """Loaded models by name. The first one added is the default. Used from one thread or event loop."""
+    """Models by name, those that are loaded and those that may be. The first one given is the default.
 
-    def __init__(self, models: Iterable[LoadedModel] = ()) -> None:
-        self._models: dict[str, LoadedModel] = {}
+    Without a `catalog` and a `keeper` there are only the models that were added, and they stay. A catalog names what
+    may be loaded when a request asks for it, the keeper does that. Used from one thread or event loop.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[LoadedModel] = (),
+        *,
+        catalog: ModelCatalog | None = None,
+        keeper: ModelKeeper | None = None,
+    ) -> None:
+        self._slots: dict[str, Slot] = {}
         self._aliases: dict[str, str] = {}
+        self._catalog = catalog or ModelCatalog()
+        self._keeper = keeper
         for model in models:
             self.add(model)
 
     def __iter__(self) -> Iterator[LoadedModel]:
-        return iter(tuple(self._models.values()))
+        """The models that are loaded."""
+        return iter([slot.model for slot in self._slots.values() if slot.model is not None])
 
     def __len__(self) -> int:
-        return len(self._models)
+        return len(list(iter(self)))
+
+    # -- what is served ------------------------------------------------------------------------------------------
 
     def add(self, model: LoadedModel, aliases: Iterable[str] = ()) -> None:
-        """Serve `model` under its own name and `aliases`. A name can be taken only once."""
-        names = [model.name, *(alias for alias in dict.fromkeys(aliases) if alias != model.name)]
+        """Serve a loaded model for good, under its own name and `aliases`. A name can be taken only once."""
+        slot = Slot(model.name, model=model, is_pinned=True)
+        self.add_slot(slot, aliases)
+        if self._keeper is not None:
+            self._keeper.keep(slot)
+
+    def add_slot(self, slot: Slot, aliases: Iterable[str] = ()) -> None:
+        """Serve what is in a slot, or may be loaded into it, under its name and `aliases`."""
+        names = [slot.name, *(alias for alias in dict.fromkeys(aliases) if alias != slot.name)]
         for name in names:
-            if name in self._models or name in self._aliases:
-                raise InvalidRequest(f"the model name {name!r} is taken already", "model")
-        self._models[model.name] = model
-        self._aliases.update(dict.fromkeys(names[1:], model.name))
+            self._check_free(name)
+        self._slots[slot.name] = slot
+        self._aliases.update(dict.fromkeys(names[1:], slot.name))
+
+    def add_alias(self, alias: str, name: str) -> None:
+        """Let `alias` mean what `name` means, which may be a name that the catalog knows."""
+        self._check_free(alias)
+        self._aliases[alias] = self._aliases.get(name, name)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """What there is behind every name that is not an alias, in the order in which they came. Only to look at."""
+        return list(self._slots.values())
 
     @property
     def default(self) -> LoadedModel:
-        """The model of requests that name none. Raises `UnknownModel` while nothing is served."""
-        for model in self._models.values():
-            return model
-        raise UnknownModel("no model is served here", "model")
+        """The model of requests that name none, loaded. Raises `UnknownModel` while nothing is served."""
+        return self.resolve(None)
 
     @property
     def names(self) -> list[str]:
-        """Every name a request may use, models first."""
-        return [*self._models, *self._aliases]
+        """Every name that was given, and of the loadable ones those that were loaded; models first."""
+        known = [name for name, slot in self._slots.items() if not (slot.is_passing and slot.is_vacant)]
+        return [*known, *self._aliases]
+
+    async def all_names(self) -> list[str]:
+        """Every name that a request may use now, with what could be loaded. Looks at the disk."""
+        return list(dict.fromkeys([*self.names, *await asyncio.to_thread(self._catalog.names)]))
 
     def aliases_of(self, model: LoadedModel) -> list[str]:
         """Further names of `model`."""
         return [alias for alias, name in self._aliases.items() if name == model.name]
 
-    def resolve(self, name: str | None) -> LoadedModel:
-        """The model of that name or alias; None or the empty name mean the default."""
+    def slot_of(self, name: str | None) -> Slot:
+        """What there is behind a name or alias; None or the empty name mean the default. Only to look at. Raises
+        `UnknownModel`."""
         if not name:
-            return self.default
-        model = self._models.get(self._aliases.get(name, name))
-        if model is None:
-            shown = name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "..."
-            served = ", ".join(repr(known) for known in self.names) or "nothing"
-            raise UnknownModel(f"the model {shown!r} is not served here; served: {served}", "model")
-        return model
+            return self._default_slot()
+        canonical = self._aliases.get(name, name)
+        slot = self._slots.get(canonical)
+        if slot is not None and not (slot.is_passing and slot.is_vacant):
+            return slot
+        config = None if self._keeper is None else self._catalog.find(canonical)
+        if config is None:
+            raise self._unknown(name)
+        return Slot(canonical, config, is_passing=True)
 
     def state_of(self, name: str | None) -> ModelState:
         """What the model of that name is doing. Raises `UnknownModel`."""
-        self.resolve(name)
-        return ModelState.LOADED
+        return self.slot_of(name).state
+
+    def resolve(self, name: str | None) -> LoadedModel:
+        """The loaded model of that name or alias, held by nobody. Raises `UnknownModel`, and `ModelUnavailable` for one
+        that would have to be loaded."""
+        slot = self.slot_of(name)
+        if slot.model is None:
+            raise ModelUnavailable(f"the model {slot.name!r} is not loaded now: it is {slot.state}")
+        return slot.model
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether something is or can be served, and every engine runs."""
+        can_serve = bool(self._slots) or not self._catalog.is_empty
+        return can_serve and all(model.client.is_healthy for model in self)
+
+    # -- use -----------------------------------------------------------------------------------------------------
 
     async def acquire(self, name: str | None, timeout: float | None = None) -> Lease:
         """A hold on the model of that name or alias (None or empty: the default), which stays loaded until the lease
@@ -92,14 +140,55 @@ class ModelRegistry:
         had now: loading failed, takes too long, or there is no room beside the models in use. Cancelling the caller
         ends the wait. Call it from the event loop that uses the registry.
         """
-        return Lease(self.resolve(name))
+        slot = self.slot_of(name)
+        if slot.model is None:
+            assert self._keeper is not None  # a slot without a model is only served with one
+            self._slots[slot.name] = slot
+            await self._keeper.fetch(slot, timeout)
+        assert slot.model is not None
+        slot.num_leases += 1
+        return Lease(slot.model, partial(self._release, slot))
 
-    @property
-    def is_healthy(self) -> bool:
-        """Whether something is served and every engine runs."""
-        return bool(self._models) and all(model.client.is_healthy for model in self)
+    async def unload(self, name: str) -> None:
+        """Close an idle model; a later request loads it again. Raises `UnknownModel`, `UnsupportedFeature` for one that
+        is served for good, and `ModelUnavailable` for one in use."""
+        slot = self.slot_of(name)
+        if slot.is_pinned or self._keeper is None:
+            raise UnsupportedFeature(f"the model {slot.name!r} is served for good and cannot be unloaded", "model")
+        if slot.state is ModelState.LOADING or slot.num_leases or slot.num_waiting:
+            uses = f"{slot.num_leases} requests use it" if slot.num_leases else "it is being loaded"
+            raise ModelUnavailable(f"the model {slot.name!r} cannot be unloaded: {uses}")
+        if slot.model is not None:
+            await self._keeper.empty(slot)
 
     def close(self, drain: float = 0.0) -> None:
         """Close every model; running requests get `drain` seconds. Idempotent."""
+        if self._keeper is not None:
+            self._keeper.close(drain)
         for model in self:
             model.close(drain)
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _check_free(self, name: str) -> None:
+        if name in self._slots or name in self._aliases:
+            raise InvalidRequest(f"the model name {name!r} is taken already", "model")
+
+    def _default_slot(self) -> Slot:
+        for slot in self._slots.values():
+            if not slot.is_passing:
+                return slot
+        if self._catalog.is_empty:
+            raise UnknownModel("no model is served here", "model")
+        raise UnknownModel("there is no default model here; name one of those that /v1/models lists", "model")
+
+    def _release(self, slot: Slot) -> None:
+        slot.num_leases -= 1
+        if self._keeper is not None:
+            slot.last_used = self._keeper.now()
+            self._keeper.notice()
+
+    def _unknown(self, name: str) -> UnknownModel:
+        shown = name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "..."
+        served = ", ".join(repr(known) for known in self.names) or "nothing"
+        return UnknownModel(f"the model {shown!r} is not served here; served: {served}", "model")

@@ -1,0 +1,241 @@
+"""Loads models when they are asked for and takes idle ones out again, within a memory bound.
+
+Every decision is made in one event loop; what takes long (fetching, loading, closing) runs in threads beside it, so
+that neither the loop nor the engines of other models wait. One load at a time, in order; many may wait for one. Knows
+neither names nor what they stand for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from bridle.errors import BridleError, EngineClosed, ModelUnavailable
+from bridle.service.model_memory import ModelMemory, least_bytes, with_kv
+from bridle.service.slot import Slot
+from bridle.service.threads import in_thread
+
+if TYPE_CHECKING:
+    from bridle.config import ModelConfig
+    from bridle.service.loading import LoadedModel
+
+_log = logging.getLogger(__name__)
+
+#: How long it is remembered that a model could not be loaded, in seconds.
+FAILURE_SECONDS = 30.0
+
+
+class ModelLoader(Protocol):
+    """How models come to be. Both methods block, are called in threads, and raise what is wrong with the model."""
+
+    def measure(self, config: ModelConfig) -> int:
+        """Bytes that the weights will take. May fetch them."""
+        raise NotImplementedError
+
+    def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
+        """A running model. What `progress` raises ends the loading."""
+        raise NotImplementedError
+
+
+class ModelKeeper:
+    """Fills slots and empties them."""
+
+    def __init__(
+        self, loader: ModelLoader, max_bytes: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.memory = ModelMemory(max_bytes)
+        self._loader = loader
+        self._clock = clock
+        self._queue = asyncio.Lock()  # held by the load whose turn it is
+        self._change: asyncio.Future[None] | None = None  # what that one waits for while there is no room
+        self._is_closed = False
+
+    def fill(self, slots: Iterable[Slot], keeps_share: bool) -> None:
+        """Load these models now, one after the other; blocks, and needs no event loop. What is left of the memory
+        beside all their weights is split evenly among their KV caches, and into one share more with `keeps_share`.
+        Raises what loading raises."""
+        waiting = [(slot, self._loader.measure(_config(slot))) for slot in slots]
+        needed = sum(least_bytes(_config(slot), weights) for slot, weights in waiting)
+        self.memory.check_possible(" and ".join(slot.name for slot, _ in waiting), needed)
+        while waiting:
+            num_shares = len(waiting) + keeps_share
+            share = (self.memory.left - sum(weights for _, weights in waiting)) // num_shares
+            slot, weights = waiting.pop(0)
+            self._keep(slot, self._load_now(slot, self._reserve(slot, weights, share)))
+
+    def keep(self, slot: Slot) -> None:
+        """Count a model that was loaded elsewhere."""
+        assert slot.model is not None
+        self._keep(slot, slot.model)
+
+    async def fetch(self, slot: Slot, timeout: float | None) -> None:
+        """Wait until the slot's model is there, and begin to load it if nobody has. Raises `ModelUnavailable`."""
+        self._check_open()
+        if slot.failure is not None and self._clock() < slot.failed_until:
+            raise _again(slot.failure)
+        if slot.task is None:
+            slot.failure = None
+            slot.task = asyncio.create_task(self._load(slot), name=f"load {slot.name}")
+        await self._wait(slot, slot.task, timeout)
+        if slot.model is None:
+            self._check_open()
+            assert slot.failure is not None
+            raise _again(slot.failure)
+
+    async def empty(self, slot: Slot) -> None:
+        """Close an idle model and give its memory back."""
+        assert slot.is_idle
+        assert slot.model is not None
+        model, slot.model = slot.model, None
+        num_bytes = self.memory.give_back(slot)
+        self.memory.closing += num_bytes
+        _log.info("unloading %s", slot.name)
+
+        def count(_: object) -> None:
+            self.memory.closing -= num_bytes
+            self.notice()
+
+        closing = in_thread(lambda: _close(model), "bridle-unload")
+        closing.add_done_callback(count)
+        await asyncio.shield(closing)
+
+    def now(self) -> float:
+        """The time by which the least recently used is told."""
+        return self._clock()
+
+    def notice(self) -> None:
+        """Something was let go of: a load that waits for room looks again."""
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    def close(self, drain: float = 0.0) -> None:
+        """Close every model; loads under way end as soon as they can. Idempotent, from any thread."""
+        self._is_closed = True
+        for slot in list(self.memory.slots):
+            if slot.model is not None:
+                slot.model.close(drain)
+
+    # -- one load ----------------------------------------------------------------------------------------------
+
+    async def _wait(self, slot: Slot, task: asyncio.Task[None], timeout: float | None) -> None:
+        slot.num_waiting += 1
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(task)
+        except TimeoutError:
+            stage = f" ({slot.stage})" if slot.stage else ""
+            raise ModelUnavailable(f"the model {slot.name!r} is not there after {timeout:g} s{stage}") from None
+        finally:
+            slot.num_waiting -= 1
+            if slot.num_waiting == 0 and slot.task is task and not slot.is_filling:
+                slot.task = None  # nobody waits any more, and nothing is lost
+                task.cancel()
+
+    async def _load(self, slot: Slot) -> None:
+        """Fill a slot, or leave in it why not."""
+        task = asyncio.current_task()
+        try:
+            slot.stage, slot.share = "finding the model", 0.0
+            weights = await in_thread(lambda: self._loader.measure(_config(slot)), "bridle-find")
+            slot.stage = "waiting for its turn"
+            async with self._queue:
+                await self._fill_in_turn(slot, weights)
+        except Exception as error:
+            self._fail(slot, error)
+        finally:
+            if slot.task is task:  # not given up, and perhaps begun again, meanwhile
+                slot.task, slot.stage = None, ""
+
+    async def _fill_in_turn(self, slot: Slot, weights: int) -> None:
+        slot.stage = "waiting for room"
+        await self._make_room(slot, least_bytes(_config(slot), weights))
+        config = self._reserve(slot, weights, (self.memory.left - weights) // 2)
+        slot.is_filling = True
+        try:
+            self._keep(slot, await in_thread(lambda: self._load_now(slot, config), "bridle-load"))
+        finally:
+            slot.is_filling = False
+            if slot.model is None:
+                self.memory.give_back(slot)
+
+    async def _make_room(self, slot: Slot, needed: int) -> None:
+        """Close idle models, least recently used first, until `needed` bytes are left; wait while all are in use."""
+        self.memory.check_possible(repr(slot.name), needed)
+        while not self.memory.has(needed):
+            idle = self.memory.oldest_idle()
+            if idle is not None:
+                await self.empty(idle)
+                continue
+            self._change = asyncio.get_running_loop().create_future()
+            await self._change
+
+    def _reserve(self, slot: Slot, weights: int, share: int) -> ModelConfig:
+        """Count what the slot will take; gives the configuration to load, with its share for a KV cache."""
+        if self.memory.max_bytes is None:
+            self.memory.take(slot, weights)
+            return _config(slot)
+        config = with_kv(_config(slot), weights, share)
+        self.memory.take(slot, weights + (config.kv_memory or config.max_kv_memory or 0))
+        return config
+
+    def _load_now(self, slot: Slot, config: ModelConfig) -> LoadedModel:
+        def progress(what: str, share: float) -> None:
+            self._check_open()
+            if what != slot.stage:
+                _log.info("loading %s: %s", slot.name, what)
+            slot.stage, slot.share = what, share
+
+        model = self._loader.load(config, slot.name, progress)
+        if self._is_closed:
+            model.close()
+            self._check_open()
+        return model
+
+    def _keep(self, slot: Slot, model: LoadedModel) -> None:
+        slot.model, slot.stage, slot.last_used = model, "", self._clock()
+        self.memory.take(slot, model.num_bytes or slot.num_bytes)
+
+    def _fail(self, slot: Slot, error: Exception) -> None:
+        if isinstance(error, BridleError):
+            _log.warning("the model %s could not be loaded: %s", slot.name, error)
+        else:
+            _log.error("the model %s could not be loaded", slot.name, exc_info=error)
+        if not isinstance(error, EngineClosed):
+            message = f"the model {slot.name!r} could not be loaded: {_public(slot, error)}"
+            slot.failure = ModelUnavailable(message, FAILURE_SECONDS)
+            slot.failed_until = self._clock() + FAILURE_SECONDS
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the server is shutting down and loads no models")
+
+
+def _config(slot: Slot) -> ModelConfig:
+    assert slot.config is not None
+    return slot.config
+
+
+def _close(model: LoadedModel) -> None:
+    try:
+        model.close()
+    except Exception:
+        _log.exception("closing the model %s failed", model.name)
+
+
+def _again(failure: ModelUnavailable) -> ModelUnavailable:
+    """The same error for one more client."""
+    return ModelUnavailable(str(failure), failure.retry_after)
+
+
+def _public(slot: Slot, error: Exception) -> str:
+    """What is wrong, without telling the network where things lie on this machine."""
+    if not isinstance(error, BridleError):
+        return "an unexpected error; the server's log has more"
+    message, model = str(error), _config(slot).model
+    for where in (str(Path(model).expanduser().resolve()), model):
+        message = message.replace(where, slot.name)
+    return message

@@ -1,0 +1,81 @@
+"""What all models of a server may take together, and how that is split. Only counts; loads and closes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bridle.errors import UnsupportedModel
+from bridle.service.slot import Slot
+
+if TYPE_CHECKING:
+    from bridle.config import ModelConfig
+
+#: Least room for a KV cache: this part of the weights.
+_LEAST_KV = 4
+
+
+class ModelMemory:
+    """A bound in bytes (None: no bound) and the slots that count against it."""
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        self.slots: list[Slot] = []  # those that take memory, or that room was made for
+        self.closing = 0  # bytes of models on their way out
+
+    @property
+    def used(self) -> int:
+        """What all models take, those on their way in and out included."""
+        return self.closing + sum(slot.num_bytes for slot in self.slots)
+
+    @property
+    def left(self) -> int:
+        """What is not taken; nothing that matters if there is no bound."""
+        return 0 if self.max_bytes is None else self.max_bytes - self.used
+
+    def has(self, num_bytes: int) -> bool:
+        """Whether so much is left."""
+        return self.max_bytes is None or self.left >= num_bytes
+
+    def check_possible(self, names: str, needed: int) -> None:
+        """Refuse what would not fit even if every model that may be closed were closed."""
+        if self.max_bytes is None:
+            return
+        pinned = sum(slot.num_bytes for slot in self.slots if slot.is_pinned)
+        if needed > self.max_bytes - pinned:
+            taken = f", of which {_show(pinned)} are taken for good" if pinned else ""
+            raise UnsupportedModel(
+                f"{names} needs {_show(needed)} with the least KV cache; models may take {_show(self.max_bytes)}"
+                f"{taken}; raise --max-model-memory"
+            )
+
+    def take(self, slot: Slot, num_bytes: int) -> None:
+        """Count `num_bytes` for a slot from now on."""
+        slot.num_bytes = num_bytes
+        if slot not in self.slots:
+            self.slots.append(slot)
+
+    def give_back(self, slot: Slot) -> int:
+        """Count a slot no more; gives what it had."""
+        num_bytes, slot.num_bytes = slot.num_bytes, 0
+        if slot in self.slots:
+            self.slots.remove(slot)
+        return num_bytes
+
+    def oldest_idle(self) -> Slot | None:
+        """The model that nobody uses and nobody has used for longest."""
+        return min((slot for slot in self.slots if slot.is_idle), key=lambda slot: slot.last_used, default=None)
+
+
+def least_bytes(config: ModelConfig, weights: int) -> int:
+    """What a model must have: its weights, and a KV cache of the size asked for or of a sensible one."""
+    return weights + (weights // _LEAST_KV if config.kv_memory is None else config.kv_memory)
+
+
+def with_kv(config: ModelConfig, weights: int, share: int) -> ModelConfig:
+    """The configuration with at most `share` bytes for its KV cache, unless it says itself how large that is."""
+    return replace(config, max_kv_memory=max(share, weights // _LEAST_KV, 1))
+
+
+def _show(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.0f} MiB" if num_bytes < 1 << 30 else f"{num_bytes / (1 << 30):.1f} GiB"

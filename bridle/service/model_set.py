@@ -1,0 +1,156 @@
+"""What a server was told about models, and the registry that follows from it.
+
+The operator names models, gives further names to them, and says what else may be loaded on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridle.config import EngineConfig, ModelConfig
+from bridle.errors import InvalidRequest
+from bridle.service.catalog import ModelCatalog, is_model_name
+from bridle.service.control import ControlSettings
+from bridle.service.keeper import ModelKeeper, ModelLoader
+from bridle.service.loading import load_model, model_name
+from bridle.service.registry import ModelRegistry
+from bridle.service.slot import Slot
+
+if TYPE_CHECKING:
+    from bridle.service.loading import LoadedModel
+
+#: A name on the command line that loads nothing: what requests name is loaded.
+AUTO = "auto"
+#: Share of the free memory that models may take where no bound is given.
+_MEMORY_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSet:
+    """Models of a server. `models` are loaded at the start: folders, hub ids, `demo`, or `auto` for none.
+
+    `aliases` are further names, with what they mean: a model of the set, or one that is then loaded on demand. So are
+    folders under `models_dir` and the hub ids in `allow_hub`, and nothing else. With `is_static` nothing is loaded or
+    unloaded after the start. `max_memory` bounds what all models take, in bytes (None: most of what is free).
+    """
+
+    models: tuple[str, ...] = ("demo",)
+    aliases: tuple[tuple[str, str], ...] = ()
+    models_dir: Path | None = None
+    allow_hub: tuple[str, ...] = ()
+    is_static: bool = False
+    max_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.is_static and AUTO in self.models:
+            raise InvalidRequest("static and auto exclude each other: name a model", "static")
+        if self.is_static and (self.models_dir is not None or self.allow_hub):
+            raise InvalidRequest(
+                "static serves only what is named at the start; drop models_dir and allow_hub", "static"
+            )
+        if self.max_memory is not None and self.max_memory < 1:
+            raise InvalidRequest(f"max_model_memory is {self.max_memory}; must be at least 1", "max_model_memory")
+        if not self.named and not (self.aliases or self.models_dir or self.allow_hub):
+            raise InvalidRequest(
+                "auto loads what requests name, but nothing may be loaded: give models_dir, allow_hub or a model_alias",
+                "model",
+            )
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """What is loaded at the start."""
+        return tuple(model for model in self.models if model != AUTO)
+
+
+class EngineLoader:
+    """Loads models into this process, each with an engine, a tokenizer and a control runtime of its own."""
+
+    def __init__(self, engine: EngineConfig | None = None, control: ControlSettings | None = None) -> None:
+        self._engine = engine
+        self._control = control
+
+    def measure(self, config: ModelConfig) -> int:
+        from bridle.model.footprint import weights_of
+
+        return weights_of(config)
+
+    def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
+        return load_model(config, self._engine, name=name, progress=progress, control=self._control)
+
+
+def build_registry(
+    models: ModelSet, base: ModelConfig, loader: ModelLoader, name: str | None = None
+) -> tuple[ModelRegistry, Callable[[], None]]:
+    """The registry of a set, nothing loaded yet, and what loads the named models into it; that blocks.
+
+    `base` says how models are loaded; its revision and tokenizer are meant for a single model. `name` is what a single
+    model is called. Raises `InvalidRequest` for what contradicts itself.
+    """
+    _check_single(models, base, name)
+    catalog = ModelCatalog(base, models_dir=models.models_dir, hub_ids=models.allow_hub)
+    keeper = ModelKeeper(loader, _bound(models, base))
+    registry = ModelRegistry(catalog=catalog, keeper=keeper)
+    slots = [
+        Slot(name or model_name(model), replace(base, model=model), is_pinned=models.is_static)
+        for model in models.named
+    ]
+    for slot in slots:
+        registry.add_slot(slot)
+    _add_aliases(registry, catalog, models, base)
+    return registry, lambda: keeper.fill(slots, keeps_share=not models.is_static and _is_open(models))
+
+
+def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None:
+    if len(models.named) == 1:
+        return
+    single = {"served_name": name, "revision": base.revision, "tokenizer": base.tokenizer}
+    for param, value in single.items():
+        if value is not None:
+            raise InvalidRequest(
+                f"{param} is {value!r}; with {len(models.named)} models it is not clear whose it is "
+                "(a model_alias gives a name to one)",
+                param,
+            )
+
+
+def _is_open(models: ModelSet) -> bool:
+    """Whether more may be loaded than what is named."""
+    return bool(models.aliases or models.models_dir or models.allow_hub)
+
+
+def _bound(models: ModelSet, base: ModelConfig) -> int | None:
+    if models.max_memory is not None:
+        return models.max_memory
+    if len(models.named) == 1 and not _is_open(models):
+        return None  # one model, which takes its share of what is free
+    from bridle.model.footprint import free_on
+
+    return int(_MEMORY_SHARE * free_on(base))
+
+
+def _add_aliases(registry: ModelRegistry, catalog: ModelCatalog, models: ModelSet, base: ModelConfig) -> None:
+    """Each alias means a model that is known by another name already, or becomes the name of one."""
+    known = {model: slot.name for model, slot in zip(models.named, registry.slots, strict=True)}
+    known |= {slot.name: slot.name for slot in registry.slots}
+    for alias, model in models.aliases:
+        name = known.get(model)
+        if name is None and catalog.find(model) is not None:
+            name = model
+        if name is not None:
+            registry.add_alias(alias, name)
+            continue
+        _check_target(alias, model, models)
+        registry.add_slot(Slot(alias, replace(base, model=model, revision=None, tokenizer=None)))
+        known[model] = alias
+
+
+def _check_target(alias: str, model: str, models: ModelSet) -> None:
+    if models.is_static:
+        raise InvalidRequest(
+            f"model_alias {alias}={model}: {model!r} is not among the models, and static loads no others", "model_alias"
+        )
+    if not alias or not (Path(model).expanduser().is_dir() or is_model_name(model)):
+        raise InvalidRequest(f"model_alias {alias}={model}: {model!r} is neither a folder nor a hub id", "model_alias")
