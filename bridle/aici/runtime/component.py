@@ -17,6 +17,7 @@ from bridle.aici.protocol import WriteVar
 from bridle.aici.runtime.constraints import make_matcher
 from bridle.aici.runtime.instance import Instance, Program
 from bridle.aici.runtime.storage import parse_command
+from bridle.aici.runtime.wasi_components import World, shadow_world
 from bridle.aici.runtime.wasm import LOOK_TICKS, GuestFault, backtrace_of, running
 from bridle.errors import ControllerError, ControllerTrap
 
@@ -32,6 +33,7 @@ def make_linker(engine: wasmtime.Engine) -> wc.Linker:
     """Everything that a controller component may import."""
     linker = wc.Linker(engine)
     linker.add_wasip2()
+    shadow_world(linker, _guarded)
     with linker.root() as root, root.add_instance(HOST) as host:
         for name, function in _FUNCTIONS.items():
             host.add_func(name, _guarded(function))
@@ -40,6 +42,8 @@ def make_linker(engine: wasmtime.Engine) -> wc.Linker:
 
 class ComponentInstance(Instance):
     """See `Instance`. A process fork is the only way to copy it."""
+
+    world: World
 
     def create(self, budget_ms: float) -> None:
         self._begin()
@@ -62,6 +66,10 @@ class ComponentInstance(Instance):
     def fork(self, variables: Any = None) -> Instance:
         raise self.broke(ControllerError("a component is forked with its process"))
 
+    def become(self, branch: int) -> None:
+        super().become(branch)
+        self.world.diverge(branch)
+
     def _check_created(self, result: Any) -> None:
         """`result<_, string>`: nothing, or the text of an error."""
         problem = getattr(result, "payload", result)
@@ -76,6 +84,7 @@ class ComponentInstance(Instance):
         store.set_wasi(wasmtime.WasiConfig())
         sandbox.crossing.arm(store, limits.max_call_time)
         store.set_epoch_deadline(LOOK_TICKS)
+        self.world = World(self.surroundings.timer_resolution_ns)
         self._start_budget(limits.max_init_time)
         before, running.guest = running.guest, self
         try:

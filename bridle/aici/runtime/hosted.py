@@ -73,8 +73,7 @@ class Hosted:
         """What `fork` does, after the process itself was forked: this object is the copy."""
         self.key = key
         self._stage = self._stage.copy(branch)
-        self.instance.log.take()
-        self.instance.writes = []
+        self.instance.become(branch)
 
     # -- a D2 engine ---------------------------------------------------------------------------------------
 

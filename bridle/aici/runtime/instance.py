@@ -192,9 +192,9 @@ class Instance:
         return len(self.masks)
 
     def broke(self, error: ControllerError) -> ControllerError:
-        """Remember that this instance failed, with the memory it used beside its limit."""
-        limit = self.surroundings.limits.max_memory
-        text = f"{error}\nmemory: {self.memory.size} of at most {limit} bytes"
+        """Remember that this instance failed, with the memory it used, where that is known, beside its limit."""
+        size, limit = self.memory.size, self.surroundings.limits.max_memory
+        text = f"{error}\nmemory: {size} of at most {limit} bytes" if size else str(error)
         self.broken = text[:_MAX_ERROR]
         error.args = (self.broken,)
         return error
@@ -215,6 +215,11 @@ class Instance:
         other._open()
         other._copy_state(self)
         return other
+
+    def become(self, branch: int) -> None:
+        """This is branch `branch` of a fork, copied with its process: nothing was printed or written yet."""
+        self.log.take()
+        self.writes = []
 
     def _copy_state(self, source: Instance) -> None:
         prefix = self.program.facts.prefix

@@ -1,0 +1,107 @@
+"""What components get instead of the machine's clocks and random numbers.
+
+WASI 0.2 as wasmtime brings it shows a guest real time, with which it can measure its neighbours, and real randomness,
+with which no run can be repeated. Here time is a count: every look at a clock is a millisecond after the one before.
+Random numbers are the same in every run, and others in every fork. An operator who wants guests to see time gives a
+resolution. Nobody can sleep: a callback that has to wait says so in its answer.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from wasmtime import component as wc
+
+from bridle.aici.runtime.facts import WASMTIME_VERSION
+from bridle.aici.runtime.wasm import FAST_VERSIONS, GuestFault
+
+#: Between two looks at a clock, in nanoseconds.
+TICK_NS = 1_000_000
+#: When the wall clock starts: 2000-01-01, in seconds since 1970.
+EPOCH = 946_684_800
+_SECOND_NS = 1_000_000_000
+_MAX_RANDOM = 64 << 10
+#: The patch level of WASI 0.2 that wasmtime defines is the one to shadow; with a wasmtime that was not looked at,
+#: any.
+_PATCHES = (12,) if WASMTIME_VERSION.startswith(FAST_VERSIONS) else tuple(range(64))
+
+
+class World:
+    """Time and chance of one instance. `resolution_ns` above 0 lets real time through, as coarse as that."""
+
+    def __init__(self, resolution_ns: int) -> None:
+        self._resolution_ns = resolution_ns
+        self._born_ns = time.monotonic_ns()
+        self._looks = 0
+        self._random = random.Random(0)
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds since the instance began."""
+        if self._resolution_ns:
+            now = time.monotonic_ns() - self._born_ns
+            return now - now % self._resolution_ns
+        self._looks += 1
+        return self._looks * TICK_NS
+
+    @property
+    def resolution_ns(self) -> int:
+        """What a clock can tell apart."""
+        return self._resolution_ns or TICK_NS
+
+    def random_bytes(self, count: int) -> bytes:
+        """The next random bytes. Raises `GuestFault` if that are too many."""
+        if count > _MAX_RANDOM:
+            raise GuestFault(f"{count} random bytes at once; at most {_MAX_RANDOM}")
+        return self._random.randbytes(count)
+
+    def random_u64(self) -> int:
+        return self._random.getrandbits(64)
+
+    def diverge(self, branch: int) -> None:
+        """This is branch `branch` of a fork: draw other numbers than the rest."""
+        self._random.seed(f"{self._random.getrandbits(64)} {branch}")
+
+
+def shadow_world(linker: wc.Linker, guarded: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Define these over wasmtime's own. `guarded` turns a function of an instance into one of the linker."""
+    linker.allow_shadowing = True
+    for name, functions in _INTERFACES.items():
+        for patch in _PATCHES:
+            with linker.root() as root, root.add_instance(f"wasi:{name}@0.2.{patch}") as instance:
+                for function_name, function in functions.items():
+                    instance.add_func(function_name, guarded(function))
+    linker.allow_shadowing = False
+
+
+def _datetime(nanoseconds: int) -> wc.Record:
+    record: Any = wc.Record()
+    record.seconds, record.nanoseconds = divmod(nanoseconds, _SECOND_NS)
+    return record  # type: ignore[no-any-return]
+
+
+def _no_sleep(_guest: Any, _time: int) -> None:
+    raise GuestFault('a controller cannot sleep; to be called again later, answer {"wait": {"ms": ...}}')
+
+
+_RANDOM: dict[str, Callable[..., Any]] = {
+    "bytes": lambda guest, count: guest.world.random_bytes(count),
+    "u64": lambda guest: guest.world.random_u64(),
+}
+_INTERFACES: dict[str, dict[str, Callable[..., Any]]] = {
+    "clocks/monotonic-clock": {
+        "now": lambda guest: guest.world.monotonic_ns(),
+        "resolution": lambda guest: guest.world.resolution_ns,
+        "subscribe-instant": _no_sleep,
+        "subscribe-duration": _no_sleep,
+    },
+    "clocks/wall-clock": {
+        "now": lambda guest: _datetime(EPOCH * _SECOND_NS + guest.world.monotonic_ns()),
+        "resolution": lambda guest: _datetime(guest.world.resolution_ns),
+    },
+    "random/random": {"get-random-bytes": _RANDOM["bytes"], "get-random-u64": _RANDOM["u64"]},
+    "random/insecure": {"get-insecure-random-bytes": _RANDOM["bytes"], "get-insecure-random-u64": _RANDOM["u64"]},
+    "random/insecure-seed": {"insecure-seed": lambda guest: (guest.world.random_u64(), guest.world.random_u64())},
+}
