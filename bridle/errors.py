@@ -4,7 +4,8 @@
     ├── InvalidRequest        the caller asked for something that cannot be done
     │   ├── ContextOverflow   prompt plus output do not fit the model or the KV cache
     │   ├── UnsupportedFeature  known, but not by this model or this build
-    │   └── UnknownModel      no model of that name is served here
+    │   ├── UnknownModel      no model of that name is served here
+    │   └── UnknownStream     no stream can be resumed under that key, or not from there
     ├── UnsupportedModel      the checkpoint would be wrong or cannot be loaded
     ├── ModelUnavailable      a known model that cannot be had now: still loading, failed, or no room for it
     ├── Unauthorized          no key, an unknown key, or not allowed to its owner
@@ -64,6 +65,12 @@ class UnknownModel(InvalidRequest):
     """No model of that name is served here; the message lists those that are."""
 
     code = "model_not_found"
+
+
+class UnknownStream(InvalidRequest):
+    """No stream can be resumed under that key, or not from that position: it is forgotten, or never was."""
+
+    code = "unknown_stream"
 
 
 class UnsupportedModel(BridleError):
