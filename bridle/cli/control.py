@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ from cyclopts import Parameter
 
 from bridle.cli.api import Api, BaseUrl, Key
 from bridle.cli.run_report import RunReport
+from bridle.cli.watch import watch as watch_files
 from bridle.errors import InvalidRequest
 
 #: Which of the standard controllers runs a file.
@@ -19,6 +22,7 @@ STANDARD = {
     ".js": "gh:microsoft/aici/jsctrl",
     ".json": "gh:microsoft/aici/declctrl",
 }
+_MODULE = ".wasm"
 _FAILED = 1
 #: `--log-level` is a number here, as with the original's client; an environment made for `serve` may hold a word.
 _LEVELS = {"debug": 5, "info": 3, "warning": 1, "error": 1}
@@ -38,6 +42,7 @@ def run(
     prompt: Annotated[str | None, Parameter(name=["--prompt", "-p"])] = None,
     max_tokens: MaxTokens = None,
     temperature: float | None = None,
+    watch: Annotated[bool, Parameter(negative="")] = False,
     save: Save = None,
     log_level: Level = "3",
     base_url: BaseUrl = None,
@@ -45,7 +50,7 @@ def run(
 ) -> int:
     """Run a controller on a server: `bridle run FILE --ctrl ID`.
 
-    `bridle run script.py` runs a script with the controller for its language, `bridle run -u guest.wasm` uploads a
+    `bridle run script.js` runs a script with the controller for its language, `bridle run guest.wasm` uploads a
     controller and runs it, `echo text | bridle run - -c mine` gives it standard input. The exit code is 1 if the
     controller failed.
 
@@ -54,15 +59,17 @@ def run(
     file
         Text that the controller gets as its argument; `-` is standard input.
     ctrl
-        Module id, tag or `gh:` name of the controller, or `none`. Default: by the ending of FILE.
+        Name of a standard controller, module id, tag or `gh:` name, or `none`. Default: by the ending of FILE.
     upload
-        A .wasm file to upload and run.
+        A .wasm file to upload and run, with FILE as its argument.
     prompt
         Text to start from.
     max_tokens
         Most tokens of each output. Default: what the context holds.
     temperature
         0, the default, always takes the likeliest token.
+    watch
+        Run again whenever the files are saved, until Ctrl-C.
     save
         Write request, answer, texts, logs, variables, counts and times to this file, as JSON.
     log_level
@@ -72,17 +79,19 @@ def run(
     key
         API key.
     """
-    if ctrl is not None and upload is not None:
-        raise InvalidRequest("--ctrl and --upload exclude each other: the upload is what runs", "ctrl")
-    argument = _read(file)
+    program = _program(file, ctrl, upload)
     api = Api(base_url, key)
-    if upload is not None:
-        controller = str(api.upload(_read_wasm(upload))["module_id"])
-    else:
-        controller = ctrl or _standard(file)
-    body = {"controller": controller, "controller_arg": argument}
-    body |= _given(prompt=prompt, max_tokens=max_tokens, temperature=temperature)
-    return _run(api, body, save, log_level)
+
+    def once(is_stale: Callable[[], bool] = lambda: False) -> int:
+        body = program.body(api) | _given(prompt=prompt, max_tokens=max_tokens, temperature=temperature)
+        return _run(api, body, save, log_level, is_stale)
+
+    if not watch:
+        return once()
+    if not program.files:
+        raise InvalidRequest("--watch needs a FILE, or an --upload, to look at", "watch")
+    watch_files(program.files, once)
+    return 0
 
 
 def infer(
@@ -187,14 +196,47 @@ def tags(*, base_url: BaseUrl = None, key: Key = None) -> int:
     return 0
 
 
-def _run(api: Api, body: dict[str, Any], save: Path | None, level: str) -> int:
-    """Print a run as it goes on; what was there when it broke off is saved as well."""
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What is run: a controller by name, or a file to upload; and the file with its argument."""
+
+    controller: str
+    upload: Path | None
+    file: str | None
+
+    @property
+    def files(self) -> list[Path]:
+        return [Path(path) for path in (self.file, self.upload) if path is not None and path != "-"]
+
+    def body(self, api: Api) -> dict[str, Any]:
+        """The files as they are now."""
+        argument = _read(self.file)
+        module = None if self.upload is None else str(api.upload(_read_wasm(self.upload))["module_id"])
+        return {"controller": module or self.controller, "controller_arg": argument}
+
+
+def _program(file: str | None, ctrl: str | None, upload: Path | None) -> _Program:
+    if ctrl is not None and upload is not None:
+        raise InvalidRequest("--ctrl and --upload exclude each other: the upload is what runs", "ctrl")
+    if upload is not None:
+        return _Program("", upload, file)
+    if ctrl is None and file is not None and Path(file).suffix == _MODULE:
+        return _Program("", Path(file), None)
+    return _Program(ctrl or _standard(file), None, file)
+
+
+def _run(
+    api: Api, body: dict[str, Any], save: Path | None, level: str, is_stale: Callable[[], bool] = lambda: False
+) -> int:
+    """Print a run as it goes on; what was there when it broke off is saved as well. Leaves when it is stale."""
     report = RunReport(body, _level(level))
     try:
         with api.run(body) as items:
             report.note("http_response")
             for item in items:
                 report.add(item)
+                if is_stale():
+                    return 0
         report.print_end()
     finally:
         if save is not None:
@@ -239,7 +281,9 @@ def _standard(file: str | None) -> str:
     name = STANDARD.get(Path(file).suffix) if file else None
     if name is None:
         known = ", ".join(STANDARD)
-        raise InvalidRequest(f"which controller? Name one with --ctrl or --upload, or run a file in {known}", "ctrl")
+        raise InvalidRequest(
+            f"which controller? Name one with --ctrl or --upload, or run a file in {known}, .wasm", "ctrl"
+        )
     return name
 
 

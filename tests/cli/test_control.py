@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,11 @@ import structlog
 
 from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.cli import main
+from bridle.cli.watch import Stamp
 from bridle.service import LOCAL_ADMIN, REWIND_MARK, LoadedModel, upload_module
 from bridle.service.keys import KeyStore
 from tests.aici.guests import END, SHOW_MODULE_ARGUMENT, TRAP, by_branch, force, guest2, result, say, splice, store
-from tests.http.controlled import VOCAB_SIZE, controlled_model, ids, lent, pick
+from tests.http.controlled import ENDLESS, VOCAB_SIZE, controlled_model, ids, lent, pick
 from tests.http.harness import served, tokenizer_folder
 
 ECHO = guest2([[SHOW_MODULE_ARGUMENT, *pick("a")], END])
@@ -117,6 +118,73 @@ def test_upload_tag_and_run_by_name(files: Path, capsys: pytest.CaptureFixture[s
     assert all(f"echo-{number}" in listed for number in (1, 2, 3, 4)) and "localhost" in listed and "MiB" in listed
     assert main(["run", str(files / "script.txt"), "-c", "echo-3"]) == 0
     assert capsys.readouterr().out.startswith("[0]: the é script")
+
+
+def test_a_module_is_uploaded_and_run(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(files / "echo.wasm")]) == 0
+    assert "[Response] a" in capsys.readouterr().out
+    assert main(["run", str(files / "script.txt"), "-u", str(files / "echo.wasm")]) == 0
+    assert capsys.readouterr().out.startswith("[0]: the é script")
+
+
+def test_watch_runs_again_on_every_save(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.txt"
+    script.write_text("first")
+    saves: Iterator[Callable[[], object]] = iter(
+        [lambda: script.write_text("second"), script.unlink, lambda: script.write_text("third!")]
+    )
+
+    def save(seconds: float) -> None:
+        """Stands for the time that passes between two looks."""
+        action = next(saves, None)
+        if action is None:
+            raise KeyboardInterrupt
+        action()
+
+    monkeypatch.setattr("bridle.cli.watch.time.sleep", save)
+    assert main(["run", "--watch", str(script), "-u", str(files / "echo.wasm")]) == 130
+    captured = capsys.readouterr()
+    assert [line for line in captured.out.splitlines() if line.startswith("[0]: ")] == [
+        "[0]: first",
+        "[0]: second",
+        "[0]: third!",
+    ]
+    assert captured.err.count(f"waiting for {script}") == 3
+
+
+def test_watch_shows_an_error_and_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    script = tmp_path / "script.txt"
+    script.write_text("x")
+    monkeypatch.setattr("bridle.cli.watch.time.sleep", stop)
+    assert main(["run", "--watch", str(script), "-c", "no-such-tag"]) == 130
+    assert "unknown tag 'no-such-tag'" in capsys.readouterr().err
+    assert main(["run", "--watch", "-", "-c", "none"]) == 2
+    assert "--watch needs a FILE" in capsys.readouterr().err
+
+
+def test_a_run_that_is_out_of_date_is_left(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "endless.wasm").write_bytes(ENDLESS)
+    states: Iterator[Stamp] = iter([((1, 1),), ((2, 2),), ((2, 2),), ((2, 2),)])
+
+    def state(paths: Sequence[Path]) -> Stamp:
+        found = next(states, None)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr("bridle.cli.watch.stamp", state)
+    assert main(["run", "--watch", str(tmp_path / "endless.wasm")]) == 130
+    captured = capsys.readouterr()
+    assert "waiting for" in captured.err and "[DONE]" not in captured.out
 
 
 def test_the_argument_may_come_from_standard_input(
