@@ -21,8 +21,8 @@ _ORDER = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 13: 6, 6: 7, 7: 8, 8: 9, 9: 10, 12: 11, 
 #: Instructions of constant expressions: those followed by a LEB128 number, and by so many bytes.
 _CONST_LEB = (0x41, 0x42, 0x23, 0xD0, 0xD2)
 _CONST_SIZES = {0x43: 4, 0x44: 8}
-#: table.init, elem.drop, table.copy and, with reference types, table.grow, .size, .fill; padded forms too.
-_TABLE_INSTRUCTION = re.compile(rb"\xfc(?:[\x0c-\x11]|[\x8c-\x91]\x80*\x00)")
+#: table.init, elem.drop, table.copy; padded forms too. The others need reference types.
+_TABLE_INSTRUCTION = re.compile(rb"\xfc(?:[\x0c-\x0e]|[\x8c-\x8e]\x80*\x00)")
 
 MAX_GLOBALS = 10_000
 
@@ -47,8 +47,8 @@ def is_component(wasm: bytes) -> bool:
 def expose_state(wasm: bytes) -> Rewritten:
     """Export memory 0 as `<prefix>m` and each mutable global as `<prefix>g<n>`. A start function becomes an export
     `<prefix>s`, since a copy must not run it again."""
-    sections = list(_sections(wasm))
-    bodies = dict(sections)
+    parts = list(sections(wasm))
+    bodies = dict(parts)
     imported = _imported_globals(bodies.get(_IMPORT, b"\0"))
     types = _global_types(bodies.get(_GLOBAL, b"\0"))
     mutable = [(imported + i, kind) for i, (kind, is_mutable) in enumerate(types) if is_mutable]
@@ -59,21 +59,22 @@ def expose_state(wasm: bytes) -> Rewritten:
     if _START in bodies:
         added.append(_export(f"{prefix}s", _EXTERN_FUNCTION, _leb(bodies[_START], 0)[0]))
     count, start = _leb(bodies.get(_EXPORT, b"\0"), 0)
-    body = _encode_leb(count + len(added)) + bodies.get(_EXPORT, b"\0")[start:] + b"".join(added)
+    body = encode_leb(count + len(added)) + bodies.get(_EXPORT, b"\0")[start:] + b"".join(added)
     copyable = all(kind in _NUMBER_TYPES for _, kind in mutable) and not may_change_tables(wasm)
-    return Rewritten(_with_exports(sections, body), prefix, len(mutable), _START in bodies, copyable)
+    return Rewritten(_with_exports(parts, body), prefix, len(mutable), _START in bodies, copyable)
 
 
 def may_change_tables(wasm: bytes) -> bool:
     """Whether the code may contain an instruction that changes a table. Errs on the side of yes; assumes that
-    the module is valid without reference types, so that `table.set` cannot occur."""
-    return any(kind == _CODE and _TABLE_INSTRUCTION.search(body) is not None for kind, body in _sections(wasm))
+    the module is valid without reference types, so that `table.set`, `.grow` and
+    `.fill` cannot occur."""
+    return any(kind == _CODE and _TABLE_INSTRUCTION.search(body) is not None for kind, body in sections(wasm))
 
 
 # -- pieces ------------------------------------------------------------------------------------------------
 
 
-def _sections(wasm: bytes) -> Iterator[tuple[int, bytes]]:
+def sections(wasm: bytes) -> Iterator[tuple[int, bytes]]:
     """Kind and body of each section, custom ones included."""
     position = 8
     while position < len(wasm):
@@ -85,17 +86,17 @@ def _sections(wasm: bytes) -> Iterator[tuple[int, bytes]]:
         position = start + size
 
 
-def _with_exports(sections: list[tuple[int, bytes]], body: bytes) -> bytes:
+def _with_exports(kinds: list[tuple[int, bytes]], body: bytes) -> bytes:
     """The module again, with `body` as its export section."""
     parts = [b"\0asm\x01\0\0\0"]
-    exports = bytes([_EXPORT]) + _encode_leb(len(body)) + body
+    exports = bytes([_EXPORT]) + encode_leb(len(body)) + body
     done = False
-    for kind, content in sections:
+    for kind, content in kinds:
         if not done and kind != 0 and _ORDER.get(kind, 99) >= _ORDER[_EXPORT]:
             parts.append(exports)
             done = True
         if kind not in (_EXPORT, _START):
-            parts.append(bytes([kind]) + _encode_leb(len(content)) + content)
+            parts.append(bytes([kind]) + encode_leb(len(content)) + content)
     if not done:
         parts.append(exports)
     return b"".join(parts)
@@ -172,7 +173,7 @@ def _unused_prefix(wasm: bytes) -> str:
 
 def _export(name: str, kind: int, index: int) -> bytes:
     text = name.encode()
-    return _encode_leb(len(text)) + text + bytes([kind]) + _encode_leb(index)
+    return encode_leb(len(text)) + text + bytes([kind]) + encode_leb(index)
 
 
 def _leb(data: bytes, position: int) -> tuple[int, int]:
@@ -187,7 +188,7 @@ def _leb(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
 
 
-def _encode_leb(value: int) -> bytes:
+def encode_leb(value: int) -> bytes:
     parts = bytearray()
     while True:
         value, low = value >> 7, value & 0x7F
