@@ -125,6 +125,12 @@ class Stored(Event):
 
 @dataclass(slots=True)
 class Finished(Event):
+@dataclass(slots=True)
+class Resuming(Event):
+    """The device that computed this output is lost. The output goes on where it was once there is one again. Sent only
+    to requests that ask for it."""
+
+
     """The output is complete; no event follows for it. `text` is text held back until now. `stop` is the token
     or the string that ended it, `error` what went wrong. `is_last` ends the whole request."""
 

@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 #: While everything waits for controllers, steps follow each other at this distance, in seconds.
 _STALLED_PAUSE = 0.001
+#: While the device is away, only deadlines pass.
+_AWAY_PAUSE = 0.05
 
 
 class AsyncEngine:
@@ -41,6 +43,7 @@ class AsyncEngine:
         self._state = "new"  # -> running -> draining -> closed
         self._fault: BridleError | None = None
         self._thread = threading.Thread(target=self._run, name="bridle-engine", daemon=True)
+        engine.watch_device(self.wake)
 
     # -- for clients, any thread -------------------------------------------------------------------------
 
@@ -50,8 +53,8 @@ class AsyncEngine:
 
     @property
     def is_healthy(self) -> bool:
-        """Running, and its thread is alive."""
-        return self._state == "running" and self._thread.is_alive()
+        """Running, its thread is alive, and so is its device."""
+        return self._state == "running" and self._thread.is_alive() and self._engine.is_up
 
     @property
     def num_live(self) -> int:
@@ -148,7 +151,7 @@ class AsyncEngine:
                 self._wake.wait()
             return
         if self._engine.is_stalled:
-            self._wake.wait(_STALLED_PAUSE)
+            self._wake.wait(_STALLED_PAUSE if self._engine.is_up else _AWAY_PAUSE)
         self._deliver(self._engine.step())
 
     def _take_inbox(self) -> None:

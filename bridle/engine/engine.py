@@ -18,10 +18,11 @@ from dataclasses import replace
 from itertools import count
 
 from bridle.config import EngineConfig
+from bridle.engine.blame import Blame
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.branching import Branched, Branching, Outputs, draws_next
 from bridle.engine.intake import Intake
-from bridle.engine.interfaces import Ask, ControllerPool, Executor, ExecutorInfo, TextDecoder
+from bridle.engine.interfaces import Ask, ControllerPool, Executor, ExecutorInfo, Interruptible, TextDecoder
 from bridle.engine.plan import SampleBatch, StepPlan
 from bridle.engine.progress import Progress
 from bridle.engine.request import Request
@@ -38,10 +39,7 @@ from bridle.errors import (
     Overloaded,
     ShardUnavailable,
 )
-from bridle.outputs import Event, Finished, FinishReason
-
-#: Losing the device this often in a row ends the requests that were running.
-_MAX_LOSSES = 3
+from bridle.outputs import Event, Finished, FinishReason, Resuming
 
 
 class Engine:
@@ -64,6 +62,7 @@ class Engine:
         self.config = config or EngineConfig()
         self.clock = clock
         self._executor = executor
+        self._interruptible = executor if isinstance(executor, Interruptible) else None
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = Intake(self.info, self.config)
         self._scheduler = _make_scheduler(self.info, self.config)
@@ -91,7 +90,8 @@ class Engine:
         self._opening: dict[int, tuple[Sequence, Future[tuple[int, ...]]]] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._cancelled: list[str] = []
-        self._losses = 0
+        self._blame = Blame()
+        self._is_lost = False  # the device is away, and everybody was told
         self._closed = False
 
     # -- requests ----------------------------------------------------------------------------------------
@@ -116,8 +116,20 @@ class Engine:
         """Whether nothing can be computed now: all there is waits for controllers."""
         if any(future.done() for _, future in self._opening.values()):
             return False
+        if not self.is_up:
+            return True
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
         return not any(seq.is_ready for seq in sequences)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the device is there. Safe from any thread."""
+        return self._interruptible is None or self._interruptible.is_up
+
+    def watch_device(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change`, from any thread, when the device goes away or comes back."""
+        if self._interruptible is not None:
+            self._interruptible.on_change = on_change
 
     def check(self, request: Request) -> None:
         """Raise what `add` would raise, as far as it depends on the request alone. Safe from any thread."""
@@ -186,7 +198,7 @@ class Engine:
         self._drop_unwanted(began)
         self._take_opened()
         self._steering.apply_early()
-        plan, scheduled = self._scheduler.schedule()
+        plan, scheduled = self._plan()
         if plan.is_empty:
             self._steering.gather_any(self.clock() + self.config.step_timeout)
         else:
@@ -196,6 +208,15 @@ class Engine:
         self._statistics.num_steps += not plan.is_empty
         self._statistics.step_seconds += self.clock() - began
         return self._progress.take_events()
+
+    def _plan(self) -> tuple[StepPlan, list[Scheduled]]:
+        """Who computes what; nobody, while the device is away."""
+        if self.is_up:
+            self._is_lost = False
+            return self._scheduler.schedule()
+        if not self._is_lost:
+            self._recover([], Branched(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
+        return StepPlan(0), []
 
     def _compute(self, plan: StepPlan, scheduled: list[Scheduled]) -> None:
         """Forward, branch, sample, commit. A failure on the way costs no request but the one that caused it."""
@@ -216,7 +237,7 @@ class Engine:
         except Exception as error:
             self._recover(scheduled, branched, error)
             return
-        self._losses = 0
+        self._blame.clear([item.seq for item in scheduled])
         self._statistics.add_times(*times)
         self._statistics.num_computed_tokens += plan.num_tokens
         self._branching.commit(scheduled, branched, result)
@@ -302,20 +323,26 @@ class Engine:
     # -- failure -----------------------------------------------------------------------------------------
 
     def _recover(self, scheduled: list[Scheduled], branched: Branched, error: Exception) -> None:
-        """A step failed. A lost device is a preemption of everybody; any other fault is pinned on its request by
-        running the sequences of the step one at a time."""
+        """A step failed, or the device was lost: some end, some are computed alone for a while, all are computed
+        again."""
         self._statistics.num_failed_steps += 1
         self._branching.undo(branched)
-        suspects = [item.seq for item in scheduled if not item.seq.is_finished]
-        lost = isinstance(error, ShardUnavailable)
-        self._losses += lost
-        if (len(suspects) == 1 and not lost) or self._losses >= _MAX_LOSSES:
-            cause = error if isinstance(error, BridleError) else InternalError(f"the step failed: {error!r}")
-            for seq in suspects:
-                self._progress.fail(seq, cause)
-            suspects = []
+        self._is_lost = isinstance(error, ShardUnavailable)
+        computed = [item.seq for item in scheduled if not item.seq.is_finished]
+        failed, suspects = self._blame.judge(computed, error)
+        cause = error if isinstance(error, BridleError) else InternalError(f"the step failed: {error!r}")
+        for seq in failed:
+            self._progress.fail(seq, cause)
+        if self._is_lost:
+            self._announce_loss()
         self._executor.reset()
-        self._scheduler.reset(() if lost else suspects)
+        self._scheduler.reset(suspects)
+
+    def _announce_loss(self) -> None:
+        """The clients that want to know are told what they wait for."""
+        for seq in self._scheduler.running.values():
+            if seq.request.tell_resuming:
+                self._progress.events.append(Resuming(seq.request.id, seq.index))
 
     # -- looking in --------------------------------------------------------------------------------------
 

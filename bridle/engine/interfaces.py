@@ -7,7 +7,7 @@ other backend implement `Executor`; plain Python objects, constraints and the Wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -61,6 +61,22 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release the device. Idempotent."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """An executor whose device can go away for a while, and come back with nothing of what it had.
+
+    While it is away the engine computes nothing and keeps everything. `on_change` is called, from any thread, when it
+    goes and when it comes back.
+    """
+
+    on_change: Callable[[], None]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it is there, as far as is known. Safe from any thread."""
+        raise NotImplementedError
 
 
 class Sampler(Protocol):

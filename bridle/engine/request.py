@@ -21,7 +21,7 @@ class Request:
     `controller` is what steers it, in whatever form the controller pool that owns it understands. `deadline` is a
     point of the engine's clock in seconds. `tenant` salts the prefix cache: requests share cached blocks only
     within one tenant. `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside
-    the ones in `sampling`.
+    the ones in `sampling`. `tell_resuming` asks for a `Resuming` event when the device is lost.
     """
 
     id: str
@@ -34,4 +34,5 @@ class Request:
     tenant: str = ""
     priority: int = 0
     detokenize: bool = True
+    tell_resuming: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
