@@ -1,1 +1,21 @@
-"""LMTP, the Language Model Transport Protocol: many token streams over one channel."""
+"""LMTP, the Language Model Transport Protocol: many token streams over one channel.
+
+`Client` and `SyncClient` use a server, bridle's or the original one. They are loaded when asked for: the protocol itself
+(`messages`, `session`) needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bridle.lmtp.client import Client, Patience, SyncClient
+
+__all__ = ["Client", "Patience", "SyncClient"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("bridle.lmtp.client"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

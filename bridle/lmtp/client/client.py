@@ -1,0 +1,237 @@
+"""A client of LMTP servers, bridle's and the original ones: many streams over one connection that heals itself.
+
+    async with Client("localhost:8080", "demo") as client:
+        async for token in await client.generate("Once upon a time", max_tokens=40):
+            print(token.text, end="")
+
+Requests begin here; what is said about them and made of answers is decided in `Exchange` and `Progress`, and
+`Connection` says and hears it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.lmtp.client.carriers import Carrier
+from bridle.lmtp.client.connection import Connection
+from bridle.lmtp.client.exchange import Exchange
+from bridle.lmtp.client.patience import Patience
+from bridle.lmtp.client.progress import Progress
+from bridle.lmtp.client.stream import TokenStream
+from bridle.lmtp.client.websocket import DEFAULT_ENDPOINT, WebSocketCarrier
+from bridle.lmtp.messages import UNAVAILABLE, Buffer, Event, Generate, ModelInfo, Prompt, Score, Token
+
+if TYPE_CHECKING:
+    from bridle.text import Tokenizer
+
+_DEFAULT_PATIENCE = Patience()
+
+
+class Client:
+    """Safe to use from the tasks of one event loop; connects when first needed, and again whenever that is needed.
+
+    `server` is an address or a carrier, `model` what requests name if they name nothing else. At most `max_streams`
+    are open at once, further ones wait for a place; when `max_unread` tokens wait for readers and no reader waits for
+    a token, the connection is not read, so that the server feels it. `tokenizer` gives text mode with servers that
+    know tokens only. With `plain`, nothing beyond the original protocol is said. `on_event` hears what the server says
+    about delays, and must return at once.
+    """
+
+    def __init__(
+        self,
+        server: str | Carrier = DEFAULT_ENDPOINT,
+        model: str = "auto",
+        *,
+        patience: Patience = _DEFAULT_PATIENCE,
+        max_streams: int = 256,
+        max_unread: int = 65_536,
+        tokenizer: Tokenizer | None = None,
+        plain: bool = False,
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.on_event = on_event
+        carrier = WebSocketCarrier(server) if isinstance(server, str) else server
+        exchange = Exchange(model, is_plain=plain, on_event=self._tell)
+        self._connection = Connection(carrier, exchange, patience, max_unread)
+        self._places = asyncio.Semaphore(max_streams)
+        self._placed: set[Progress] = set()
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 32,
+        temperature: float = 0.0,
+        top_logprobs: int = 1,
+        logit_bias: Mapping[int, float] | None = None,
+        model: str | None = None,
+        text: bool | None = None,
+        buffer: str | None = None,
+        save: str | None = None,
+        controller: str | None = None,
+        controller_arg: Any = None,
+        constraint: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
+        rewind: str = "hold",
+        **options: Any,
+    ) -> TokenStream:
+        """Begin a stream, and give it as soon as it is sent. `options` are further sampling parameters, by the
+        server's names. Waits while as many streams are open as may be."""
+        if max_tokens < 1:
+            raise InvalidRequest(f"max_tokens is {max_tokens}; must be at least 1", "max_tokens")
+        request = Generate(
+            stream_id=0,
+            model=model or self.model,
+            prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_logprobs=top_logprobs,
+            logit_bias=logit_bias or {},
+            options={name: value for name, value in options.items() if value is not None},
+            text=text,
+            buffer=buffer,
+            save=save,
+            controller=controller,
+            controller_arg=controller_arg,
+            constraint=constraint,
+            adapter=adapter,
+            rewind=rewind,
+        )
+        return await self._stream(await self._as_understood(request))
+
+    async def score(
+        self,
+        prompt: str | Sequence[int],
+        scored: str | Sequence[int],
+        *,
+        model: str | None = None,
+        buffer: str | None = None,
+        adapter: str | None = None,
+    ) -> list[Token]:
+        """Log-probabilities of `scored`, each token after `prompt` and those before it."""
+        if not scored:
+            raise InvalidRequest("there is nothing to score", "scored")
+        request = Score(
+            stream_id=0,
+            model=model or self.model,
+            prompt=await self._as_prompt(prompt),
+            scored=await self._as_prompt(scored, is_start=False),
+            buffer=buffer,
+            adapter=adapter,
+        )
+        return await (await self._stream(Progress(request))).read()
+
+    async def model_info(self, model: str | None = None) -> Any:
+        """What the server says about a model. While it is being loaded, asks again until `patience.first_token` is
+        over, and then gives the server's "<unavailable>"."""
+        request = ModelInfo(stream_id=0, model=model or self.model)
+        info: Any = UNAVAILABLE
+        num_asked = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._connection.patience.first_token):
+                while True:
+                    info = (await self._connection.ask(request)).model_info
+                    if info != UNAVAILABLE:
+                        return info
+                    num_asked += 1
+                    await asyncio.sleep(self._connection.patience.pause(num_asked))
+        return info
+
+    async def buffer(
+        self, name: str, prompt: str | Sequence[int] = (), *, parent: str | None = None, length: int | None = None
+    ) -> int:
+        """Name a prefix, to go on from it with `generate(..., buffer=name)`; gives its number of tokens. A client that
+        has to reconnect names its buffers again; those that a stream was told to `save` are gone then."""
+        await self._needs("buffers")
+        given = prompt if isinstance(prompt, str) else tuple(prompt)
+        request = Buffer(stream_id=0, model=self.model, name=name, prompt=given, parent=parent, length=length)
+        return (await self._connection.ask(request)).num_tokens or 0
+
+    async def drop_buffer(self, name: str) -> None:
+        """Let the server forget a buffer."""
+        await self._needs("buffers")
+        await self._connection.ask(Buffer(stream_id=0, model=self.model, name=name, drop=True))
+
+    # -- the connection --------------------------------------------------------------------------------------
+
+    async def connect(self) -> Mapping[str, Any]:
+        """Connect, if there is no connection; gives the extensions that the server has announced, if any. Raises
+        `ConnectionLost` if it cannot be reached."""
+        return await self._connection.connect()
+
+    async def close(self) -> None:
+        """End the connection and all streams; idempotent."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- beginning streams -----------------------------------------------------------------------------------
+
+    async def _stream(self, progress: Progress) -> TokenStream:
+        await self._places.acquire()
+        self._placed.add(progress)
+        stream = TokenStream(self._connection, progress, self._tell)
+        changed = stream.changed  # not the stream itself: dropping the last reference to it cancels it
+
+        def wake() -> None:
+            changed.set()
+            if progress.is_over:
+                self._leave_place(progress)
+
+        progress.wake = wake
+        await self._connection.open(stream, progress)
+        return stream
+
+    def _tell(self, event: Event) -> None:
+        self.on_event(event)
+
+    def _leave_place(self, progress: Progress) -> None:
+        if progress in self._placed:
+            self._placed.discard(progress)
+            self._places.release()
+
+    async def _as_understood(self, request: Generate) -> Progress:
+        """The request in a form that the server takes: text as it is, or as tokens if those are all it knows."""
+        if not isinstance(request.prompt, str) and not request.text:
+            return Progress(request)
+        if (await self.connect()).get("text"):
+            return Progress(request)
+        prompt = request.prompt if isinstance(request.prompt, tuple) else self._encode(request.prompt)
+        progress = Progress(replace(request, prompt=prompt, text=None))
+        if self.tokenizer is not None and request.text is not False:
+            from bridle.text import Detokenizer
+
+            progress.text_state = Detokenizer(self.tokenizer).open(prompt, skip_special_tokens=True)
+        return progress
+
+    async def _as_prompt(self, prompt: str | Sequence[int], *, is_start: bool = True) -> Prompt:
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        return prompt if (await self.connect()).get("text") else self._encode(prompt, is_start=is_start)
+
+    def _encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
+        if self.tokenizer is None:
+            raise UnsupportedFeature(
+                f"{self._connection.carrier.name} takes tokens only: give the client a tokenizer, or tokens", "prompt"
+            )
+        return tuple(self.tokenizer.encode(text, add_special_tokens=is_start))
+
+    async def _needs(self, feature: str) -> None:
+        if not (await self.connect()).get(feature):
+            raise UnsupportedFeature(f"{self._connection.carrier.name} has no {feature}")

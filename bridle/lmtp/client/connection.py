@@ -1,0 +1,261 @@
+"""A connection that heals itself: it is made when needed, listened to, and made again when it breaks while anything is
+open.
+
+What is said and heard is the business of `Exchange`; here are tasks, the clock and backpressure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from bridle.errors import BridleError, ConnectionLost, DeadlineExceeded, InternalError, RequestCancelled
+from bridle.lmtp.client.carriers import Carrier, Link
+from bridle.lmtp.client.exchange import Exchange, Question
+from bridle.lmtp.client.patience import Patience
+from bridle.lmtp.client.progress import Progress
+from bridle.lmtp.client.stream import TokenStream
+from bridle.lmtp.messages import Buffer, ModelInfo, Msg
+
+
+class Connection:
+    """For one event loop. When `max_unread` tokens wait to be read by callers and no caller waits for a token, it is
+    not read itself, so that the server feels it; nobody can be left waiting by that."""
+
+    def __init__(self, carrier: Carrier, exchange: Exchange, patience: Patience, max_unread: int) -> None:
+        self.carrier = carrier
+        self.patience = patience
+        self._exchange = exchange
+        self._link: Link | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._greeted = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._max_unread = max_unread
+        self._streams: weakref.WeakSet[TokenStream] = weakref.WeakSet()
+        self._num_readers = 0
+        self._num_checked = 0
+        self._wanted = asyncio.Event()
+
+    async def connect(self) -> Mapping[str, Any]:
+        """Connect, if there is no connection; gives the extensions that the server has announced, if any. Raises
+        `ConnectionLost` if it cannot be reached."""
+        for attempt in range(1, self.patience.connect_attempts + 1):
+            if self._exchange.is_ready:
+                break
+            runner = self._start()
+            greeted = asyncio.ensure_future(self._greeted.wait())
+            try:
+                await asyncio.wait({runner, greeted}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                greeted.cancel()
+            if self._exchange.is_ready:
+                break
+            if runner.done() and not runner.cancelled() and (error := runner.exception()) is not None:
+                raise error
+            await asyncio.sleep(self.patience.pause(attempt))
+        else:
+            raise ConnectionLost(f"{self.carrier.name} closes every connection before it has said what it can do")
+        return self._exchange.features
+
+    async def close(self) -> None:
+        """End the connection and all streams; idempotent."""
+        self._is_closed = True
+        self._exchange.fail(ConnectionLost("the client was closed"))
+        tasks = [*self._tasks, *([self._runner] if self._runner else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- streams ---------------------------------------------------------------------------------------------
+
+    async def open(self, stream: TokenStream, progress: Progress) -> None:
+        """Begin a stream. One that its caller has dropped is cancelled."""
+        self._streams.add(stream)
+        weakref.finalize(stream, _abandon, asyncio.get_running_loop(), self, progress).atexit = False
+        try:
+            await self.post(progress)
+        except ConnectionLost as error:
+            progress.fail(error)
+
+    async def ask(self, request: ModelInfo | Buffer) -> Msg:
+        """Ask a question and wait for the answer."""
+        question = Question(request)
+        changed = asyncio.Event()
+        question.wake = changed.set
+        await self.post(question)
+        try:
+            await changed.wait()
+        finally:
+            self._exchange.drop(question)
+        if question.answer is None:
+            raise question.error or InternalError("a question ended without an answer")
+        return question.answer
+
+    # -- the task -------------------------------------------------------------------------------
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._is_closed:
+            raise ConnectionLost("the client was closed")
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.get_running_loop().create_task(self._run())
+            self._runner.add_done_callback(_look_away)
+        return self._runner
+
+    async def post(self, item: Progress | Question) -> None:
+        """Say it, now or as soon as there is a connection."""
+        self._start()
+        await self._send(self._link, self._exchange.add(item))
+
+    async def _send(self, link: Link | None, lines: Sequence[str]) -> None:
+        """Over the link for which they were made. If it is gone, the runner will notice and begin anew."""
+        with contextlib.suppress(ConnectionLost):
+            for line in lines:
+                if link is not None:
+                    await link.send(line)
+
+    async def _run(self) -> None:
+        """Connect and listen, again and again while anything is open. What ends that ends every stream."""
+        try:
+            await self._keep_talking()
+        except BridleError as error:
+            self._exchange.fail(error)
+            raise
+        except Exception as error:
+            self._exchange.fail(InternalError(f"the client failed: {error!r}"))
+            raise
+
+    async def _keep_talking(self) -> None:
+        num_lost = 0
+        while True:
+            link = await self._connect()
+            num_answers = self._exchange.num_answers
+            try:
+                await self._talk(link)
+            except ConnectionLost:
+                self._exchange.lose(self.patience.retries)
+            finally:
+                self._greeted.clear()
+                self._link = None
+                await link.close()
+            if not self._exchange:
+                return
+            num_lost = 1 if self._exchange.num_answers > num_answers else num_lost + 1
+            if num_lost > 1:
+                await asyncio.sleep(self.patience.pause(num_lost - 1))
+
+    async def _connect(self) -> Link:
+        for attempt in range(1, self.patience.connect_attempts + 1):
+            try:
+                return await self.carrier.connect()
+            except ConnectionLost:
+                if attempt == self.patience.connect_attempts:
+                    raise
+                await asyncio.sleep(self.patience.pause(attempt))
+        raise AssertionError("unreachable")
+
+    async def _talk(self, link: Link) -> None:
+        hello, lines = self._exchange.begin()
+        self._link = link
+        for line in lines:
+            await link.send(line)
+        if hello is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.patience.handshake):
+                    while not hello.is_over:
+                        self._hear(await link.receive())
+        lines = self._exchange.resume(hello)
+        self._greeted.set()
+        sender = asyncio.get_running_loop().create_task(self._send(link, lines))
+        try:
+            while True:
+                self._hear(await link.receive())
+                if self._exchange.num_answers - self._num_checked > self._max_unread:
+                    await self._wait_for_readers()
+        finally:
+            sender.cancel()
+
+    def _hear(self, frame: str) -> None:
+        failed, lines = self._exchange.receive(frame)
+        for progress in failed:
+            self._try_again(progress)
+        if lines:
+            self._spawn(self._send(self._link, lines))
+
+    async def _wait_for_readers(self) -> None:
+        """Read on only when somebody waits for it, or when enough has been taken."""
+        while (num_unread := sum(stream.num_unread for stream in self._streams)) >= self._max_unread:
+            if self._num_readers:
+                return
+            self._wanted.clear()
+            await self._wanted.wait()
+        self._num_checked = self._exchange.num_answers - num_unread
+
+    # -- trying again ----------------------------------------------------------------------------------------
+
+    def _try_again(self, progress: Progress, *, cancels: bool = False) -> None:
+        """The last try of a stream has failed."""
+        self._spawn(self._begin_again(progress, cancels))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _begin_again(self, progress: Progress, cancels: bool) -> None:
+        await self._send(self._link, self._exchange.drop(progress, cancels=cancels))
+        if progress.is_over:
+            return
+        if progress.num_failures > self.patience.retries:
+            progress.give_up()
+            return
+        if progress.retry_after != 0.0:
+            await asyncio.sleep(max(progress.retry_after or 0.0, self.patience.pause(progress.num_failures)))
+        if progress.has_failed and not progress.is_over:
+            await self.post(progress)
+
+    async def wait_for(self, stream: TokenStream, progress: Progress, seconds: float | None) -> None:
+        """Wait until something about the stream has changed. After `seconds` its try is given up for another."""
+        self._num_readers += 1
+        self._wanted.set()
+        try:
+            async with asyncio.timeout(seconds):
+                await stream.changed.wait()
+        except TimeoutError:
+            if not progress.is_over and not progress.ready:
+                progress.fail_try(DeadlineExceeded(f"{self.carrier.name} gave no token within {seconds:g} s"))
+                self._try_again(progress, cancels=True)
+        finally:
+            self._num_readers -= 1
+
+    def note_taken(self) -> None:
+        """A reader has taken something."""
+        self._wanted.set()
+
+    async def cancel(self, progress: Progress, error: BridleError) -> None:
+        """Forget a stream, and tell the server if it listens to that."""
+        link, lines = self._link, self._exchange.drop(progress)
+        if not progress.is_over:
+            progress.fail(error)
+        await self._send(link, lines)
+
+    def forget(self, progress: Progress) -> None:
+        """`cancel` for a stream that nobody can read any more."""
+        self._spawn(self.cancel(progress, RequestCancelled("nobody reads the stream")))
+
+
+def _abandon(loop: asyncio.AbstractEventLoop, connection: Connection, progress: Progress) -> None:
+    """A stream that nobody can read any more."""
+    if progress.is_over or loop.is_closed():
+        return
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(connection.forget, progress)
+
+
+def _look_away(task: asyncio.Task[None]) -> None:
+    """The runner's error has reached every stream; nobody need await the task."""
+    if not task.cancelled():
+        task.exception()

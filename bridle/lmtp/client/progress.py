@@ -1,0 +1,238 @@
+"""One stream as its client knows it: what was asked, what has come, and how to go on when something breaks.
+
+No I/O and no clock. The law: however often the stream is begun again, and whatever servers repeat, each token enters
+`ready` once, in order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from secrets import token_urlsafe
+from typing import Protocol, TypeAlias
+
+from bridle.errors import BridleError, ConnectionLost, ProtocolError
+from bridle.lmtp.client.errors import error_of
+from bridle.lmtp.messages import Buffer, Event, Failure, Generate, Request, Resume, Score, StreamId, Token
+
+Item: TypeAlias = Token | Event
+#: With none of these, what follows some tokens does not depend on where the request began.
+_MEMORYLESS = frozenset({"top_p", "top_k", "min_p", "repetition_penalty"})
+
+
+class TextState(Protocol):
+    """What turns tokens into text where the server does not."""
+
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """A GENERATE or SCORE. `request` has no stream id yet: each try gets one of its own."""
+
+    request: Generate | Score
+    wake: Callable[[], None] = lambda: None
+    text_state: TextState | None = None
+    ready: deque[Item] = field(default_factory=deque)
+    tokens: list[int] = field(default_factory=list)  # of branch 0, all of them
+    finish_reason: str | None = None
+    error: BridleError | None = None
+    has_failed: bool = False  # the last try did, and the next must start over,
+    retry_after: float | None = None  # as the server wishes after this many seconds
+    num_failures: int = 0  # in a row, without an answer between
+    is_own: bool = False  # see `Question`
+    _key: str | None = None
+    _position: int = 0  # number of the next answer, where the server numbers them
+    _num_skipped: int = 0  # answers of this try that must repeat known tokens
+    _is_resuming: bool = False
+    _last_error: BridleError | None = None
+    _branches: set[int] = field(default_factory=lambda: {0})  # those that have not ended
+
+    @property
+    def is_over(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def limit(self) -> int:
+        """Most tokens that belong to the stream, whatever the server sends."""
+        if isinstance(self.request, Generate):
+            return self.request.max_tokens
+        return sys.maxsize if isinstance(self.request.scored, str) else len(self.request.scored)
+
+    @property
+    def has_branches(self) -> bool:
+        return isinstance(self.request, Generate) and self.request.rewind == "event"
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def begin(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
+        """What starts the stream, or starts it again after a try that is lost for good."""
+        self._is_resuming = self.has_failed = False
+        self._num_skipped, self._position = 0, 0
+        request = self.request
+        if isinstance(request, Score):
+            self._num_skipped = len(self.tokens)
+            return [replace(request, stream_id=stream_id)]
+        self._key = token_urlsafe(12) if can_resume else None
+        begun = replace(request, stream_id=stream_id, key=self._key)
+        if not self.tokens:
+            return [begun]
+        if not self._can_continue():
+            self._num_skipped = len(self.tokens)
+            return [begun]
+        rest = replace(begun, max_tokens=request.max_tokens - len(self.tokens))
+        if isinstance(request.prompt, str) or request.buffer is not None:
+            return self._continue_text(rest)
+        return [replace(rest, prompt=(*request.prompt, *self.tokens))]
+
+    def _continue_text(self, rest: Generate) -> list[Request]:
+        """A text goes into a buffer, so that tokens can follow it."""
+        name = f"context-{token_urlsafe(12)}"
+        context = Buffer(
+            stream_id=f"{rest.stream_id}-context",
+            model=rest.model,
+            name=name,
+            prompt=rest.prompt,
+            parent=rest.buffer,
+        )
+        return [context, replace(rest, buffer=name, prompt=tuple(self.tokens), text=rest.text or None)]
+
+    def resume(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
+        """What goes on with the stream on another connection."""
+        if self._key is None or not can_resume or self.has_failed:
+            return self.begin(stream_id, can_resume=can_resume)
+        self._is_resuming = True
+        return [Resume(stream_id=stream_id, key=self._key, position=self._position)]
+
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether another try, without the server's memory of this one, gives the same stream."""
+        request = self.request
+        if isinstance(request, Score) or not (self.tokens or (self.has_branches and self._position)):
+            return True
+        return self._can_continue() or self._is_repeatable()
+
+    def _can_continue(self) -> bool:
+        request = self.request
+        assert isinstance(request, Generate)
+        is_free = request.controller is None and request.constraint is None
+        return is_free and not self.has_branches and _MEMORYLESS.issuperset(request.options)
+
+    def _is_repeatable(self) -> bool:
+        request = self.request
+        assert isinstance(request, Generate)
+        return not self.has_branches and (request.temperature <= 0 or "seed" in request.options)
+
+    # -- answers ---------------------------------------------------------------------------------------------
+
+    def accept(self, answer: Token | Failure | Event) -> None:
+        """Take an answer of the current try."""
+        if self.is_over or self.has_failed:
+            return
+        if isinstance(answer, Failure):
+            self._refuse(answer)
+        elif not self._is_repeated(answer):
+            self.num_failures = 0
+            self._is_resuming = False
+            if isinstance(answer, Token):
+                self._add(answer)
+            else:
+                self._note(answer)
+        self.wake()
+
+    def _is_repeated(self, answer: Token | Event) -> bool:
+        """Whether this very answer was there before. A missing one fails the try."""
+        if answer.position is not None:
+            if answer.position > self._position:
+                self.fail_try(ProtocolError(f"answer {self._position} of a stream is missing"))
+                return True
+            if answer.position < self._position:
+                return True
+            self._position += 1
+        if self._num_skipped and isinstance(answer, Token):
+            known = self.tokens[len(self.tokens) - self._num_skipped]
+            self._num_skipped -= 1
+            if answer.token != known:
+                self.fail(ProtocolError(f"the server began the stream again with token {answer.token}, not {known}"))
+            return True
+        return False
+
+    def _note(self, event: Event) -> None:
+        branch = event.data.get("branch")
+        if event.event == "fork" and isinstance(branch, int):
+            self._branches.add(branch)
+        self.ready.append(event)
+
+    def _add(self, answer: Token) -> None:
+        if answer.token is None and answer.finish_reason is None and not answer.text:
+            self.fail_try(ProtocolError("the server sent a token without an id"))
+            return
+        if self.has_branches:
+            self._end_branch(answer)
+        else:
+            self._add_only(answer)
+        if isinstance(self.request, Generate) and answer.top_logprobs is not None:
+            answer.top_logprobs = best(answer.top_logprobs, self.request.top_logprobs, answer.token)
+        if answer.token is not None or answer.text or self.has_branches:
+            self.ready.append(answer)
+
+    def _end_branch(self, answer: Token) -> None:
+        if answer.finish_reason is not None:
+            self._branches.discard(answer.branch)
+            if not self._branches:
+                self.finish_reason = answer.finish_reason
+
+    def _add_only(self, answer: Token) -> None:
+        """A token of a stream without branches; `position` becomes its place among the tokens."""
+        if answer.token is not None:
+            self.tokens.append(answer.token)
+        if len(self.tokens) >= self.limit and answer.finish_reason is None:
+            # The genuine server says in a second copy of the last token why it is the last, and makes every stream
+            # as long as the longest of its batch.
+            answer.finish_reason = "stop" if isinstance(self.request, Score) else "length"
+        self.finish_reason = answer.finish_reason
+        answer.position = max(len(self.tokens) - 1, 0)
+        if self.text_state is not None:
+            text = "" if answer.token is None else self.text_state.push(answer.token)
+            answer.text = text if self.finish_reason is None else text + self.text_state.flush()
+
+    # -- failures --------------------------------------------------------------------------------------------
+
+    def _refuse(self, failure: Failure) -> None:
+        if self._is_resuming and failure.position is None:  # the server has forgotten the stream, or is another one
+            self.fail_try(error_of(failure), pause=0.0)
+        elif failure.retryable:
+            self.fail_try(error_of(failure), pause=failure.retry_after)
+        else:
+            self.fail(error_of(failure))
+
+    def fail_try(self, error: BridleError, pause: float | None = None) -> None:
+        """This try is lost; another may succeed, unless what has come cannot be had again."""
+        if not self.can_begin_again:
+            self.fail(error)
+            return
+        self.num_failures += 1
+        self.retry_after, self._last_error = pause, error
+        self.has_failed = True
+        self.wake()
+
+    def give_up(self) -> None:
+        """The stream failed once too often."""
+        self.fail(self._last_error or ConnectionLost(f"the connection was lost {self.num_failures} times in a row"))
+
+    def fail(self, error: BridleError) -> None:
+        """The stream ends in an error."""
+        self.error = error
+        self.wake()
+
+
+def best(alternatives: Mapping[int, float], limit: int, chosen: int | None) -> Mapping[int, float]:
+    """The `limit` likeliest and the chosen one: the genuine server adds what others in a batch asked for."""
+    if len(alternatives) <= limit:
+        return alternatives
+    keep = {*sorted(alternatives, key=alternatives.__getitem__, reverse=True)[:limit], chosen}
+    return {token: number for token, number in alternatives.items() if token in keep}

@@ -1,0 +1,98 @@
+"""What a caller reads of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from bridle.errors import RequestCancelled
+from bridle.lmtp.client.progress import Item, Progress
+from bridle.lmtp.messages import Event, Token
+
+if TYPE_CHECKING:
+    from bridle.lmtp.client.connection import Connection
+
+
+class TokenStream:
+    """The tokens of a stream, each once, in order; for one reader. Raises the error that ended it, at its end.
+
+    Leaving an `async with` block cancels what is not over, and so does dropping the last reference. `position` of a
+    token is its place in the stream, from 0, unless the stream was asked for with `rewind="event"`.
+    """
+
+    def __init__(self, connection: Connection, progress: Progress, on_event: Callable[[Event], None]) -> None:
+        self._connection = connection
+        self._progress = progress
+        self._on_event = on_event
+        self.changed = asyncio.Event()
+        self._has_begun = False
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended; None before that."""
+        return self._progress.finish_reason
+
+    @property
+    def num_unread(self) -> int:
+        """What has come and was not read yet."""
+        return len(self._progress.ready)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Token:
+        while True:
+            for item in await self.take(1):
+                if isinstance(item, Token):
+                    return item
+                self._on_event(item)
+
+    async def items(self) -> AsyncIterator[Item]:
+        """Tokens and, where asked for, what happened between them: rewinds, forks, logs."""
+        try:
+            while True:
+                for item in await self.take():
+                    yield item
+        except StopAsyncIteration:
+            return
+
+    async def take(self, limit: int | None = None) -> list[Item]:
+        """All that is there, at most `limit` items, at least one; `StopAsyncIteration` at the end."""
+        progress, patience = self._progress, self._connection.patience
+        while not progress.ready:
+            if progress.error is not None:
+                raise progress.error
+            if progress.is_over:
+                raise StopAsyncIteration
+            self.changed.clear()
+            await self._connection.wait_for(
+                self, progress, patience.between_tokens if self._has_begun else patience.first_token
+            )
+        self._has_begun = True
+        count = len(progress.ready) if limit is None else min(limit, len(progress.ready))
+        taken = [progress.ready.popleft() for _ in range(count)]
+        self._connection.note_taken()
+        return taken
+
+    async def read(self) -> list[Token]:
+        """Wait for the end; all tokens that were not read before."""
+        return [token async for token in self]
+
+    async def text(self) -> str:
+        """Wait for the end; the text of all tokens that were not read before."""
+        return "".join([token.text or "" async for token in self])
+
+    async def cancel(self) -> None:
+        """End it, here and at servers that know how; what has come can still be read."""
+        await self._connection.cancel(self._progress, RequestCancelled("the stream was cancelled here"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._progress.is_over:
+            await self.cancel()
