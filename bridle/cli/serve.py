@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from bridle.cli.options import EngineOptions, ModelOptions
+from bridle.cli.options import Bytes, EngineOptions, ModelOptions
 from bridle.cli.sizes import count
+from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from bridle.http.settings import ServeSettings
     from bridle.service.control import ControlSettings
+    from bridle.service.model_set import ModelSet
 
 _SERVER = Group("Server", sort_key=5)
+_MODELS = Group("Models on demand", sort_key=11)
 _ACCESS = Group("Access", sort_key=6)
 _CONTROL = Group("Controllers", sort_key=7)
 
@@ -66,6 +69,44 @@ class ControlOptions:
         )
 
 
+@Parameter(name="*", group=_MODELS)
+@dataclass(frozen=True, kw_only=True)
+class ModelSetOptions:
+    """What may be loaded beside the models that are named."""
+
+    model_alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "NAME=MODEL: a further name for a model, or for one that is loaded when it is asked for; may be repeated."
+    models_dir: Path | None = None
+    "Folder whose model folders may be loaded by name."
+    allow_hub: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "Hub id that may be fetched and loaded by name; may be repeated."
+    static: Annotated[bool, Parameter(negative="")] = False
+    "Serve only what is named here, for good."
+    max_model_memory: Bytes = None
+    "Memory for all models, KV caches included (`24GiB` works). Default: most of what is free."
+    load_timeout: float = 300.0
+    "Seconds that a request waits for a model that is loaded for it."
+
+    def to_set(self, models: tuple[str, ...]) -> ModelSet:
+        from bridle.service.model_set import ModelSet
+
+        return ModelSet(
+            models=models,
+            aliases=tuple(_alias(text) for text in self.model_alias),
+            models_dir=self.models_dir,
+            allow_hub=self.allow_hub,
+            is_static=self.static,
+            max_memory=self.max_model_memory,
+        )
+
+
+def _alias(text: str) -> tuple[str, str]:
+    name, equals, model = text.partition("=")
+    if not (name and equals and model):
+        raise InvalidRequest(f"model_alias is {text!r}; must be NAME=MODEL", "model_alias")
+    return name, model
+
+
 @Parameter(name="*", group=_SERVER)
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
@@ -76,9 +117,9 @@ class ServerOptions:
     port: int = 8080
     "Port to listen on; 0 takes a free one."
     served_name: str | None = None
-    "The model's name on the wire. Default: that of the folder or hub id."
+    "The name on the wire of a single model. Default: that of the folder or hub id."
     alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "A further name for the model; may be given several times."
+    "A further name for the first model; may be given several times."
     max_requests: Annotated[int, Parameter(converter=count)] = 512
     "Most requests in flight; further ones get a 429."
     request_timeout: float | None = None
@@ -93,18 +134,26 @@ class ServerOptions:
     "The least important lines to log."
 
     def to_settings(
-        self, name: str, model: ModelOptions, engine: EngineOptions, access: AccessOptions, control: ControlOptions
+        self,
+        names: tuple[str, ...],
+        model: ModelOptions,
+        models: ModelSetOptions,
+        engine: EngineOptions,
+        access: AccessOptions,
+        control: ControlOptions,
     ) -> ServeSettings:
         from bridle.http.settings import HttpSettings, ServeSettings
 
         http = HttpSettings(
             max_requests=self.max_requests,
             request_timeout=self.request_timeout,
+            load_timeout=models.load_timeout,
             cors_origins=self.cors_origin,
             trusted_proxies=access.trusted_proxy,
         )
         return ServeSettings(
-            model=model.to_config(name),
+            model=model.to_config(names[0]),
+            models=models.to_set(names),
             engine=engine.to_config(),
             http=http,
             host=self.host,
@@ -122,32 +171,32 @@ class ServerOptions:
 
 _SERVER_DEFAULT = ServerOptions()
 _MODEL_DEFAULT = ModelOptions()
+_MODEL_SET_DEFAULT = ModelSetOptions()
 _ENGINE_DEFAULT = EngineOptions()
 _ACCESS_DEFAULT = AccessOptions()
 _CONTROL_DEFAULT = ControlOptions()
 
 
 def serve(
-    name: Annotated[str, Parameter(name="MODEL")] = "demo",
-    /,
-    *,
+    *names: Annotated[str, Parameter(name="MODEL")],
     server: ServerOptions = _SERVER_DEFAULT,
     model: ModelOptions = _MODEL_DEFAULT,
+    models: ModelSetOptions = _MODEL_SET_DEFAULT,
     engine: EngineOptions = _ENGINE_DEFAULT,
     access: AccessOptions = _ACCESS_DEFAULT,
     control: ControlOptions = _CONTROL_DEFAULT,
 ) -> int:
-    """Serve a model over HTTP, with the OpenAI API and the AICI API for controllers.
+    """Serve models over HTTP, with the OpenAI API and the AICI API for controllers.
 
     `bridle serve` serves the demo model on http://127.0.0.1:8080; `bridle serve Qwen/Qwen3-0.6B --port 9000`
-    another one elsewhere.
+    another one elsewhere; `bridle serve auto --models-dir ~/models` whichever model a request names.
 
     Parameters
     ----------
-    name
-        Folder, hub id or `demo`.
+    names
+        Folders, hub ids or `demo` (the default), loaded at the start; `auto` loads nothing.
     """
-    settings = server.to_settings(name, model, engine, access, control)
+    settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
     from bridle.http.server import serve as serve_http
 
     serve_http(settings)

@@ -24,6 +24,7 @@ from bridle.errors import (
     ControllerUnavailable,
     EngineClosed,
     InvalidRequest,
+    ModelUnavailable,
     Overloaded,
     Unauthorized,
     UnsupportedFeature,
@@ -34,6 +35,7 @@ from bridle.http.errors import RefusedBody, error_body, json_response, status_of
 from bridle.http.generation import reserve
 from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
+from bridle.http.models import hold_model
 from bridle.http.run_shape import RunShaper, initial_run
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import HttpState, http_state
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 MAX_MODULE_BYTES = 128 << 20
 MAX_TAGS = 64
 _SEED = 42
+#: Errors before a stream begins that its status tells.
+_REFUSALS = (InvalidRequest, ControllerUnavailable, Overloaded)
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -115,7 +119,7 @@ async def set_tags(body: TagsBody, request: Request) -> Response:
 async def run(body: RunBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
     try:
-        model = http.registry.resolve(body.model)
+        model = await hold_model(request, body.model)
         ticket = reserve(http, call, model, 1, 1)
         engine_request = await _engine_request(body, request, model)
         ticket.charge(len(engine_request.prompt))
@@ -150,7 +154,7 @@ class _Run:
         """Wait for the first events; raises if the request was at fault, or if there is no runtime."""
         self._first = await anext(self._batches)
         for event in self._first:
-            if isinstance(event, Finished) and isinstance(event.error, (InvalidRequest, ControllerUnavailable)):
+            if isinstance(event, Finished) and isinstance(event.error, _REFUSALS):
                 raise event.error
 
     async def items(self) -> AsyncIterator[dict[str, Any]]:
@@ -204,10 +208,10 @@ async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[
     http, call = http_state(request), call_of(request.scope)
     try:
         http.check_open()
-        control = control_of(http.registry.resolve(None))
+        control = control_of(await hold_model(request, request.query_params.get("model")))
         call.resources.enter_context(http.admission.admit())
         data = await work(control)
-    except (Overloaded, EngineClosed, ControllerUnavailable) as error:
+    except (Overloaded, EngineClosed, ControllerUnavailable, ModelUnavailable) as error:
         call.error = error
         return _error(error)
     except BridleError as error:

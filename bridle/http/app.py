@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import aici, chat, completions, info_routes
+from bridle.http import aici, chat, completions, info_routes, model_routes
 from bridle.http.call import Call, CallMiddleware
 from bridle.http.errors import install_error_handlers
 from bridle.http.identity import IdentityMiddleware
@@ -29,7 +29,7 @@ def create_app(registry: ModelRegistry, settings: HttpSettings | None = None, ke
     app = FastAPI(title="bridle", version=bridle.__version__, description="Steerable language models.")
     app.state.http = state
     install_error_handlers(app)
-    for router in (completions.router, chat.router, aici.router, info_routes.router):
+    for router in (completions.router, chat.router, aici.router, info_routes.router, model_routes.router):
         app.include_router(router)
     # The last one added sees a request first: preflights carry no key, so they are answered before it is asked for.
     app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=settings.trusted_proxies)

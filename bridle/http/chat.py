@@ -18,6 +18,7 @@ from bridle.http.generation import Generation, Part, prepare, reserve
 from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import chat_logprobs
+from bridle.http.models import hold_model
 from bridle.http.notes import Note
 from bridle.http.openai_shapes import finish_reason, rewind_fields, usage_shape
 from bridle.http.schemas import ChatBody
@@ -34,7 +35,7 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/chat/completions", summary="Answer in a conversation")
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
-    model = http.registry.resolve(body.model)
+    model = await hold_model(request, body.model)
     sampling = _sampling(body)
     steering = steering_of(body, request, model)
     _check_steering(body, steering)

@@ -17,6 +17,7 @@ from bridle.http.generation import Generation, Part, prepare, reserve
 from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import CompletionLogprobs
+from bridle.http.models import hold_model
 from bridle.http.notes import Note
 from bridle.http.openai_shapes import ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.schemas import CompletionBody
@@ -34,7 +35,7 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/completions", summary="Continue a text")
 async def completions(body: CompletionBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
-    model = http.registry.resolve(body.model)
+    model = await hold_model(request, body.model)
     plan = _plan(body, model)
     steering = steering_of(body, request, model)
     _check_steering(body, plan, steering)

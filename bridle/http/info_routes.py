@@ -1,8 +1,6 @@
-"""Routes that tell about the server: models, health, metrics, and the page for browsers."""
+"""Routes that tell about the server: health, metrics, and the page for browsers."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
@@ -10,7 +8,6 @@ from starlette.responses import HTMLResponse, Response
 from bridle.http.errors import json_response
 from bridle.http.page import render_page
 from bridle.http.state import http_state
-from bridle.service import LoadedModel, ModelRegistry
 
 router = APIRouter()
 _PAGE_HEADERS = {
@@ -19,18 +16,6 @@ _PAGE_HEADERS = {
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
 }
-
-
-@router.get("/v1/models", summary="List the models")
-async def models(request: Request) -> Response:
-    registry = http_state(request).registry
-    return json_response({"object": "list", "data": [row for model in registry for row in _rows(registry, model)]})
-
-
-@router.get("/v1/models/{name:path}", summary="Describe one model")
-async def model(name: str, request: Request) -> Response:
-    loaded = http_state(request).registry.resolve(name)
-    return json_response(_row(loaded, name))
 
 
 @router.get("/health", summary="Whether the engines run")
@@ -59,25 +44,12 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
+    """A page for browsers; for others, as with text-generation-inference, whether requests are taken."""
     http = http_state(request)
+    if "text/html" not in request.headers.get("accept", ""):
+        return await ready(request)
     return HTMLResponse(render_page(http.registry, str(request.base_url)), headers=_PAGE_HEADERS)
 
 
 def _state(is_good: bool, good: str, bad: str) -> Response:
     return json_response({"status": good if is_good else bad}, 200 if is_good else 503)
-
-
-def _rows(registry: ModelRegistry, model: LoadedModel) -> list[dict[str, Any]]:
-    return [_row(model, name) for name in (model.name, *registry.aliases_of(model))]
-
-
-def _row(model: LoadedModel, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "bridle",
-        "root": model.name,
-        "parent": None,
-        "max_model_len": model.max_sequence_tokens,
-    }

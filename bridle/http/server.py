@@ -1,4 +1,4 @@
-"""From settings to a process that serves: load the model, listen, drain on the first signal, end on the
+"""From settings to a process that serves: load the models, listen, drain on the first signal, end on the
 second.
 
 On SIGTERM or SIGINT readiness goes off first and new generations are turned away while the socket stays open,
@@ -27,7 +27,7 @@ from bridle.http.page import curl_line
 from bridle.http.settings import ServeSettings
 from bridle.http.state import HttpState
 from bridle.http.wire import bounded_protocol
-from bridle.service import LoadedModel, ModelRegistry, load_model
+from bridle.service import EngineLoader, LoadedModel, ModelRegistry, ModelSet, build_registry
 from bridle.service.keys import KeyStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
@@ -38,10 +38,10 @@ Loader = Callable[[ServeSettings], LoadedModel]
 
 
 def serve(settings: ServeSettings | None = None, load: Loader | None = None) -> None:
-    """Load the model and serve it until a signal comes. Blocks; call it from the main thread.
+    """Load what is named and serve it until a signal comes. Blocks; call it from the main thread.
 
-    The port is taken before the model is loaded, so that a wrong one is told at once. `load` replaces how the
-    model is made. Raises `InvalidRequest` if the address cannot be used, and whatever loading raises.
+    The port is taken before the models are loaded, so that a wrong one is told at once. `load` makes the one model that
+    is served instead. Raises `InvalidRequest` if the address cannot be used, and whatever loading raises.
     """
     settings = settings or ServeSettings()
     configure_logs(settings.log_format, settings.log_level)
@@ -51,9 +51,9 @@ def serve(settings: ServeSettings | None = None, load: Loader | None = None) -> 
         keys = None if settings.keys is None else stack.enter_context(contextlib.closing(KeyStore(settings.keys)))
         if keys is not None and keys.is_empty:
             _log.warning("no keys yet: every request will be refused", file=str(settings.keys), make="bridle keys add")
-        registry = ModelRegistry()
-        stack.callback(registry.close)
-        registry.add((load or _load)(settings), settings.aliases)
+        registry = stack.enter_context(contextlib.closing(_load(settings) if load is None else ModelRegistry()))
+        if load is not None:
+            registry.add(load(settings), settings.aliases)
         run(registry, settings, listener, keys)
 
 
@@ -162,16 +162,22 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _load(settings: ServeSettings) -> LoadedModel:
-    shown = ""
-
-    def progress(what: str, share: float) -> None:
-        nonlocal shown
-        if what != shown:
-            shown = what
-            _log.info("loading", what=what)
-
-    return load_model(settings.model, settings.engine, name=settings.name, progress=progress, control=settings.control)
+def _load(settings: ServeSettings) -> ModelRegistry:
+    """The registry of what is served, with all that was named loaded."""
+    models = settings.models or ModelSet((settings.model.model,))
+    if settings.control.trace is not None and models.may_be_several:
+        raise InvalidRequest(
+            "aici_trace records the control runtime of one model; serve only one with it", "aici_trace"
+        )
+    loader = EngineLoader(settings.engine, settings.control)
+    registry, load_named = build_registry(models, settings.model, loader, settings.name)
+    with contextlib.ExitStack() as undo:
+        undo.callback(registry.close)
+        for alias in settings.aliases:
+            registry.add_alias(alias, registry.slot_of(None).name)
+        load_named()
+        undo.pop_all()
+    return registry
 
 
 def _announce(registry: ModelRegistry, listener: socket.socket) -> None:
@@ -179,6 +185,6 @@ def _announce(registry: ModelRegistry, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     shown = _LOCAL.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}/"
-    sys.stdout.write(f"Serving {', '.join(registry.names)} at {url} (stop with Ctrl+C)\n\n")
+    sys.stdout.write(f"Serving {', '.join(registry.names) or 'what requests name'} at {url} (stop with Ctrl+C)\n\n")
     sys.stdout.write(f"  {curl_line(registry, url)}\n\n")
     sys.stdout.flush()

@@ -10,6 +10,7 @@ from typing import Literal
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
 from bridle.service.control import ControlSettings
+from bridle.service.model_set import ModelSet
 
 _COUNTS = ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices", "max_uploads")
 
@@ -21,10 +22,11 @@ class HttpSettings:
     `max_requests` and `max_prompt_tokens` bound what is in flight, waiting or running; more gets a 429. (One
     prompt that fits the model is taken whatever the second says.) `max_prompts` and `max_choices` bound what
     one call may ask for, `max_uploads` how many controllers may be on their way in at once. `request_timeout` is
-    the time a generation may take (None: no limit), `send_timeout` how long a client may leave its connection full
-    before it is cut, `receive_timeout` how long it may take to send its body. `ping_interval` keeps quiet streams
-    open through proxies. `cors_origins` names web origins that may call from a browser; `*` is any.
-    `trusted_proxies` are addresses or networks whose `x-user-*` headers say who asks.
+    the time a generation may take (None: no limit), `load_timeout` how long a request waits for a model that is loaded
+    for it, `send_timeout` how long a client may leave its connection full before it is cut, `receive_timeout` how long
+    it may take to send its body. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web
+    origins that may call from a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*`
+    headers say who asks.
     """
 
     max_body_bytes: int = 4 << 20
@@ -34,6 +36,7 @@ class HttpSettings:
     max_choices: int = 256
     max_uploads: int = 2
     request_timeout: float | None = None
+    load_timeout: float = 300.0
     send_timeout: float = 30.0
     receive_timeout: float = 30.0
     ping_interval: float = 15.0
@@ -51,7 +54,7 @@ class HttpSettings:
         ):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)
-        for name in ("request_timeout", "send_timeout", "receive_timeout", "ping_interval"):
+        for name in ("request_timeout", "load_timeout", "send_timeout", "receive_timeout", "ping_interval"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidRequest(f"{name} is {value}; must be more than 0", name)
@@ -64,15 +67,17 @@ class HttpSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Everything that `serve` needs: a model, an engine around it, and where to listen.
+    """Everything that `serve` needs: models, engines around them, and where to listen.
 
-    Port 0 takes any free port. After the first SIGTERM or SIGINT running requests get `grace_period` seconds.
-    `name` is the model's name on the wire (None: that of the folder or hub id), `aliases` are further ones.
-    `control` says whether there is a runtime for Wasm controllers. `keys` is the file of API keys; without one the
-    server is for a single user and listens on loopback only, unless `no_auth` lets everybody in.
+    Port 0 takes any free port. After the first SIGTERM or SIGINT running requests get `grace_period` seconds. `model`
+    says how models are loaded, and which one unless `models` does: several, and what else may be loaded on demand.
+    `name` is a single model's name on the wire (None: that of the folder or hub id), `aliases` are further names of the
+    first model. `control` says whether there is a runtime for Wasm controllers. `keys` is the file of API keys; without
+    one the server is for a single user and listens on loopback only, unless `no_auth` lets everybody in.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    models: ModelSet | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
     http: HttpSettings = field(default_factory=HttpSettings)
     host: str = "127.0.0.1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -15,7 +16,7 @@ from bridle.service import Admission, ModelRegistry
 
 @dataclass(slots=True)
 class HttpState:
-    """Models, limits and counters of an application.
+    """Models, limits and counters of an application; `started` is a Unix time in seconds.
 
     While it `is_draining`, new generations are turned away; `idle` is set once the running ones are over.
     """
@@ -26,6 +27,7 @@ class HttpState:
     metrics: Metrics
     is_draining: bool = False
     num_uploads: int = 0
+    started: int = field(default_factory=lambda: int(time.time()))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

@@ -60,6 +60,16 @@ class ModelSet:
             )
 
     @property
+    def may_be_several(self) -> bool:
+        """Whether there can be more than one model at a time."""
+        return len(self.named) != 1 or self.is_open
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may be loaded than what is named."""
+        return not self.is_static and bool(self.aliases or self.models_dir or self.allow_hub)
+
+    @property
     def named(self) -> tuple[str, ...]:
         """What is loaded at the start."""
         return tuple(model for model in self.models if model != AUTO)
@@ -100,7 +110,7 @@ def build_registry(
     for slot in slots:
         registry.add_slot(slot)
     _add_aliases(registry, catalog, models, base)
-    return registry, lambda: keeper.fill(slots, keeps_share=not models.is_static and _is_open(models))
+    return registry, lambda: keeper.fill(slots, keeps_share=models.is_open)
 
 
 def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None:
@@ -116,15 +126,10 @@ def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None
             )
 
 
-def _is_open(models: ModelSet) -> bool:
-    """Whether more may be loaded than what is named."""
-    return bool(models.aliases or models.models_dir or models.allow_hub)
-
-
 def _bound(models: ModelSet, base: ModelConfig) -> int | None:
     if models.max_memory is not None:
         return models.max_memory
-    if len(models.named) == 1 and not _is_open(models):
+    if not models.may_be_several:
         return None  # one model, which takes its share of what is free
     from bridle.model.footprint import free_on
 

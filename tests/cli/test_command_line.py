@@ -14,7 +14,7 @@ from bridle.cli import main
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import EngineClosed, InternalError, UnsupportedModel
 from bridle.http.settings import HttpSettings, ServeSettings
-from bridle.service import ControlSettings
+from bridle.service import ControlSettings, ModelSet
 
 COMMANDS = (
     *("serve", "generate", "chat", "check", "bench", "doctor"),
@@ -84,6 +84,11 @@ def test_help_does_not_wait_for_torch() -> None:
         (["serve", "--aici-dialect", "3"], "3"),
         (["serve", "--trusted-proxy", "everywhere"], "trusted_proxies: 'everywhere' does not appear to be"),
         (["serve", "--keys", "k.db", "--no-auth"], "keys and no_auth exclude each other"),
+        (["serve", "--static", "auto"], "static and auto exclude each other"),
+        (["serve", "--static", "--allow-hub", "org/name"], "static serves only what is named at the start"),
+        (["serve", "auto"], "nothing may be loaded: give models_dir, allow_hub or a model_alias"),
+        (["serve", "--model-alias", "name"], "model_alias is 'name'; must be NAME=MODEL"),
+        (["serve", "--max-model-memory", "0"], "max_model_memory is 0; must be at least 1"),
         (["tag", "abc"], "TAG"),
         (["bench", "everything"], "everything"),
     ],
@@ -102,7 +107,7 @@ def test_mistakes_are_one_line(
 
 def test_defaults(served: Served) -> None:
     assert main(["serve"]) == 0
-    assert served.calls == [ServeSettings()]
+    assert served.calls == [ServeSettings(models=ModelSet())]
 
 
 def test_flags_become_settings(served: Served) -> None:
@@ -114,6 +119,7 @@ def test_flags_become_settings(served: Served) -> None:
     assert served.calls == [
         ServeSettings(
             model=ModelConfig(model="org/name", revision="v2", kv_memory=1 << 30),
+            models=ModelSet(("org/name",)),
             engine=EngineConfig(max_num_seqs=1000, enable_prefix_caching=False),
             http=HttpSettings(max_requests=2000, cors_origins=("*",)),
             port=0,
@@ -122,6 +128,18 @@ def test_flags_become_settings(served: Served) -> None:
             log_format="json",
         )
     ]
+
+
+def test_flags_of_models_on_demand_become_settings(served: Served) -> None:
+    words = (
+        "serve one two --model-alias gpt-4=one --model-alias big=org/big --models-dir folder --allow-hub org/name"
+        " --max-model-memory 2GiB --load-timeout 5"
+    )
+    assert main(words.split()) == 0
+    aliases = (("gpt-4", "one"), ("big", "org/big"))
+    models = ModelSet(("one", "two"), aliases, Path("folder"), ("org/name",), max_memory=2 << 30)
+    http = HttpSettings(load_timeout=5)
+    assert served.calls == [ServeSettings(model=ModelConfig("one"), models=models, http=http)]
 
 
 def test_flags_of_access_and_control_become_settings(served: Served) -> None:

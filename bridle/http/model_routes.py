@@ -1,0 +1,83 @@
+"""Routes about models: what is served, what could be, and for admins loading and unloading by hand."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from bridle.errors import ModelUnavailable, Unauthorized
+from bridle.http.errors import RefusedBody, error_response, json_response
+from bridle.http.identity import identity_of
+from bridle.http.json_body import BoundedRoute
+from bridle.http.models import hold_model
+from bridle.http.state import HttpState, http_state
+from bridle.service import ModelState
+
+_MAX_NAME_CHARS = 500
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+class ModelBody(BaseModel):
+    """Which model."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME_CHARS)]
+
+
+@router.get("/v1/models", summary="List the models, loaded or not")
+async def models(request: Request) -> Response:
+    http = http_state(request)
+    names = await http.registry.all_names()
+    return json_response({"object": "list", "data": [_row(http, name) for name in names]})
+
+
+@router.post("/v1/models/load", summary="Load a model and keep it (admins)")
+async def load(body: ModelBody, request: Request) -> Response:
+    _check_admin(request)
+    await hold_model(request, body.model)
+    return json_response(_row(http_state(request), body.model))
+
+
+@router.post("/v1/models/unload", summary="Close a model that nobody uses (admins)")
+async def unload(body: ModelBody, request: Request) -> Response:
+    _check_admin(request)
+    http = http_state(request)
+    try:
+        await http.registry.unload(body.model)
+    except ModelUnavailable as error:  # somebody uses it
+        return error_response(error, 409)
+    return json_response(_row(http, body.model))
+
+
+@router.get("/v1/models/{name:path}", summary="Describe one model")
+async def model(name: str, request: Request) -> Response:
+    return json_response(_row(http_state(request), name))
+
+
+def _check_admin(request: Request) -> None:
+    identity = identity_of(request)
+    if not identity.is_admin:
+        raise RefusedBody(403, Unauthorized(f"user {identity.user!r} may not do this: it takes the key of an admin"))
+
+
+def _row(http: HttpState, name: str) -> dict[str, Any]:
+    """One entry in OpenAI's shape. `state` tells whether the model answers at once."""
+    slot = http.registry.slot_of(name)
+    row: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": http.started if slot.model is None else slot.model.created,
+        "owned_by": "bridle",
+        "root": slot.name,
+        "parent": None,
+        "max_model_len": None if slot.model is None else slot.model.max_sequence_tokens,
+        "state": slot.state.value,
+    }
+    if slot.state is ModelState.LOADING:
+        row["loading"] = {"stage": slot.stage, "share": round(slot.share, 3)}
+    return row
