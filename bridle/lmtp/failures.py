@@ -7,6 +7,7 @@ from bridle.errors import (
     ControllerUnavailable,
     EngineClosed,
     InternalError,
+    ModelUnavailable,
     OutOfBlocks,
     Overloaded,
     ShardUnavailable,
@@ -14,7 +15,7 @@ from bridle.errors import (
 from bridle.lmtp.messages import Failure, StreamId
 
 #: Errors that say nothing against the request itself.
-_RETRYABLE = (Overloaded, OutOfBlocks, ShardUnavailable, EngineClosed, ControllerUnavailable)
+_RETRYABLE = (Overloaded, OutOfBlocks, ShardUnavailable, ModelUnavailable, EngineClosed, ControllerUnavailable)
 _MAX_ERROR_CHARS = 4_000
 
 
@@ -25,7 +26,7 @@ def failure_of(stream_id: StreamId, error: BridleError) -> Failure:
         error=error_text(error),
         code=error.code,
         retryable=isinstance(error, _RETRYABLE),
-        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
+        retry_after=error.retry_after if isinstance(error, (Overloaded, ModelUnavailable)) else None,
         param=getattr(error, "param", None),
     )
 

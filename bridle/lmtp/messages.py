@@ -198,7 +198,9 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-Answer: TypeAlias = Token | Failure | Msg | Event
+#: What a stream is answered with, and what a connection is.
+StreamAnswer: TypeAlias = Token | Failure | Event
+Answer: TypeAlias = StreamAnswer | Msg
 
 
 def features_of(answer: Msg) -> Mapping[str, Any]:

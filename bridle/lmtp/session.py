@@ -28,6 +28,7 @@ from bridle.lmtp.messages import (
     Request,
     Resume,
     Score,
+    StreamAnswer,
     StreamId,
     Token,
 )
@@ -202,7 +203,7 @@ class Session:
 
     # -- to the client ---------------------------------------------------------------------------------------
 
-    def put(self, stream: Stream, answer: Token | Failure | Event) -> bool:
+    def put(self, stream: Stream, answer: StreamAnswer) -> bool:
         """Whether this may go out now, as the next answer of its stream. What ends the stream ends it here."""
         if not stream.is_open or self.state is SessionState.CLOSED:
             return False

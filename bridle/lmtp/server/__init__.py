@@ -1,0 +1,7 @@
+"""The server's side of LMTP: streams of many clients in the one continuous batch of each model."""
+
+from bridle.lmtp.server.connection import Link
+from bridle.lmtp.server.server import LmtpServer, LocalHost
+from bridle.lmtp.server.settings import LmtpSettings
+
+__all__ = ["Link", "LmtpServer", "LmtpSettings", "LocalHost"]

@@ -1,0 +1,111 @@
+"""Buffers of one connection: token prefixes under names, so that a client need not send them again.
+
+A name counts from the moment its message is read: what refers to it waits until its tokens are known, which for a
+buffer that a running stream will fill is the end of that stream. The KV of a prefix is not kept here; the engine's
+prefix cache finds it by the tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from dataclasses import dataclass, field
+
+from bridle.errors import BridleError, InvalidRequest
+
+
+class Buffer:
+    """One buffer, filled or waiting for it."""
+
+    def __init__(self, home: Buffers, name: str, model: str) -> None:
+        self.name = name
+        self.model = model
+        self.num_tokens = 0
+        self._home = home
+        self._tokens: asyncio.Future[array[int]] = asyncio.get_running_loop().create_future()
+        self._tokens.add_done_callback(_look)
+
+    async def tokens(self) -> tuple[int, ...]:
+        """The tokens, once they are known; raises what kept them from it."""
+        return tuple(await asyncio.shield(self._tokens))
+
+    def fill(self, tokens: tuple[int, ...]) -> None:
+        """Give it its tokens, unless it was dropped. Too many of them fail it."""
+        if self._tokens.done():
+            return
+        try:
+            self._home.claim(self, len(tokens))
+        except InvalidRequest as error:
+            self.fail(error)
+        else:
+            self._tokens.set_result(array("I", tokens))
+
+    def fail(self, error: BridleError) -> None:
+        """It will have no tokens, unless it has some."""
+        if not self._tokens.done():
+            self._tokens.set_exception(error)
+            self._home.forget(self)
+
+
+@dataclass(slots=True)
+class Buffers:
+    """At most `max_buffers` names, with `max_tokens` tokens altogether."""
+
+    max_buffers: int
+    max_tokens: int
+    _named: dict[str, Buffer] = field(default_factory=dict)
+    _num_tokens: int = 0
+
+    def reserve(self, name: str, model: str) -> Buffer:
+        """Take a name for a buffer to be filled; one that had it loses it. Raises `InvalidRequest` beyond the limit."""
+        if name not in self._named and len(self._named) >= self.max_buffers:
+            raise InvalidRequest(f"the connection has {self.max_buffers} buffers, the most it can: drop one", "name")
+        self.drop(name)
+        buffer = self._named[name] = Buffer(self, name, model)
+        return buffer
+
+    def find(self, name: str | None, model: str, param: str = "buffer") -> Buffer | None:
+        """The buffer that has a name now; None for no name. Raises `InvalidRequest`."""
+        if name is None:
+            return None
+        buffer = self._named.get(name)
+        if buffer is None:
+            raise InvalidRequest(f"there is no buffer {name!r} on this connection", param)
+        if buffer.model != model:
+            raise InvalidRequest(f"buffer {name!r} belongs to model {buffer.model!r}, not {model[:100]!r}", param)
+        return buffer
+
+    def drop(self, name: str) -> None:
+        """Forget a name; unknown ones are no error."""
+        buffer = self._named.get(name)
+        if buffer is not None:
+            buffer.fail(InvalidRequest(f"buffer {name!r} was dropped before it was filled", "buffer"))
+            self.forget(buffer)
+
+    def clear(self) -> None:
+        """Forget everything: the connection is gone."""
+        for name in list(self._named):
+            self.drop(name)
+
+    def claim(self, buffer: Buffer, num_tokens: int) -> None:
+        """Take room for the tokens of a buffer. Raises `InvalidRequest` if there is none."""
+        if self._num_tokens + num_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"buffer {buffer.name!r} of {num_tokens} tokens does not fit: the connection's buffers hold "
+                f"{self._num_tokens} of at most {self.max_tokens}",
+                "prompt",
+            )
+        buffer.num_tokens = num_tokens
+        self._num_tokens += num_tokens
+
+    def forget(self, buffer: Buffer) -> None:
+        """Its name is free, and so is its room."""
+        if self._named.get(buffer.name) is buffer:
+            del self._named[buffer.name]
+            self._num_tokens -= buffer.num_tokens
+
+
+def _look(tokens: asyncio.Future[array[int]]) -> None:
+    """Nobody need ask for a buffer that failed."""
+    if not tokens.cancelled():
+        tokens.exception()

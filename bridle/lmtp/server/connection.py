@@ -1,0 +1,153 @@
+"""One client on one link: messages in to its session, answers out.
+
+A reader takes messages in, and a writer sends whatever has gathered since it last did, so answers of streams that move
+together share a message. A client that does not read is not read from either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from bridle.errors import BridleError, ConnectionLost
+from bridle.lmtp.decoding import decode_request
+from bridle.lmtp.encoding import encode_answers
+from bridle.lmtp.messages import Answer, Rejected, Request
+from bridle.lmtp.server.info import describe
+from bridle.lmtp.server.streams import Home, Streams
+from bridle.lmtp.session import Action, Describe, Keep, Reattach, Send, Session, Start, Stop, Stream
+from bridle.service.keys import Identity
+
+#: Longer messages are decoded in a thread.
+_MAX_INLINE_CHARS = 1 << 16
+#: With so many answers waiting, the client reads too slowly.
+_MANY_ANSWERS = 1024
+
+
+class Link(Protocol):
+    """A carrier as seen from here: whole messages, in order. Raises `ConnectionLost` once the peer is gone."""
+
+    async def send(self, message: str) -> None:
+        """Give a message to the peer; waits while it takes none."""
+
+    async def receive(self) -> str:
+        """The next message."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End the connection; may be called twice."""
+
+
+class Connection:
+    """Serves one client until it leaves. `echo` sees what it sends."""
+
+    def __init__(self, home: Home, link: Link, identity: Identity, echo: Callable[[str], None] | None = None) -> None:
+        self._home = home
+        self._link = link
+        self._echo = echo
+        self._session = Session(home.settings.max_streams)
+        self._streams = Streams(home, identity, self._session, self._send, self._room)
+        self._outbox: list[Answer] = []
+        self._news = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._is_ending = False
+
+    async def serve(self) -> None:
+        """Read and write until either side ends the connection; then nothing of it is left."""
+        sides = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        try:
+            await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._do_all(self._session.close())
+            self._streams.close()
+            for task in sides:
+                task.cancel()
+            results = await asyncio.gather(*sides, return_exceptions=True)
+            await self._link.close()
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, ConnectionLost):
+                raise result
+
+    def drain(self, seconds: float) -> None:
+        """Begin nothing new; what is open has `seconds`."""
+        self._do_all(self._session.drain(seconds))
+
+    def end(self, error: BridleError) -> None:
+        """End every stream in an error, and then the connection."""
+        self._do_all(self._session.fail_all(error))
+        self._is_ending = True
+        self._news.set()
+
+    # -- in --------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            text = await self._link.receive()
+            if self._echo is not None:
+                self._echo(text)
+            self._do_all(self._session.receive(await _decode(text)))
+            await self._room()
+
+    def _do_all(self, todo: list[Action]) -> None:
+        for action in todo:
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Send(answer):
+                self._send(answer)
+            case Start(stream):
+                self._try(stream, self._streams.start, action)
+            case Reattach(stream):
+                self._try(stream, self._streams.reattach, action)
+            case Stop():
+                self._streams.stop(action)
+            case Describe(asked):
+                self._send(describe(self._home.host.registry, asked))
+            case Keep(asked):
+                self._streams.keep(asked)
+
+    def _try(self, stream: Stream, step: Callable[[Any], None], action: Action) -> None:
+        try:
+            step(action)
+        except BridleError as error:
+            self._do_all(self._session.fail(stream, error))
+
+    # -- out -------------------------------------------------------------------------------------------------
+
+    def _send(self, answer: Answer) -> None:
+        self._outbox.append(answer)
+        self._news.set()
+        if len(self._outbox) >= _MANY_ANSWERS:
+            self._has_room.clear()
+
+    async def _room(self) -> None:
+        await self._has_room.wait()
+
+    async def _write(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            answers, self._outbox = self._outbox, []
+            self._has_room.set()
+            for message in encode_answers(answers):
+                await self._link.send(message)
+            if self._is_ending and not self._outbox:
+                return
+
+
+async def _decode(text: str) -> Request | Rejected:
+    if len(text) <= _MAX_INLINE_CHARS:
+        return decode_request(text, _loads)
+    return await asyncio.to_thread(decode_request, text, _loads)
+
+
+def _loads(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None

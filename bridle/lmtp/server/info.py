@@ -1,0 +1,45 @@
+"""What a server says of its models and of itself: the answer to MODEL_INFO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bridle
+from bridle.errors import BridleError
+from bridle.lmtp.failures import error_text
+from bridle.lmtp.messages import FEATURES, UNAVAILABLE, ModelInfo, Msg
+from bridle.service import LoadedModel, ModelRegistry, ModelState
+
+
+def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
+    """The answer to a MODEL_INFO, without waiting: of a model that is not loaded it says just that."""
+    try:
+        if registry.state_of(asked.model) is ModelState.LOADED:
+            return Msg(stream_id=asked.stream_id, model_info=facts(registry.resolve(asked.model)))
+    except BridleError as error:
+        return Msg(
+            stream_id=asked.stream_id,
+            model_info=UNAVAILABLE,
+            error=error_text(error),
+            code=error.code,
+            lmtp=FEATURES,
+        )
+    return Msg(stream_id=asked.stream_id, model_info=UNAVAILABLE, lmtp=FEATURES)
+
+
+def facts(model: LoadedModel) -> dict[str, Any]:
+    """What certificates record, what a client needs to know of the tokens, and the extensions."""
+    info = model.info
+    return {
+        "model": model.name,
+        "model_type": "bridle",
+        "constructor": f"bridle.LLM('{model.name}')",
+        "bridle": bridle.__version__,
+        "vocab_size": info.vocab_size,
+        "bos_token_id": model.tokenizer.bos_token_id,
+        "eos_token_ids": list(info.eos_token_ids),
+        "max_model_len": model.max_sequence_tokens,
+        "dtype": info.dtype,
+        "device": info.device,
+        "lmtp": dict(FEATURES),
+    }

@@ -1,0 +1,193 @@
+"""Where the answers of a stream go: to a connection, and for a stream with a key also into a memory.
+
+A `KeyedRelay` outlives connections. While none is attached, its stream goes on for a while and is remembered, so that
+its client can come back and hear what it missed, each answer once. Streams, answers and time are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from bridle.errors import InvalidRequest, UnknownStream
+from bridle.lmtp.messages import Generate, StreamAnswer, StreamId
+from bridle.lmtp.server.settings import LmtpSettings
+
+#: Whose stream: a user and the key that the user's client chose.
+Key = tuple[str, str]
+
+
+class Outlet(Protocol):
+    """One stream of one connection, as whoever fills it sees it."""
+
+    @property
+    def stream_id(self) -> StreamId:
+        raise NotImplementedError
+
+    def put(self, answer: StreamAnswer) -> None:
+        """Send an answer, unless the stream is over."""
+
+    async def room(self) -> None:
+        """Wait while the client reads too slowly."""
+
+    def release(self) -> None:
+        """Nothing more comes here, and the client is not told."""
+
+
+class Relay:
+    """The answers of one stream, on their way to whoever listens. `stop` ends the work behind it."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self.outlet: Outlet | None = outlet
+        self.stop: Callable[[], object] = lambda: None
+
+    def put(self, answer: StreamAnswer) -> None:
+        """The next answer."""
+        if self.outlet is not None:
+            self.outlet.put(answer)
+
+    def end(self) -> None:
+        """There was the last answer."""
+
+    async def room(self) -> None:
+        """Wait while the client reads too slowly. One that is away is not waited for."""
+        if self.outlet is not None:
+            await self.outlet.room()
+
+    def detach(self) -> None:
+        """The connection is gone."""
+        self.outlet = None
+        self.stop()
+
+
+class KeyedRelay(Relay):
+    """A relay that remembers its answers and can be attached again."""
+
+    def __init__(self, outlet: Outlet, key: Key, asked: Generate, memory: Memory) -> None:
+        super().__init__(outlet)
+        self.key = key
+        self.asked = asked
+        self.log: deque[StreamAnswer] = deque()
+        self.num_forgotten = 0
+        self.is_over = False
+        self.timer: asyncio.TimerHandle | None = None
+        self._memory = memory
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody would miss it but a client that comes back."""
+        return self.is_over or self.outlet is None
+
+    def put(self, answer: StreamAnswer) -> None:
+        answer.position = self.num_forgotten + len(self.log)
+        self.log.append(answer)
+        self._memory.note_answer(self)
+        super().put(answer)
+
+    def end(self) -> None:
+        self.is_over = True
+        self._memory.note_idle(self)
+
+    def detach(self) -> None:
+        self.outlet = None
+        if not self.is_over:
+            self._memory.note_idle(self)
+
+    def attach(self, outlet: Outlet, position: int) -> None:
+        """Go on with another stream, from answer `position` on. Raises `UnknownStream` if that is forgotten."""
+        end = self.num_forgotten + len(self.log)
+        if not self.num_forgotten <= position <= end:
+            raise UnknownStream(
+                f"position is {position}; answers {self.num_forgotten} to {end} of this stream can be had", "position"
+            )
+        if self.outlet is not None:
+            self.outlet.release()
+        self.outlet = outlet
+        for answer in list(self.log)[position - self.num_forgotten :]:
+            outlet.put(replace(answer, stream_id=outlet.stream_id))
+        if not self.is_over:
+            self._memory.note_busy(self)
+
+    def forget(self, num: int) -> None:
+        """Remember the oldest `num` answers no more."""
+        for _ in range(num):
+            self.log.popleft()
+        self.num_forgotten += num
+
+
+@dataclass(slots=True)
+class Memory:
+    """The keyed streams of a server. Used on one event loop."""
+
+    settings: LmtpSettings
+    _relays: dict[Key, KeyedRelay] = field(default_factory=dict)
+    _num_answers: int = 0
+
+    def __len__(self) -> int:
+        return len(self._relays)
+
+    def find(self, key: Key) -> KeyedRelay | None:
+        """The stream of that key, running or over."""
+        return self._relays.get(key)
+
+    def get(self, key: Key) -> KeyedRelay:
+        """The stream of that key. Raises `UnknownStream`."""
+        relay = self._relays.get(key)
+        if relay is None:
+            raise UnknownStream(f"no stream with key {key[1]!r} is known here; it may have been forgotten", "key")
+        return relay
+
+    def same(self, key: Key, asked: Generate) -> KeyedRelay | None:
+        """The stream that this very request began before. Raises `InvalidRequest` if the key began another one."""
+        relay = self._relays.get(key)
+        if relay is None:
+            return None
+        if replace(asked, stream_id=0, position=0) != replace(relay.asked, stream_id=0, position=0):
+            raise InvalidRequest(f"key {key[1]!r} stands for another request; choose a new key", "key")
+        return relay
+
+    def add(self, outlet: Outlet, key: Key, asked: Generate) -> KeyedRelay:
+        """Remember a new stream."""
+        relay = self._relays[key] = KeyedRelay(outlet, key, asked, self)
+        return relay
+
+    def note_answer(self, relay: KeyedRelay) -> None:
+        """Over the budget, whoever speaks forgets first."""
+        self._num_answers += 1
+        if self._num_answers > self.settings.max_replay_tokens:
+            relay.forget(1)
+            self._num_answers -= 1
+
+    def note_idle(self, relay: KeyedRelay) -> None:
+        """From now on the stream is kept for its client's return, and not for long."""
+        if self._relays.get(relay.key) is not relay:
+            return
+        self.note_busy(relay)
+        relay.timer = asyncio.get_running_loop().call_later(self.settings.resume_time, self.drop, relay)
+        idle = [each for each in self._relays.values() if each.is_idle]
+        if len(idle) > self.settings.max_detached:
+            self.drop(idle[0])
+
+    def note_busy(self, relay: KeyedRelay) -> None:
+        """Somebody listens again."""
+        if relay.timer is not None:
+            relay.timer.cancel()
+            relay.timer = None
+
+    def drop(self, relay: KeyedRelay) -> None:
+        """Forget a stream; end it if it still runs and nobody listens."""
+        if self._relays.get(relay.key) is relay:
+            del self._relays[relay.key]
+        self.note_busy(relay)
+        self._num_answers -= len(relay.log)
+        relay.forget(len(relay.log))
+        if not relay.is_over and relay.outlet is None:
+            relay.stop()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for relay in list(self._relays.values()):
+            self.drop(relay)

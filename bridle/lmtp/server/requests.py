@@ -1,0 +1,164 @@
+"""From GENERATE and SCORE to requests that an engine can run: defaults, names, and what of it is clamped.
+
+LMQL asks for more than fits where any server would stop anyway (128 tokens at the end of the context, mask entries
+beyond the vocabulary); that is cut to size. Everything else that is wrong is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridle.aici.protocol import Auth
+from bridle.engine.request import Request
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.lmtp.messages import Generate, Prompt, Score
+from bridle.sampling import MAX_LOGPROBS, SamplingParams
+from bridle.service import LoadedModel, build_request, tokenize
+from bridle.service.keys import Identity
+
+if TYPE_CHECKING:
+    from bridle.aici.client import WasmController
+
+#: Further fields of GENERATE, by the names of the sampling parameters that they are, and what they may hold.
+OPTIONS: Mapping[str, tuple[type, ...]] = {
+    "top_p": (int, float),
+    "top_k": (int,),
+    "min_p": (int, float),
+    "typical_p": (int, float),
+    "repetition_penalty": (int, float),
+    "presence_penalty": (int, float),
+    "frequency_penalty": (int, float),
+    "min_tokens": (int,),
+    "seed": (int,),
+    "stop": (str, list),
+    "stop_token_ids": (list,),
+    "include_stop_str_in_output": (bool,),
+    "ignore_eos": (bool,),
+    "skip_special_tokens": (bool,),
+}
+#: Means something in beam search alone, which LMQL does by itself; it sends the field all the same.
+_IGNORED = ("length_penalty",)
+_NO_CONTROLLER = "none"
+
+
+async def generate_request(
+    model: LoadedModel, asked: Generate, prefix: tuple[int, ...], identity: Identity, timeout: float | None
+) -> Request:
+    """The engine request of a GENERATE whose buffer holds `prefix`."""
+    context = await context_of(model, asked.prompt, prefix) or (_first_token(model),)
+    constraint = None if asked.constraint is None else await _constraint(model, asked.constraint)
+    sampling = _sampling(model, asked, len(context))
+    return build_request(
+        model,
+        context,
+        sampling,
+        controller=_controller(model, asked, identity),
+        constraint=constraint,
+        adapter=asked.adapter,
+        timeout=timeout,
+        tenant=identity.user,
+        detokenize=wants_text(asked) or bool(sampling.stop),
+    )
+
+
+async def score_request(
+    model: LoadedModel, asked: Score, prefix: tuple[int, ...], identity: Identity, timeout: float | None
+) -> tuple[Request, int]:
+    """The engine request of a SCORE, and how many of its last tokens are to be scored."""
+    context = await context_of(model, asked.prompt, prefix)
+    if not asked.scored:
+        raise InvalidRequest("'scored' is empty; it must hold at least one token", "scored")
+    scored = asked.scored
+    if isinstance(scored, str):
+        scored = await tokenize(model, scored, add_special_tokens=False)
+    request = build_request(
+        model,
+        (*context, *scored),
+        SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0),
+        adapter=asked.adapter,
+        timeout=timeout,
+        tenant=identity.user,
+        detokenize=False,
+    )
+    return request, len(scored)
+
+
+async def context_of(model: LoadedModel, prompt: Prompt, prefix: tuple[int, ...]) -> tuple[int, ...]:
+    """Prefix and prompt as tokens. Only what begins a context gets the tokens that begin a text."""
+    if isinstance(prompt, str):
+        if not prompt:
+            return prefix
+        return prefix + await tokenize(model, prompt, add_special_tokens=not prefix)
+    return prefix + prompt
+
+
+def wants_text(asked: Generate) -> bool:
+    """Whether answers carry text: if the client says so, otherwise if it sent text itself."""
+    return isinstance(asked.prompt, str) if asked.text is None else asked.text
+
+
+def _first_token(model: LoadedModel) -> int:
+    """What an empty context starts from."""
+    bos = model.tokenizer.bos_token_id
+    if bos is not None:
+        return bos
+    if model.info.eos_token_ids:
+        return model.info.eos_token_ids[0]
+    raise InvalidRequest("'prompt' is empty, and the model has no token that begins a text", "prompt")
+
+
+def _sampling(model: LoadedModel, asked: Generate, num_context: int) -> SamplingParams:
+    if asked.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens is {asked.max_tokens}; must be at least 1", "max_tokens")
+    room = max(model.max_sequence_tokens - num_context, 1)
+    vocab_size = model.info.vocab_size
+    return SamplingParams(
+        max_tokens=min(asked.max_tokens, room),
+        temperature=max(asked.temperature, 0.0),
+        logit_bias=_bias(asked.logit_bias, vocab_size),
+        logprobs=min(max(asked.top_logprobs, 1), MAX_LOGPROBS, vocab_size),
+        logprobs_mode="processed",
+        **_options(asked.options),
+    )
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling parameters among the further fields; there is nothing else that they may be."""
+    for name, value in given.items():
+        kinds = (int, float) if name in _IGNORED else OPTIONS.get(name)
+        if kinds is None:
+            raise InvalidRequest(f"{name[:100]!r} is no field of GENERATE", name[:100])
+        if type(value) not in kinds:
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise InvalidRequest(f"{name} is a {type(value).__name__}; must be {expected}", name)
+    return {name: value for name, value in given.items() if name not in _IGNORED}
+
+
+def _bias(bias: Mapping[int, float], vocab_size: int) -> Mapping[int, float]:
+    """Entries of the vocabulary. LMQL numbers tags of its own beyond it."""
+    return {token: value for token, value in bias.items() if 0 <= token < vocab_size}
+
+
+async def _constraint(model: LoadedModel, data: Mapping[str, Any]) -> Any:
+    from bridle.constraints import parse
+
+    constraint = parse(data)
+    await model.try_constraint(constraint)
+    return constraint
+
+
+def _controller(model: LoadedModel, asked: Generate, identity: Identity) -> WasmController | None:
+    """A Wasm controller by module id or tag. Its argument is a string as it is, anything else as JSON text."""
+    if asked.controller is None or asked.controller == _NO_CONTROLLER:
+        if asked.controller_arg is not None:
+            raise InvalidRequest("controller_arg needs a controller", "controller_arg")
+        return None
+    if model.control is None:
+        raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "controller")
+    from bridle.aici.client import WasmController
+
+    argument = "" if asked.controller_arg is None else asked.controller_arg
+    text = argument if isinstance(argument, str) else json.dumps(argument)
+    return WasmController(asked.controller, text, Auth(identity.user, identity.is_admin))

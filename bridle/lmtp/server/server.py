@@ -1,0 +1,88 @@
+"""The LMTP front-end: serves links of any carrier over the models of one registry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bridle.errors import EngineClosed
+from bridle.lmtp.server.connection import Connection, Link
+from bridle.lmtp.server.relay import Memory
+from bridle.lmtp.server.settings import LmtpSettings
+from bridle.lmtp.server.streams import Home
+from bridle.lmtp.server.work import Host
+from bridle.service import Admission, ModelRegistry
+from bridle.service.keys import Identity
+
+LOCAL_USER = Identity("localhost", True)
+_END_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class LocalHost:
+    """A host for servers that stand alone, without HTTP."""
+
+    registry: ModelRegistry
+    admission: Admission
+
+    def check_open(self) -> None:
+        """Always open."""
+
+    def note_end(self) -> None:
+        """Nobody waits for it."""
+
+
+class LmtpServer:
+    """Serves any number of connections. `host` brings models, room, and the word whether new requests are taken; `echo`
+    sees each message of a client.
+
+        server = LmtpServer(LocalHost(registry, Admission()))
+        await server.serve(link)
+    """
+
+    def __init__(
+        self, host: Host, settings: LmtpSettings | None = None, echo: Callable[[str], None] | None = None
+    ) -> None:
+        settings = settings or LmtpSettings()
+        self.settings = settings
+        self._home = Home(host, settings, Memory(settings))
+        self._echo = echo
+        self._connections: set[Connection] = set()
+        self._ended = asyncio.Event()
+
+    @property
+    def num_connections(self) -> int:
+        """Clients that are connected."""
+        return len(self._connections)
+
+    async def serve(self, link: Link, identity: Identity = LOCAL_USER) -> None:
+        """Serve one client until it leaves, or the server ends."""
+        connection = Connection(self._home, link, identity, self._echo)
+        self._connections.add(connection)
+        try:
+            await connection.serve()
+        finally:
+            self._connections.discard(connection)
+            if not self._connections:
+                self._ended.set()
+
+    def drain(self, seconds: float) -> None:
+        """Begin nothing new; what is open has `seconds`."""
+        for connection in self._connections:
+            connection.drain(seconds)
+
+    async def close(self) -> None:
+        """End every stream in an error, tell the clients, and let go of them and of everything kept for them."""
+        self._ended.clear()
+        for connection in list(self._connections):
+            connection.end(EngineClosed("the server was shut down"))
+        self._home.memory.clear()
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                if self._connections:
+                    await self._ended.wait()
+                await asyncio.gather(*self._home.tasks, return_exceptions=True)
+        except TimeoutError:  # clients that do not read; the carrier cuts them
+            for task in list(self._home.tasks):
+                task.cancel()

@@ -1,0 +1,42 @@
+"""Limits of LMTP, as plain checked values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridle.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LmtpSettings:
+    """Limits of the LMTP front-end. Times are in seconds.
+
+    `path` is where it is found besides `/`. Of one connection: `max_streams` open at once, `max_buffers` names that
+    hold at most `max_buffer_tokens` together. `load_timeout` is how long a request waits for its model. A stream with
+    a key goes on for `resume_time` after its connection is lost, and stays known for as long after its end;
+    `max_detached` of them may be without a connection at once, and all of them remember at most `max_replay_tokens`
+    answers. `verbose` logs each request.
+    """
+
+    path: str = "/lmtp"
+    max_streams: int = 1024
+    max_buffers: int = 256
+    max_buffer_tokens: int = 1 << 20
+    load_timeout: float = 600.0
+    request_timeout: float | None = None
+    resume_time: float = 60.0
+    max_detached: int = 256
+    max_replay_tokens: int = 1 << 17
+    allowed_origins: tuple[str, ...] = ()
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_streams", "max_buffers", "max_buffer_tokens", "max_detached", "max_replay_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)
+        for name in ("load_timeout", "resume_time", "request_timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidRequest(f"{name} is {value}; must be more than 0", name)
+        if not self.path.startswith("/"):
+            raise InvalidRequest(f"the LMTP path is {self.path!r}; must begin with '/'", "path")

@@ -1,0 +1,72 @@
+"""LMTP over a pair of byte streams: one message a line, for children of programs in any language."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import BinaryIO
+
+from bridle.errors import ConnectionLost
+from bridle.lmtp.messages import MAX_MESSAGE_BYTES
+
+_CHUNK = 1 << 16
+
+
+class LineLink:
+    """One message a line. A line beyond the limit, or without UTF-8, is read as one that says nothing, so that the
+    client is told and may go on."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._rest = bytearray()
+
+    async def send(self, message: str) -> None:
+        try:
+            self._writer.write(message.encode() + b"\n")
+            await self._writer.drain()
+        except (OSError, RuntimeError) as error:
+            raise ConnectionLost(f"the client takes no more messages: {error or type(error).__name__}") from error
+
+    async def receive(self) -> str:
+        while True:
+            line = await self._line()
+            if line.strip():
+                return line.decode("utf-8", "replace")
+
+    async def _line(self) -> bytes:
+        begin, is_long = 0, False
+        while (end := self._rest.find(b"\n", begin)) < 0:
+            if len(self._rest) > MAX_MESSAGE_BYTES:
+                is_long = True
+                self._rest.clear()
+            begin = len(self._rest)
+            data = await self._read()
+            if not data:  # what a peer had not finished when it went away is no message
+                raise ConnectionLost("the client has closed the connection")
+            self._rest += data
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 1]
+        return b"a-line-too-long" if is_long or end > MAX_MESSAGE_BYTES else line
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._reader.read(_CHUNK)
+        except OSError as error:
+            raise ConnectionLost(f"the connection broke: {error}") from error
+
+    async def close(self) -> None:
+        self._writer.close()
+        try:
+            await self._writer.wait_closed()
+        except OSError:
+            pass
+
+
+async def stdio_link(source: BinaryIO | None = None, sink: BinaryIO | None = None) -> LineLink:
+    """A link over this process's standard input and output. Nothing else may be printed from then on."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source or sys.stdin.buffer)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sink or sys.stdout.buffer)
+    return LineLink(reader, asyncio.StreamWriter(transport, protocol, None, loop))

@@ -1,0 +1,191 @@
+"""The streams of one connection: begun, resumed, broken off, as its session says.
+
+Each stream is a task that outlives the connection only if its client gave it a key to come back with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridle.errors import BridleError, Overloaded
+from bridle.lmtp.failures import error_text
+from bridle.lmtp.messages import Answer, Generate, Msg, Score, StreamAnswer, StreamId
+from bridle.lmtp.messages import Buffer as BufferRequest
+from bridle.lmtp.server.buffers import Buffer, Buffers
+from bridle.lmtp.server.relay import Key, KeyedRelay, Memory, Relay
+from bridle.lmtp.server.requests import context_of
+from bridle.lmtp.server.settings import LmtpSettings
+from bridle.lmtp.server.work import Host, Work
+from bridle.lmtp.session import Reattach, Session, Start, Stop, Stream
+from bridle.service.keys import Identity
+
+
+@dataclass(slots=True)
+class Home:
+    """What the connections of one server share. `tasks` are all that run."""
+
+    host: Host
+    settings: LmtpSettings
+    memory: Memory
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something beside everything else."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+
+@dataclass(slots=True)
+class Outlet:
+    """One stream of a connection, for whoever fills it."""
+
+    stream: Stream
+    session: Session
+    send: Callable[[Answer], None]
+    room: Callable[[], Coroutine[Any, Any, None]]
+    forget: Callable[[Stream], None]
+
+    @property
+    def stream_id(self) -> StreamId:
+        return self.stream.id
+
+    def put(self, answer: StreamAnswer) -> None:
+        """Send an answer, unless the stream is over."""
+        if self.session.put(self.stream, answer):
+            self.send(answer)
+        if not self.stream.is_open:
+            self.forget(self.stream)
+
+    def release(self) -> None:
+        """Nothing more comes here, and the client is not told."""
+        self.session.release(self.stream)
+        self.forget(self.stream)
+
+
+class Streams:
+    """Does what a session wants done about streams and buffers. `send` and `room` lead to the client."""
+
+    def __init__(
+        self,
+        home: Home,
+        identity: Identity,
+        session: Session,
+        send: Callable[[Answer], None],
+        room: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._home = home
+        self._identity = identity
+        self._session = session
+        self._send = send
+        self._room = room
+        self._relays: dict[Stream, Relay] = {}
+        self._num_filling = 0
+        self._buffers = Buffers(home.settings.max_buffers, home.settings.max_buffer_tokens)
+
+    def start(self, action: Start) -> None:
+        """Begin a stream, or go on with one that the same request began before."""
+        asked, outlet = action.request, self._outlet(action.stream)
+        if isinstance(asked, Generate) and asked.key is not None:
+            key = self._key(asked.key)
+            known = self._home.memory.same(key, asked)
+            if known is not None or asked.position:
+                self._attach(outlet, known or self._home.memory.get(key), asked.position)
+                return
+            prefix, save = self._buffers_of(asked)
+            relay: Relay = self._home.memory.add(outlet, key, asked)
+        else:
+            prefix, save = self._buffers_of(asked)
+            relay = Relay(outlet)
+        self._relays[action.stream] = relay
+        work = Work(
+            self._home.host,
+            self._home.settings,
+            self._identity,
+            relay,
+            asked,
+            self._session.is_extended,
+            prefix,
+            save,
+        )
+        relay.stop = self._home.spawn(work.run()).cancel
+
+    def reattach(self, action: Reattach) -> None:
+        """Go on with a stream begun before."""
+        asked = action.request
+        self._attach(self._outlet(action.stream), self._home.memory.get(self._key(asked.key)), asked.position)
+
+    def stop(self, action: Stop) -> None:
+        """Nobody listens to a stream any more."""
+        relay = self._relays.pop(action.stream, None)
+        if relay is None:
+            return
+        relay.detach()
+        if isinstance(relay, KeyedRelay) and not action.is_lost:
+            self._home.memory.drop(relay)
+
+    def keep(self, asked: BufferRequest) -> None:
+        """Name a buffer, or forget it, and say so."""
+        if asked.drop:
+            self._buffers.drop(asked.name)
+            self._send(Msg(stream_id=asked.stream_id, buffer=asked.name, num_tokens=0))
+            return
+        try:
+            if self._num_filling >= self._home.settings.max_buffers:
+                raise Overloaded(f"{self._num_filling} buffers are being filled; wait for one of them")
+            parent = self._buffers.find(asked.parent, asked.model, "parent")
+            buffer = self._buffers.reserve(asked.name, asked.model)
+        except BridleError as error:
+            self._refuse(asked, error)
+            return
+        self._num_filling += 1
+        self._home.spawn(self._fill(asked, parent, buffer))
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._buffers.clear()
+
+    async def _fill(self, asked: BufferRequest, parent: Buffer | None, buffer: Buffer) -> None:
+        try:
+            prefix = await parent.tokens() if parent is not None else ()
+            prefix = prefix if asked.length is None else prefix[: max(asked.length, 0)]
+            timeout = self._home.settings.load_timeout
+            with await self._home.host.registry.acquire(asked.model, timeout) as model:
+                buffer.fill(await context_of(model, asked.prompt, prefix))
+            tokens = await buffer.tokens()
+        except BridleError as error:
+            buffer.fail(error)
+            self._refuse(asked, error)
+        else:
+            self._send(Msg(stream_id=asked.stream_id, buffer=asked.name, num_tokens=len(tokens)))
+        finally:
+            self._num_filling -= 1
+
+    def _refuse(self, asked: BufferRequest, error: BridleError) -> None:
+        self._send(Msg(stream_id=asked.stream_id, error=error_text(error), code=error.code))
+
+    def _attach(self, outlet: Outlet, relay: KeyedRelay, position: int) -> None:
+        self._relays[outlet.stream] = relay
+        try:
+            relay.attach(outlet, position)
+        except BridleError:
+            del self._relays[outlet.stream]
+            raise
+
+    def _buffers_of(self, asked: Generate | Score) -> tuple[Buffer | None, Buffer | None]:
+        prefix = self._buffers.find(asked.buffer, asked.model)
+        save = asked.save if isinstance(asked, Generate) else None
+        return prefix, None if save is None else self._buffers.reserve(save, asked.model)
+
+    def _outlet(self, stream: Stream) -> Outlet:
+        return Outlet(stream, self._session, self._send, self._room, self._forget)
+
+    def _forget(self, stream: Stream) -> None:
+        self._relays.pop(stream, None)
+
+    def _key(self, key: str) -> Key:
+        return self._identity.user, key

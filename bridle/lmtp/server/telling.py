@@ -1,0 +1,228 @@
+"""From an engine's events to the answers of one stream.
+
+Every rule of what a stream looks like on the wire is here: one answer a token, the finish on the last one, nothing
+after it, and never none at all. The last token of an output and its finish reach us together as a rule, so a token
+waits at most for the end of the batch of events it came in. It waits for its successor where that matters: a controller
+can stop without a token, and LMQL loses an error that comes after the fourth token, but not one that a new request meets
+first.
+
+Knows nothing of engines beyond their events, and nothing of connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from bridle.engine.request import Request
+from bridle.errors import BridleError, DeadlineExceeded, EngineClosed, InternalError, InvalidRequest
+from bridle.lmtp.failures import failure_of
+from bridle.lmtp.messages import Event, StreamAnswer, StreamId, Token
+from bridle.outputs import Event as EngineEvent
+from bridle.outputs import Finished, FinishReason, Forked, Log, Logprob, PromptEvent, Rewind, TokenEvent
+from bridle.service import DeltaReader, OutputCollector
+
+#: How many tokens LMQL reads of a stream before it uses the first. A failure among them is seen by the query.
+_NUM_READ_AHEAD = 4
+_MAX_LOG_CHARS = 4_096
+_REASONS = {FinishReason.STOP: "stop", FinishReason.CONTROLLER: "stop", FinishReason.LENGTH: "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How a stream is told: with text or without, to a client that knows the extensions or not (then errors late in a
+    stream become an early end), whether the client sees rewinds and forks. `eos` stands for an output that ended before
+    its first token."""
+
+    stream_id: StreamId
+    eos: int
+    with_text: bool = False
+    is_extended: bool = False
+    shows_events: bool = False
+
+
+class Teller(Protocol):
+    """Tells one stream. Once it `is_over` there is nothing more to tell; it may have failed."""
+
+    is_over: bool
+    has_failed: bool
+
+    def tell(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
+        """The answers that a batch of events gives."""
+        raise NotImplementedError
+
+    def fail(self, error: BridleError) -> Iterator[StreamAnswer]:
+        """The answers that end the stream in an error."""
+        raise NotImplementedError
+
+
+class GenerateTeller:
+    """Tells one GENERATE. `num_told` counts tokens sent."""
+
+    def __init__(self, how: Telling, request: Request) -> None:
+        self._how = how
+        self._is_steered = request.controller is not None
+        self._finals = FinalEvents(request) if self._is_steered and not how.shows_events else None
+        self._waiting: dict[int, Token] = {}
+        self.num_told = 0
+        self.is_over = self.has_failed = False
+
+    def tell(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
+        for event in events if self._finals is None else self._finals.take(events):
+            yield from self._tell_one(event)
+            if self.is_over:
+                return
+        if not self._holds_last:
+            yield from self._let_go(*self._waiting)
+
+    def fail(self, error: BridleError) -> Iterator[StreamAnswer]:
+        self.is_over = self.has_failed = True
+        token = self._waiting.pop(0, None)
+        ends_early = token is not None and self._may_end_early and not isinstance(error, InvalidRequest)
+        if token is not None:
+            token.finish_reason = "length" if ends_early else None
+            yield token
+        if not ends_early:
+            yield failure_of(self._how.stream_id, error)
+
+    @property
+    def _may_end_early(self) -> bool:
+        return not self._how.is_extended and not self._is_steered and self.num_told >= _NUM_READ_AHEAD - 1
+
+    @property
+    def _holds_last(self) -> bool:
+        return self._may_end_early or self._finals is not None
+
+    def _tell_one(self, event: EngineEvent) -> Iterator[StreamAnswer]:
+        match event:
+            case TokenEvent():
+                yield from self._let_go(event.index)
+                self._waiting[event.index] = self._token(event)
+            case Finished():
+                yield from self._finish(event)
+            case Rewind() if self._how.shows_events:
+                yield from self._let_go(event.index)
+                yield self._event("rewind", event.index, num_tokens=event.num_tokens, num_chars=event.num_chars)
+            case Forked() if self._how.shows_events:
+                yield from self._let_go(event.parent)
+                yield self._event("fork", event.index, parent=event.parent, num_tokens=event.num_tokens)
+            case Log() if self._how.shows_events:
+                yield self._event("log", event.index, text=event.text[-_MAX_LOG_CHARS:])
+
+    def _finish(self, event: Finished) -> Iterator[StreamAnswer]:
+        error = error_of(event)
+        if error is not None:
+            yield from self.fail(error)
+            return
+        token = self._waiting.pop(event.index, None) or self._last_resort(event.index)
+        token.finish_reason = _REASONS[event.reason]
+        if self._how.with_text:
+            token.text = (token.text or "") + event.text
+        if self._how.is_extended:
+            token.usage = asdict(event.usage)
+        self.num_told += 1
+        self.is_over = self._finals is not None  # further outputs are nothing to this client
+        yield token
+
+    def _token(self, event: TokenEvent) -> Token:
+        known = event.logprob
+        return Token(
+            stream_id=self._how.stream_id,
+            token=event.token,
+            logprob=known.logprob if known is not None else 0.0,
+            top_logprobs=_with_chosen(known) if known is not None else {event.token: 0.0},
+            text=event.text if self._how.with_text else None,
+            branch=event.index,
+        )
+
+    def _last_resort(self, index: int) -> Token:
+        """The end of an output that has no token to carry it."""
+        if self._how.is_extended:
+            return Token(stream_id=self._how.stream_id, token=None, branch=index)
+        eos = self._how.eos
+        return Token(stream_id=self._how.stream_id, token=eos, logprob=0.0, top_logprobs={eos: 0.0}, branch=index)
+
+    def _let_go(self, *branches: int) -> Iterator[Token]:
+        for index in branches:
+            token = self._waiting.pop(index, None)
+            if token is not None:
+                self.num_told += 1
+                yield token
+
+    def _event(self, name: str, branch: int, **data: object) -> Event:
+        return Event(event=name, stream_id=self._how.stream_id, data={"branch": branch, **data})
+
+
+class ScoreTeller:
+    """Tells one SCORE: the last `num_scored` tokens of the prompt."""
+
+    def __init__(self, stream_id: StreamId, num_scored: int) -> None:
+        self._stream_id = stream_id
+        self._num_scored = num_scored
+        self.is_over = self.has_failed = False
+
+    def tell(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
+        for event in events:
+            if isinstance(event, PromptEvent):
+                yield from self._scores(event)
+            elif isinstance(event, Finished) and (error := error_of(event)) is not None:
+                yield from self.fail(error)
+
+    def fail(self, error: BridleError) -> Iterator[StreamAnswer]:
+        self.is_over = self.has_failed = True
+        yield failure_of(self._stream_id, error)
+
+    def _scores(self, event: PromptEvent) -> Iterator[Token]:
+        tokens, scores = event.tokens[-self._num_scored :], event.logprobs[-self._num_scored :]
+        for left, token, score in zip(range(len(tokens) - 1, -1, -1), tokens, scores, strict=True):
+            yield Token(
+                stream_id=self._stream_id,
+                token=token,
+                logprob=score.logprob if score is not None else 0.0,  # nothing comes before it
+                finish_reason=None if left else "stop",
+            )
+
+
+class FinalEvents:
+    """Lets through what can no longer change of the first output, as events: for clients that know no rewinds."""
+
+    def __init__(self, request: Request) -> None:
+        self._collector = OutputCollector(request)
+        self._reader = DeltaReader(self._collector)
+
+    def take(self, events: list[EngineEvent]) -> Iterable[EngineEvent]:
+        """Raises `ControllerError` if a controller took back more than it had announced."""
+        self._collector.add(events)
+        growing = self._collector.growing[0]
+        for delta in self._reader.take():
+            if delta.index != 0:
+                continue
+            entries = delta.logprobs or (None,) * len(delta.tokens)
+            for position, (token, entry) in enumerate(zip(delta.tokens, entries, strict=True), delta.start):
+                begin = growing.ends[position - 1] if position else 0
+                text = growing.output.text[begin : growing.ends[position]]
+                yield TokenEvent("", 0, token, text, entry)
+            if delta.is_last:
+                output = growing.output
+                tail = output.text[growing.ends[-1] if growing.ends else 0 :]
+                assert output.finish_reason is not None
+                yield Finished("", 0, output.finish_reason, output.usage, tail, output.stop_reason, output.error)
+
+
+def error_of(event: Finished) -> BridleError | None:
+    """What an output that did not end well is told as."""
+    if event.error is not None:
+        return event.error
+    if event.reason is FinishReason.DEADLINE:
+        return DeadlineExceeded("the stream did not finish within the server's time limit")
+    if event.reason is FinishReason.CANCELLED:
+        return EngineClosed("the stream was cancelled by the server")
+    if event.reason is FinishReason.ERROR:
+        return InternalError("the output ended in an error that was not named")
+    return None
+
+
+def _with_chosen(known: Logprob) -> dict[int, float]:
+    """The best tokens, and the chosen one if it is not among them."""
+    return {**dict(known.top), known.token: known.logprob}

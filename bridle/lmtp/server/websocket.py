@@ -1,0 +1,82 @@
+"""LMTP over WebSockets, as an ASGI application to be mounted beside the HTTP routes of the same port.
+
+Text frames are messages; binary ones are ignored, as the original does. Who asks was found out before, and stands in
+the scope. A web page of another origin is refused, since a browser would let it in with its user's rights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from bridle.errors import ConnectionLost
+from bridle.lmtp.server.server import LOCAL_USER, LmtpServer
+from bridle.service.keys import Identity
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class LmtpEndpoint:
+    """The ASGI application of a server."""
+
+    def __init__(self, server: LmtpServer) -> None:
+        self.server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            raise TypeError(f"an LMTP endpoint serves WebSockets, not {scope['type']}")
+        if not self._may_enter(scope):
+            await send({"type": "websocket.close", "code": 1008, "reason": "pages of this origin may not connect"})
+            return
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        identity = scope.get("state", {}).get("identity")
+        link = WebSocketLink(receive, send)
+        await self.server.serve(link, identity if isinstance(identity, Identity) else LOCAL_USER)
+
+    def _may_enter(self, scope: Scope) -> bool:
+        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        origin = headers.get(b"origin")
+        if origin is None:  # no browser
+            return True
+        allowed = self.server.settings.allowed_origins
+        return "*" in allowed or origin in allowed or urlsplit(origin).netloc == headers.get(b"host")
+
+
+class WebSocketLink:
+    """An accepted WebSocket as a link."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._is_closed = False
+
+    async def send(self, message: str) -> None:
+        if self._is_closed:
+            raise ConnectionLost("the connection is closed")
+        try:
+            await self._send({"type": "websocket.send", "text": message})
+        except (OSError, RuntimeError) as error:  # how ASGI servers say that the peer is gone
+            raise ConnectionLost(f"the client is gone: {error or type(error).__name__}") from error
+
+    async def receive(self) -> str:
+        while True:
+            event = await self._receive()
+            if event["type"] == "websocket.disconnect":
+                self._is_closed = True
+                raise ConnectionLost("the client has closed the connection")
+            text = event.get("text")
+            if text is not None:
+                return str(text)
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._send({"type": "websocket.close", "code": 1001})
+        except (OSError, RuntimeError):
+            pass

@@ -1,0 +1,158 @@
+"""The work behind a stream: the model is had, a request built and admitted, and the engine's events told.
+
+Whatever goes wrong, on whatever way, the stream is told once, and everything taken is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+
+from bridle.engine.request import Request
+from bridle.errors import BridleError, InternalError, InvalidRequest
+from bridle.lmtp.failures import failure_of
+from bridle.lmtp.messages import Event, Generate, Score
+from bridle.lmtp.server.buffers import Buffer
+from bridle.lmtp.server.relay import Relay
+from bridle.lmtp.server.requests import generate_request, score_request, wants_text
+from bridle.lmtp.server.settings import LmtpSettings
+from bridle.lmtp.server.telling import GenerateTeller, ScoreTeller, Teller, Telling
+from bridle.outputs import Event as EngineEvent
+from bridle.outputs import PromptEvent, Rewind, TokenEvent
+from bridle.service import Admission, LoadedModel, ModelRegistry, ModelState
+from bridle.service.keys import Identity
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.lmtp")
+
+
+class Host(Protocol):
+    """The service around the streams: models, room, and whether new requests are taken at all."""
+
+    @property
+    def registry(self) -> ModelRegistry:
+        raise NotImplementedError
+
+    @property
+    def admission(self) -> Admission:
+        raise NotImplementedError
+
+    def check_open(self) -> None:
+        """Raises `EngineClosed` while the server is shutting down."""
+
+    def note_end(self) -> None:
+        """A request is over, and what it had reserved is free again."""
+
+
+@dataclass(slots=True)
+class Work:
+    """One GENERATE or SCORE: what comes before its prompt, and what its context is to be kept as. `is_extended` says
+    whether its client knows the extensions."""
+
+    host: Host
+    settings: LmtpSettings
+    identity: Identity
+    relay: Relay
+    asked: Generate | Score
+    is_extended: bool
+    prefix: Buffer | None = None
+    save: Buffer | None = None
+
+    async def run(self) -> None:
+        """Do it all. Errors become answers; a cancelled task just lets go of everything."""
+        try:
+            with ExitStack() as held:
+                held.callback(self.host.note_end)
+                await self._run(held)
+        except BridleError as error:
+            self.relay.put(failure_of(self.asked.stream_id, error))
+        except Exception:
+            _log.exception("bug", stream=str(self.asked.stream_id)[:200])
+            self.relay.put(failure_of(self.asked.stream_id, InternalError("see the log")))
+        finally:
+            if self.save is not None:
+                self.save.fail(InvalidRequest(f"buffer {self.save.name!r} was not filled: its stream failed", "buffer"))
+            self.relay.end()
+
+    async def _run(self, held: ExitStack) -> None:
+        self.host.check_open()
+        ticket = held.enter_context(self.host.admission.admit())
+        model = await self._acquire(held)
+        prefix = await self.prefix.tokens() if self.prefix is not None else ()
+        timeout = self.settings.request_timeout
+        teller: Teller
+        if isinstance(self.asked, Score):
+            request, num_scored = await score_request(model, self.asked, prefix, self.identity, timeout)
+            teller = ScoreTeller(self.asked.stream_id, num_scored)
+        else:
+            request = await generate_request(model, self.asked, prefix, self.identity, timeout)
+            teller = GenerateTeller(self._telling(model, self.asked), request)
+        ticket.charge(len(request.prompt))
+        await self._read(model, request, teller)
+
+    async def _acquire(self, held: ExitStack) -> LoadedModel:
+        registry, name = self.host.registry, self.asked.model
+        is_loaded = registry.state_of(name) is ModelState.LOADED
+        if not is_loaded:
+            self._say("loading", model=name)
+        model = held.enter_context(await registry.acquire(name, self.settings.load_timeout))
+        if not is_loaded:
+            self._say("loaded", model=name)
+        return model
+
+    def _telling(self, model: LoadedModel, asked: Generate) -> Telling:
+        eos = model.info.eos_token_ids
+        return Telling(
+            asked.stream_id, eos[0] if eos else 0, wants_text(asked), self.is_extended, asked.rewind == "event"
+        )
+
+    async def _read(self, model: LoadedModel, request: Request, teller: Teller) -> None:
+        """Submit the request and tell its events until the stream is over. Leaving early ends the request."""
+        context = _Context()
+        async with model.client.submit(request) as stream:
+            self._tell_wait(model)
+            try:
+                async for events in stream:
+                    if self.save is not None:
+                        context.add(events)
+                    for answer in teller.tell(events):
+                        self.relay.put(answer)
+                    if teller.is_over:
+                        break
+                    await self.relay.room()
+            except BridleError as error:  # the engine is gone, or a controller broke its word
+                for answer in teller.fail(error):
+                    self.relay.put(answer)
+        if self.save is not None and not teller.has_failed:
+            self.save.fill(tuple(context.tokens))
+
+    def _tell_wait(self, model: LoadedModel) -> None:
+        if self.is_extended:
+            num_ahead = model.client.statistics().num_waiting
+            if num_ahead:
+                self._say("queued", ahead=num_ahead)
+
+    def _say(self, event: str, **data: Any) -> None:
+        """A notice, to those who know what one is."""
+        if self.is_extended:
+            self.relay.put(Event(event=event, stream_id=self.asked.stream_id, data=data))
+
+
+@dataclass(slots=True)
+class _Context:
+    """Prompt and first output of a request, as they are in the end."""
+
+    tokens: list[int] = field(default_factory=list)
+
+    def add(self, events: Iterable[EngineEvent]) -> None:
+        for event in events:
+            match event:
+                case PromptEvent():
+                    self.tokens[:0] = event.tokens
+                case TokenEvent() if event.index == 0:
+                    self.tokens.append(event.token)
+                case Rewind() if event.index == 0 and event.num_tokens:
+                    del self.tokens[-event.num_tokens :]
