@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from typing import BinaryIO
 
@@ -57,10 +58,8 @@ class LineLink:
 
     async def close(self) -> None:
         self._writer.close()
-        try:
+        with contextlib.suppress(OSError):
             await self._writer.wait_closed()
-        except OSError:
-            pass
 
 
 async def stdio_link(source: BinaryIO | None = None, sink: BinaryIO | None = None) -> LineLink:

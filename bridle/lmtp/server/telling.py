@@ -2,9 +2,9 @@
 
 Every rule of what a stream looks like on the wire is here: one answer a token, the finish on the last one, nothing
 after it, and never none at all. The last token of an output and its finish reach us together as a rule, so a token
-waits at most for the end of the batch of events it came in. It waits for its successor where that matters: a controller
-can stop without a token, and LMQL loses an error that comes after the fourth token, but not one that a new request meets
-first.
+waits at most for the end of the batch of events it came in. It waits for its successor where that matters: a
+controller can stop without a token, and LMQL loses an error that comes after the fourth token, but not one that a new
+request meets first.
 
 Knows nothing of engines beyond their events, and nothing of connections.
 """

@@ -6,6 +6,7 @@ the scope. A web page of another origin is refused, since a browser would let it
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -76,7 +77,5 @@ class WebSocketLink:
         if self._is_closed:
             return
         self._is_closed = True
-        try:
+        with contextlib.suppress(OSError, RuntimeError):
             await self._send({"type": "websocket.close", "code": 1001})
-        except (OSError, RuntimeError):
-            pass
