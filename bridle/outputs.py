@@ -70,12 +70,14 @@ class Event:
 class PromptEvent(Event):
     """The prompt was computed: how much of it was cached, and its log-probabilities if asked for.
 
-    `logprobs[i]` belongs to prompt token i; the first is None. Sent once per request, before any token.
+    `logprobs[i]` belongs to prompt token i; the first is None. `queued` is how long, in seconds, the request waited for
+    room. Sent once per request, before any token.
     """
 
     tokens: tuple[int, ...] = ()
     num_cached: int = 0
     logprobs: tuple[Logprob | None, ...] = ()
+    queued: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)
@@ -124,13 +126,13 @@ class Stored(Event):
 
 
 @dataclass(slots=True)
-class Finished(Event):
-@dataclass(slots=True)
 class Resuming(Event):
     """The device that computed this output is lost. The output goes on where it was once there is one again. Sent only
     to requests that ask for it."""
 
 
+@dataclass(slots=True)
+class Finished(Event):
     """The output is complete; no event follows for it. `text` is text held back until now. `stop` is the token
     or the string that ended it, `error` what went wrong. `is_last` ends the whole request."""
 

@@ -65,7 +65,7 @@ class Engine:
         self._interruptible = executor if isinstance(executor, Interruptible) else None
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = Intake(self.info, self.config)
-        self._scheduler = _make_scheduler(self.info, self.config)
+        self._scheduler = _make_scheduler(self.info, self.config, clock)
         self._progress = Progress(self._scheduler, self._statistics, decoder, self._on_finish)
         self._steering = Steering(
             pools,
@@ -373,7 +373,7 @@ class Engine:
             raise InternalError(f"sequences {lost[:8]} are queued, but belong to no live request")
 
 
-def _make_scheduler(info: ExecutorInfo, config: EngineConfig) -> Scheduler:
+def _make_scheduler(info: ExecutorInfo, config: EngineConfig, clock: Callable[[], float]) -> Scheduler:
     caching = config.enable_prefix_caching and info.kv == "paged"
     blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
     return Scheduler(
@@ -381,4 +381,5 @@ def _make_scheduler(info: ExecutorInfo, config: EngineConfig) -> Scheduler:
         config.max_num_batched_tokens or info.max_num_batched_tokens,
         config.max_num_seqs or info.max_num_seqs,
         kv=info.kv,
+        clock=clock,
     )

@@ -130,7 +130,11 @@ class Progress:
         seq.prompt_sent = True
         logprobs = (None, *seq.prompt_logprobs) if seq.sampling.prompt_logprobs is not None else ()
         prompt = tuple(seq.tokens[: seq.num_prompt])
-        self.events.append(PromptEvent(seq.request.id, seq.index, prompt, seq.usage.cached_tokens, logprobs))
+        self.events.append(
+            PromptEvent(
+                seq.request.id, seq.index, prompt, seq.usage.cached_tokens, logprobs, queued=seq.queue_seconds or 0.0
+            )
+        )
         if seq.sampling.logprobs is None:
             self._flush_unsent(seq)
 

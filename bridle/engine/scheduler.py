@@ -9,8 +9,9 @@ later. The scheduler knows nothing of sampling, controllers or text.
 
 from __future__ import annotations
 
+import time
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,8 +42,10 @@ class Scheduler:
         max_num_seqs: int,
         *,
         kv: Literal["paged", "sequences"] = "paged",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.blocks = blocks
+        self._clock = clock
         self._by_sequence = kv == "sequences"
         self.max_num_batched_tokens = max(max_num_batched_tokens, 1)
         self.max_num_seqs = max_num_seqs
@@ -61,6 +64,8 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Queue a sequence that holds no blocks."""
         seq.status = SequenceStatus.WAITING
+        if seq.queued_at is None:
+            seq.queued_at = self._clock()
         insort(self.waiting, seq, key=_urgency)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
@@ -182,6 +187,8 @@ class Scheduler:
             return False
         self.blocks.adopt_prefix(seq, num_cached)
         seq.status = SequenceStatus.RUNNING
+        if seq.queue_seconds is None and seq.queued_at is not None:
+            seq.queue_seconds = self._clock() - seq.queued_at
         if self.running and _urgency(next(reversed(self.running.values()))) > _urgency(seq):
             self._in_order = False
         self.running[seq.id] = seq

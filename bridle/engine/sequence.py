@@ -88,6 +88,10 @@ class Sequence:
     num_mirrored_tokens: int = 0
     num_mirrored_blocks: int = 0
 
+    # times of the engine's clock, in seconds
+    queued_at: float | None = None
+    queue_seconds: float | None = None  # until it was first given room
+
     # randomness and bounds
     num_draws: int = 0
     num_forks: int = 0

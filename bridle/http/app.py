@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import aici, chat, completions, info_routes, model_routes
+from bridle.http import aici, chat, completions, info_routes, model_routes, tgi
 from bridle.http.call import Call, CallMiddleware
 from bridle.http.errors import install_error_handlers
 from bridle.http.identity import IdentityMiddleware
 from bridle.http.metrics import Metrics
 from bridle.http.settings import HttpSettings
+from bridle.http.sockets import SocketFrontMaker, mount
 from bridle.http.state import HttpState
 from bridle.service import Admission, ModelRegistry
 from bridle.service.keys import KeyStore
 
 
-def create_app(registry: ModelRegistry, settings: HttpSettings | None = None, keys: KeyStore | None = None) -> FastAPI:
+def create_app(
+    registry: ModelRegistry,
+    settings: HttpSettings | None = None,
+    keys: KeyStore | None = None,
+    fronts: Iterable[SocketFrontMaker] = (),
+) -> FastAPI:
     """An ASGI application that serves the models in `registry`. It neither loads nor closes them.
 
-    With `keys`, every route but health asks for one of them.
+    With `keys`, every route but health asks for one of them. `fronts` make what answers WebSockets.
 
         app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
@@ -29,8 +37,10 @@ def create_app(registry: ModelRegistry, settings: HttpSettings | None = None, ke
     app = FastAPI(title="bridle", version=bridle.__version__, description="Steerable language models.")
     app.state.http = state
     install_error_handlers(app)
-    for router in (completions.router, chat.router, aici.router, info_routes.router, model_routes.router):
+    for router in (completions.router, chat.router, aici.router, info_routes.router, model_routes.router, *tgi.routers):
         app.include_router(router)
+    for make in fronts:
+        mount(app, state, make)
     # The last one added sees a request first: preflights carry no key, so they are answered before it is asked for.
     app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=settings.trusted_proxies)
     if settings.cors_origins:

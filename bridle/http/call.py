@@ -26,7 +26,8 @@ _QUIET = ("/health", "/metrics")
 
 @dataclass(slots=True)
 class Call:
-    """What is known of a call. Times are of the monotonic clock, in seconds."""
+    """What is known of a call. Times are of the monotonic clock, in seconds; `queued` is how
+    long the engine had no room for it."""
 
     id: str
     method: str
@@ -34,6 +35,8 @@ class Call:
     began: float
     model: str | None = None
     usage: Usage | None = None
+    submitted: float | None = None
+    queued: float = 0.0
     first_token: float | None = None
     last_token: float | None = None
     finish: list[str] = field(default_factory=list)

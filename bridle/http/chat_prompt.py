@@ -16,6 +16,12 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 async def chat_prompt(body: ChatBody, model: LoadedModel) -> list[int]:
     """Prompt tokens of a conversation. Raises `InvalidRequest` naming the message at fault."""
+    text = await render_prompt(body, model)
+    return await model.in_text_thread(model.tokenizer.encode, text, False)
+
+
+async def render_prompt(body: ChatBody, model: LoadedModel) -> str:
+    """The text of the prompt of a conversation. Raises `InvalidRequest` naming the message at fault."""
     if not model.tokenizer.has_chat_template:
         raise UnsupportedFeature(f"{model.name!r} has no chat template; use /v1/completions", "messages")
     if not body.messages:
@@ -24,7 +30,7 @@ async def chat_prompt(body: ChatBody, model: LoadedModel) -> list[int]:
     check_length(model, num_chars, "messages")
     options = _template_options(body)
     tools = body.tools if wants_tools(body) else None
-    return await model.in_text_thread(_encode, model, body.messages, tools, options)
+    return await model.in_text_thread(_render, model, body.messages, tools, options)
 
 
 def wants_tools(body: ChatBody) -> bool:
@@ -42,10 +48,10 @@ def wants_tools(body: ChatBody) -> bool:
     raise UnsupportedFeature(f"tool_choice is {str(choice)[:80]!r}; this server takes 'auto' and 'none'", "tool_choice")
 
 
-def _encode(
+def _render(
     model: LoadedModel, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
-) -> list[int]:
-    return list(model.tokenizer.encode_chat(messages, tools=tools, **options))
+) -> str:
+    return model.tokenizer.render_chat(messages, tools=tools, **options)
 
 
 def _template_options(body: ChatBody) -> dict[str, Any]:

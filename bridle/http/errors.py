@@ -32,8 +32,8 @@ from bridle.errors import (
     UnknownModel,
 )
 
-# The first class that matches decides: (status, OpenAI's error type, that of text-generation-inference). Subclasses come
-# before their bases.
+# The first class that matches decides: (status, OpenAI's error type, that of text-generation-inference). Subclasses
+# come before their bases.
 _STATUS: tuple[tuple[type[BridleError], int, str, str], ...] = (
     (Unauthorized, 401, "authentication_error", "validation"),
     (UnknownModel, 404, "invalid_request_error", "validation"),
@@ -83,8 +83,8 @@ def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
 
     Clients of text-generation-inference read `error_type` beside it, on every route.
     """
-    body = _body(str(error), kind or status_of(error)[1], getattr(error, "param", None), error.code)
-    body["error_type"] = error_type_of(error)
+    _, openai_type, native_type = _row(error)
+    body = _body(str(error), kind or openai_type, getattr(error, "param", None), error.code, native_type)
     if isinstance(error, ControllerError) and error.logs:
         body["error"]["logs"] = error.logs
     return body
@@ -105,7 +105,7 @@ def retry_headers(error: BridleError) -> dict[str, str]:
 def internal_error_body(request_id: str) -> dict[str, Any]:
     """What a client is told of a bug: nothing of its cause, but how to find it in the log."""
     message = f"internal error; the server's log has more under request id {request_id}"
-    return _body(message, "server_error", None, "internal_error")
+    return _body(message, "server_error", None, "internal_error", "generation")
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -170,14 +170,14 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         405: f"{request.url.path[:200]} does not take {request.method}",
     }.get(error.status_code, str(error.detail))
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    body = _body(message, "invalid_request_error", None, code)
+    body = _body(message, "invalid_request_error", None, code, "validation")
     return json_response(body, error.status_code, error.headers)
 
 
-def _body(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
+def _body(message: str, kind: str, param: str | None, code: str, native_type: str) -> dict[str, Any]:
     shown = message if len(message) <= _MAX_MESSAGE_CHARS else message[:_MAX_MESSAGE_CHARS] + "..."
     printable = shown.encode("utf-8", "replace").decode()
-    return {"error": {"message": printable, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": printable, "type": kind, "param": param, "code": code}, "error_type": native_type}
 
 
 def _lower_first(text: str) -> str:

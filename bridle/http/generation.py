@@ -7,6 +7,7 @@ the first is submitted, and all of them end when the call does. Knows no wire fo
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from bridle.http.call import Call
 from bridle.http.control import Steering
 from bridle.http.notes import Note, NoteReader
 from bridle.http.state import HttpState
-from bridle.outputs import CompletionOutput, Event, FinishReason, TokenEvent, Usage
+from bridle.outputs import CompletionOutput, Event, FinishReason, PromptEvent, TokenEvent, Usage
 from bridle.sampling import SamplingParams
 from bridle.service import (
     Delta,
@@ -100,6 +101,7 @@ class Generation:
         Raises the first error of any output. Whatever happens, nothing keeps running.
         """
         streams = []
+        self.call.submitted = time.monotonic()
         for part in self.parts:
             stream = self.model.client.submit(part.request)
             self.call.resources.callback(stream.cancel)
@@ -118,11 +120,19 @@ class Generation:
             async for events in stream:
                 for piece in part.pieces(events):
                     part.add(piece)
-                    if any(isinstance(event, TokenEvent) for event in piece):
-                        self.call.note_tokens()
+                    self._note(piece)
                     _raise_failure(part, piece)
                     if sink is not None:
                         await sink(part)
+
+    def _note(self, events: list[Event]) -> None:
+        """What the call's log line and metrics tell of these events."""
+        for event in events:
+            if isinstance(event, TokenEvent):
+                self.call.note_tokens()
+                return
+            if isinstance(event, PromptEvent):
+                self.call.queued = max(self.call.queued, event.queued)
 
     @property
     def usage(self) -> Usage:
@@ -159,9 +169,10 @@ async def prepare(
     sampling: SamplingParams,
     tenant: str = "",
     steering: Steering | None = None,
+    adapter: str | None = None,
 ) -> Generation:
     """Check and tokenize everything; nothing is submitted yet. A rendered chat comes as tokens. Cached prompts are
-    shared only within one `tenant`. `steering` is what steers each prompt."""
+    shared only within one `tenant`. `steering` is what steers each prompt, `adapter` what is added to the model."""
     steering = steering or Steering()
     if steering.constraint is not None:
         await model.try_constraint(steering.constraint)
@@ -177,6 +188,7 @@ async def prepare(
             request_id=name,
             controller=steering.controller,
             constraint=steering.constraint,
+            adapter=adapter,
             timeout=timeout,
             tenant=tenant,
         )

@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 _ROUTES = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/run", "/v1/controllers", "/v1/controllers/tags", "/v1/models"}
+    {
+        "/",
+        "/generate",
+        "/generate_stream",
+        "/invocations",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/run",
+        "/v1/controllers",
+        "/v1/controllers/tags",
+        "/v1/models",
+    }
 )
 # Fields of the engine's statistics that go up and down; the others only grow.
 _GAUGES = frozenset(

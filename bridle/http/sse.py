@@ -60,11 +60,15 @@ class SseResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, produce: Produce, settings: HttpSettings) -> None:
+    def __init__(
+        self, produce: Produce, settings: HttpSettings, shape: Callable[[BridleError], Any] = error_body
+    ) -> None:
+        """`shape` makes the body of an error."""
         super().__init__(None, 200, _HEADERS, self.media_type)
         del self.headers["content-length"]
         self._produce = produce
         self._settings = settings
+        self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = call_of(scope)
@@ -77,7 +81,7 @@ class SseResponse(Response):
             return  # nobody listens
         except BridleError as error:
             call.error = error
-            await writer.send(error_body(error))
+            await writer.send(self._shape(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self, writer: SseWriter) -> None:

@@ -20,6 +20,7 @@ from bridle.text.messages import Message
 from bridle.text.token_table import Spelling, TokenTable
 
 _NUM_PROBES = 48
+_HALF_CHARACTER = "the text is not valid Unicode: it has half of a surrogate pair"
 
 
 class Tokenizer:
@@ -146,7 +147,16 @@ class Tokenizer:
         try:
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError:  # how the library reports lone surrogates
-            raise InvalidRequest("the text is not valid Unicode: it has half of a surrogate pair") from None
+            raise InvalidRequest(_HALF_CHARACTER) from None
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
+        """As `encode`, each token with the range of characters that it stands for; an empty one for tokens that were
+        added."""
+        try:
+            encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError:  # how the library reports lone surrogates
+            raise InvalidRequest(_HALF_CHARACTER) from None
+        return [(token, start, stop) for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True)]
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `tokens`. Ids without a token leave no text."""

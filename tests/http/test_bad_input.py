@@ -28,10 +28,10 @@ def client() -> Iterator[TestClient]:
 
 
 def error_of(answer: Any, status: int) -> dict[str, Any]:
-    """The error of a response, after checking that it has OpenAI's shape and nothing else."""
+    """The error of a response, after checking that it has OpenAI's shape and one word for other clients."""
     assert answer.status_code == status, answer.text
     body = answer.json()
-    assert set(body) == {"error"}
+    assert set(body) == {"error", "error_type"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
     assert isinstance(body["error"]["message"], str)
     return dict(body["error"])

@@ -178,7 +178,7 @@ class Links(HTMLParser):
 
 def test_the_page_is_self_contained_and_escapes_names() -> None:
     with local_client(fake_model(name="<script>alert(1)</script>'")) as client:
-        answer = client.get("/")
+        answer = client.get("/", headers={"accept": "text/html"})
         assert answer.headers["content-type"].startswith("text/html")
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         links = Links()

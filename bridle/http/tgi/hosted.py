@@ -1,0 +1,42 @@
+"""`POST /invocations`: the one route of hosted endpoints, which takes the body of any of the generating routes."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from bridle.errors import InvalidRequest
+from bridle.http.chat import chat_completions
+from bridle.http.completions import completions
+from bridle.http.schemas import ChatBody, CompletionBody
+from bridle.http.tgi.errors import NativeRoute
+from bridle.http.tgi.routes import compat
+from bridle.http.tgi.schemas import GenerateBody
+
+Body = TypeVar("Body", bound=BaseModel)
+
+router = APIRouter(route_class=NativeRoute)
+
+
+@router.post("/invocations", summary="A text, a conversation or a completion, told by its fields")
+async def invocations(request: Request) -> Response:
+    data = await request.json()
+    fields = data if isinstance(data, dict) else {}
+    if "inputs" in fields:
+        return await compat(_body(GenerateBody, fields), request)
+    if "messages" in fields:
+        return await chat_completions(_body(ChatBody, fields), request)
+    if "prompt" in fields:
+        return await completions(_body(CompletionBody, fields), request)
+    raise InvalidRequest("the body has none of 'inputs', 'messages' and 'prompt'; it must have one of them")
+
+
+def _body(kind: type[Body], fields: dict[str, Any]) -> Body:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None

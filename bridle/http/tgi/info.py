@@ -1,0 +1,80 @@
+"""Routes that generate nothing: what is served, and how text becomes tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+import bridle
+from bridle.errors import InvalidRequest
+from bridle.http.chat_prompt import render_prompt
+from bridle.http.errors import json_response
+from bridle.http.models import hold_model
+from bridle.http.schemas import ChatBody
+from bridle.http.state import HttpState, http_state
+from bridle.http.tgi.errors import NativeRoute
+from bridle.http.tgi.plan import MAX_BEST_OF, MAX_TOP_TOKENS
+from bridle.http.tgi.schemas import TokenizeBody
+from bridle.sampling import MAX_STOP_STRINGS
+from bridle.service import LoadedModel, check_text
+
+router = APIRouter(route_class=NativeRoute)
+
+
+@router.get("/info", summary="What is served, and its limits (text-generation-inference)")
+async def info(request: Request, model: str | None = None) -> Response:
+    return json_response(_info(http_state(request), await hold_model(request, model)))
+
+
+@router.post("/tokenize", summary="The tokens of a text, with their places in it")
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    model = await hold_model(request, body.model)
+    add_special = True if body.add_special_tokens is None else body.add_special_tokens
+    return json_response(await _tokens(model, body.inputs, add_special))
+
+
+@router.post("/chat_tokenize", summary="The prompt of a conversation, and its tokens")
+async def chat_tokenize(body: ChatBody, request: Request) -> Response:
+    model = await hold_model(request, body.model)
+    text = await render_prompt(body, model)
+    tokens = await _tokens(model, text, add_special_tokens=False)
+    return json_response({"tokenize_response": tokens, "templated_text": text})
+
+
+async def _tokens(model: LoadedModel, text: str, add_special_tokens: bool) -> list[dict[str, Any]]:
+    if not text:
+        raise InvalidRequest("inputs is empty; it must have at least one character", "inputs")
+    check_text(model, text, "inputs")
+    rows = await model.in_text_thread(model.tokenizer.encode_with_offsets, text, add_special_tokens)
+    return [
+        {"id": token, "text": text[start:stop] or model.tokenizer.token_text(token), "start": start, "stop": stop}
+        for token, start, stop in rows
+    ]
+
+
+def _info(http: HttpState, model: LoadedModel) -> dict[str, Any]:
+    settings, limit = http.settings, model.max_sequence_tokens
+    return {
+        "model_id": model.name,
+        "model_sha": None,
+        "model_pipeline_tag": "text-generation",
+        "model_dtype": model.info.dtype,
+        "model_device_type": model.info.device,
+        "max_concurrent_requests": settings.max_requests,
+        "max_best_of": MAX_BEST_OF,
+        "max_stop_sequences": MAX_STOP_STRINGS,
+        "max_top_n_tokens": MAX_TOP_TOKENS,
+        "max_input_tokens": limit - 1,
+        "max_total_tokens": limit,
+        "max_batch_size": model.info.max_num_seqs,
+        "max_batch_total_tokens": model.info.num_blocks * model.info.block_size,
+        "validation_workers": 1,
+        "max_client_batch_size": settings.max_prompts,
+        "adapters": sorted(model.adapters),
+        "router": "bridle",
+        "version": bridle.__version__,
+        "sha": None,
+        "docker_label": None,
+    }

@@ -1,0 +1,145 @@
+"""From the parameters of a native body to what the engine is asked for.
+
+The rules are the original's (its values that switch a filter off are taken as off, too): sampling is on if `do_sample`
+or any parameter that only sampling has is given, everything else is greedy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bridle.constraints import Constraint, JsonObject, parse
+from bridle.errors import InvalidRequest
+from bridle.http.tgi.schemas import Grammar, Parameters
+from bridle.sampling import SamplingParams
+
+MAX_BEST_OF = 16
+MAX_TOP_TOKENS = 20
+
+_SAMPLED = ("temperature", "top_k", "top_p", "typical_p", "min_p")
+_PASSED = (
+    "temperature",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "min_p",
+    "seed",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "watermark",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`num_top` alternatives of each token are wanted, the prompt's tokens with `wants_prefill`, and only the last
+    `truncate` tokens of the prompt count."""
+
+    sampling: SamplingParams
+    best_of: int
+    num_top: int
+    wants_details: bool
+    wants_prefill: bool
+    wants_full_text: bool
+    truncate: int | None
+    constraint: Constraint | None
+
+
+def plan_of(given: Parameters, is_stream: bool, full_text: bool = False) -> Plan:
+    """What `given` comes down to; `full_text` is what `return_full_text` is by default. Raises `InvalidRequest`."""
+    best_of = _best_of(given, is_stream)
+    num_top = _within("top_n_tokens", given.top_n_tokens or 0, 0, MAX_TOP_TOKENS)
+    if given.truncate is not None and given.truncate < 1:
+        raise InvalidRequest(f"truncate is {given.truncate}; must be at least 1", "truncate")
+    wants_prefill = bool(given.decoder_input_details)
+    if wants_prefill and is_stream:
+        raise InvalidRequest("decoder_input_details is not available while streaming", "decoder_input_details")
+    wants_full = given.return_full_text
+    return Plan(
+        sampling=_sampling(given, best_of, num_top, wants_prefill),
+        best_of=best_of,
+        num_top=num_top,
+        wants_details=bool(given.details) or wants_prefill,
+        wants_prefill=wants_prefill,
+        wants_full_text=full_text if wants_full is None else wants_full,
+        truncate=given.truncate,
+        constraint=_constraint(given),
+    )
+
+
+def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool) -> SamplingParams:
+    values: dict[str, Any] = {name: getattr(given, name) for name in _PASSED}
+    values = {name: value for name, value in values.items() if value is not None}
+    if "seed" in values and values["seed"] < 0:
+        raise InvalidRequest(f"seed is {values['seed']}; must be at least 0", "seed")
+    for name in ("temperature", "repetition_penalty"):
+        if name in values and not values[name] > 0:
+            raise InvalidRequest(f"{name} is {values[name]}; must be more than 0 (leave it out for none)", name)
+    if given.max_new_tokens is not None and given.max_new_tokens < 1:
+        raise InvalidRequest(f"max_new_tokens is {given.max_new_tokens}; must be at least 1", "max_new_tokens")
+    if not is_sampled(given):
+        values["temperature"] = 0.0
+    if given.controller is not None and given.ignore_eos is None:
+        values["ignore_eos"] = True  # a controller decides by itself when its output ends
+    return SamplingParams(
+        n=best_of,
+        max_tokens=given.max_new_tokens,
+        min_tokens=given.min_new_tokens or 0,
+        logprobs=num_top,
+        prompt_logprobs=0 if wants_prefill else None,
+        include_stop_str_in_output=True,
+        **values,
+    )
+
+
+def is_sampled(given: Parameters) -> bool:
+    """Whether tokens are drawn at all."""
+    return bool(given.do_sample) or any(getattr(given, name) is not None for name in _SAMPLED)
+
+
+def _best_of(given: Parameters, is_stream: bool) -> int:
+    best_of = 1 if given.best_of is None else _within("best_of", given.best_of, 1, MAX_BEST_OF)
+    if best_of == 1:
+        return best_of
+    if is_stream:
+        raise InvalidRequest(f"best_of is {best_of}: the best is not known while streaming", "best_of")
+    if not is_sampled(given):
+        raise InvalidRequest(f"best_of is {best_of}, which needs sampling: set do_sample or temperature", "best_of")
+    if given.seed is not None:
+        raise InvalidRequest(f"best_of is {best_of}, which does not go with a seed", "seed")
+    return best_of
+
+
+def _constraint(given: Parameters) -> Constraint | None:
+    if given.grammar is not None and given.constraint is not None:
+        raise InvalidRequest("grammar and constraint were given; a text has one of them", "constraint")
+    if given.constraint is not None:
+        return parse(given.constraint)
+    return None if given.grammar is None else _of_grammar(given.grammar)
+
+
+def _of_grammar(grammar: Grammar) -> Constraint:
+    try:
+        if grammar.type == "regex":
+            return parse({"regex": grammar.value})
+        value = grammar.value
+        if grammar.type == "json_schema" and isinstance(value, dict) and "schema" in value:
+            value = value["schema"]
+        if value is None and grammar.type == "json_object":
+            return JsonObject()
+        return parse({"json_schema": value})
+    except InvalidRequest as error:
+        error.param = "grammar"
+        raise
+
+
+def _within(name: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; must be between {low} and {high}", name)
+    return value

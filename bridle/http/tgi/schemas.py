@@ -1,0 +1,79 @@
+"""Request bodies of the native routes. Types are strict; unknown fields are ignored, nulls mean absent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from bridle.http.schemas import LogitBias, Stop, TokenIds
+
+
+class Grammar(BaseModel):
+    """What the text must look like."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["json", "json_object", "json_schema", "regex"]
+    value: Any = None
+
+
+class Parameters(BaseModel):
+    """How to generate: the original's fields, then bridle's own."""
+
+    model_config = ConfigDict(strict=True)
+
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool | None = None
+    max_new_tokens: int | None = None
+    return_full_text: bool | None = None
+    stop: Stop = ()
+    truncate: int | None = None
+    watermark: bool | None = None
+    details: bool | None = None
+    decoder_input_details: bool | None = None
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    grammar: Grammar | None = None
+    adapter_id: str | None = None
+
+    min_p: float | None = None
+    min_new_tokens: int | None = None
+    presence_penalty: float | None = None
+    logit_bias: LogitBias = Field(default_factory=dict)
+    stop_token_ids: TokenIds = ()
+    ignore_eos: bool | None = None
+    controller: str | None = None
+    controller_arg: Any = None
+    constraint: dict[str, Any] | None = None
+
+
+def _parameters(value: Any) -> Any:
+    return {} if value is None else value
+
+
+class GenerateBody(BaseModel):
+    """`POST /generate` and `POST /generate_stream`. `model` chooses among several; `stream` counts on `/` alone."""
+
+    model_config = ConfigDict(strict=True)
+
+    inputs: str
+    parameters: Annotated[Parameters, BeforeValidator(_parameters)] = Field(default_factory=Parameters)
+    stream: bool | None = None
+    model: str | None = None
+
+
+class TokenizeBody(BaseModel):
+    """`POST /tokenize`."""
+
+    model_config = ConfigDict(strict=True)
+
+    inputs: str
+    add_special_tokens: bool | None = None
+    model: str | None = None

@@ -1,0 +1,108 @@
+"""Pieces of native answers: rows of tokens, details, response headers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from bridle.http.call import Call
+from bridle.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, Usage
+
+if TYPE_CHECKING:
+    from bridle.service import LoadedModel
+    from bridle.text import Tokenizer
+
+_LOWEST = -9999.0  # JSON has no minus infinity
+
+
+class TokenRows:
+    """Writes tokens as objects of id, text, log-probability and whether they are special. The texts of all tokens
+    that are not special add up to the text of the output."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def row(self, token: int, text: str, entry: Logprob | None) -> dict[str, Any]:
+        """One generated token, which brought `text`."""
+        is_special = token in self._tokenizer.special_token_ids
+        shown = self._tokenizer.token_text(token) if is_special and not text else text
+        return {"id": token, "text": shown, "logprob": _number(entry), "special": is_special and shown != text}
+
+    def top(self, entry: Logprob | None, num_top: int) -> list[dict[str, Any]]:
+        """The best tokens in a generated one's place."""
+        best = entry.top[:num_top] if entry is not None else ()
+        return [
+            {
+                "id": token,
+                "text": self._tokenizer.token_text(token),
+                "logprob": max(logprob, _LOWEST),
+                "special": token in self._tokenizer.special_token_ids,
+            }
+            for token, logprob in best
+        ]
+
+    def prefill(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """The prompt's tokens; the first has no log-probability."""
+        entries = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
+        return [
+            {
+                "id": token,
+                "text": self._tokenizer.token_text(token),
+                "logprob": None if entry is None else _number(entry),
+            }
+            for token, entry in zip(output.prompt_token_ids, entries, strict=True)
+        ]
+
+
+def token_texts(output: CompletionOutput, ends: Sequence[int], start: int, stop: int) -> list[str]:
+    """The text that each of tokens `start` to `stop` brought; the last of a finished output brings all that is left."""
+    marks = [ends[start - 1] if start else 0, *ends[start:stop]]
+    if output.finish_reason is not None and stop == len(output.token_ids) and stop > start:
+        marks[-1] = len(output.text)
+    return [output.text[begin:end] for begin, end in pairwise(marks)]
+
+
+def finish_word(output: CompletionOutput) -> str:
+    """The native word for how an output ended."""
+    if output.finish_reason is FinishReason.LENGTH:
+        return "length"
+    return "stop_sequence" if isinstance(output.stop_reason, str) else "eos_token"
+
+
+def usage_fields(usage: Usage) -> dict[str, int]:
+    """Exact counts, beyond the original's."""
+    return asdict(usage)
+
+
+def headers(call: Call, model: LoadedModel, num_chars: int, usage: Usage) -> dict[str, str]:
+    """What a whole answer says of itself in its headers; times in milliseconds but for `x-compute-time`."""
+    now = time.monotonic()
+    submitted = call.submitted or now
+    inference = now - submitted
+    num_tokens = usage.completion_tokens
+    return stream_headers(model, num_chars) | {
+        "x-compute-time": f"{now - call.began:.6f}",
+        "x-total-time": _ms(now - call.began),
+        "x-validation-time": _ms(submitted - call.began),
+        "x-queue-time": _ms(call.queued),
+        "x-inference-time": _ms(inference - call.queued),
+        "x-time-per-token": _ms((inference - call.queued) / max(num_tokens, 1)),
+        "x-prompt-tokens": str(usage.prompt_tokens),
+        "x-generated-tokens": str(num_tokens),
+    }
+
+
+def stream_headers(model: LoadedModel, num_chars: int) -> dict[str, str]:
+    """What is known before the first token."""
+    return {"x-compute-type": model.info.device, "x-compute-characters": str(num_chars)}
+
+
+def _ms(seconds: float) -> str:
+    return str(max(round(1000 * seconds), 0))
+
+
+def _number(entry: Logprob | None) -> float:
+    return 0.0 if entry is None else max(entry.logprob, _LOWEST)

@@ -1,0 +1,204 @@
+"""The routes of text-generation-inference, by plain HTTP: bodies, answers, streams, headers, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bridle.http import HttpSettings
+from tests.http.harness import saying, scripted_model, served, tokenizer
+
+REPLY = "Hello there, é and the end."
+
+
+@pytest.fixture
+def http(server: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def random_http(random_server: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=random_server, timeout=30) as client:
+        yield client
+
+
+def _generate(http: httpx.Client, path: str = "/generate", inputs: str = "Say it:", **parameters: Any) -> Any:
+    response = http.post(path, json={"inputs": inputs, "parameters": parameters})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def _events(http: httpx.Client, inputs: str = "Say it:", **parameters: Any) -> list[dict[str, Any]]:
+    body = {"inputs": inputs, "parameters": parameters}
+    text = http.post("/generate_stream", json=body).text
+    assert "[DONE]" not in text
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def test_an_answer_is_just_its_text(http: httpx.Client) -> None:
+    assert _generate(http) == {"generated_text": REPLY}
+    assert _generate(http, return_full_text=True) == {"generated_text": "Say it:" + REPLY}
+
+
+def test_details_tell_each_token(http: httpx.Client) -> None:
+    details = _generate(http, details=True, decoder_input_details=True)["details"]
+    assert details["finish_reason"] == "eos_token" and details["seed"] is None
+    assert details["generated_tokens"] == len(details["tokens"])
+    assert "".join(row["text"] for row in details["tokens"] if not row["special"]) == REPLY
+    assert details["tokens"][-1]["special"] and details["tokens"][-1]["id"] in tokenizer().eos_token_ids
+    assert "".join(row["text"] for row in details["prefill"]) == "Say it:"
+    assert details["prefill"][0]["logprob"] is None and details["prefill"][1]["logprob"] <= 0
+    assert details["usage"]["sampled_tokens"] == details["generated_tokens"]
+    assert "top_tokens" not in details and "best_of_sequences" not in details
+
+
+def test_the_root_answers_with_a_list_and_the_whole_text(http: httpx.Client) -> None:
+    assert _generate(http, "/") == [{"generated_text": "Say it:" + REPLY}]
+    assert _generate(http, "/", return_full_text=False) == [{"generated_text": REPLY}]
+    response = http.post("/", json={"inputs": "Say it:", "stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+
+
+def test_the_root_is_a_page_for_browsers_and_health_for_others(http: httpx.Client) -> None:
+    assert "<html" in http.get("/", headers={"accept": "text/html,*/*"}).text
+    assert http.get("/").json() == {"status": "ready"}
+
+
+def test_a_stream_has_an_event_for_each_token(http: httpx.Client) -> None:
+    events = _events(http, details=True, top_n_tokens=2)
+    assert [event["index"] for event in events] == list(range(1, len(events) + 1))
+    assert "".join(event["token"]["text"] for event in events if not event["token"]["special"]) == REPLY
+    assert all(event["generated_text"] is None and event["details"] is None for event in events[:-1])
+    assert events[-1]["generated_text"] == REPLY
+    assert events[-1]["details"]["input_length"] == len(tokenizer().encode("Say it:"))
+    assert all(len(event["top_tokens"]) == 2 for event in events)
+
+
+@pytest.mark.parametrize("stop", ["there", "ere, "])
+def test_stop_strings_match_anywhere_and_stay(http: httpx.Client, stop: str) -> None:
+    want = REPLY[: REPLY.index(stop) + len(stop)]
+    answer = _generate(http, stop=[stop], details=True)
+    assert answer["generated_text"] == want and answer["details"]["finish_reason"] == "stop_sequence"
+    events = _events(http, stop=[stop])
+    assert "".join(event["token"]["text"] for event in events) == want == events[-1]["generated_text"]
+
+
+def test_length_ends_an_answer_and_the_prompt_can_be_cut(http: httpx.Client) -> None:
+    answer = _generate(http, max_new_tokens=2, details=True, decoder_input_details=True, truncate=3)
+    assert answer["details"]["finish_reason"] == "length" and answer["details"]["generated_tokens"] == 2
+    assert len(answer["details"]["prefill"]) == 3
+
+
+def test_sampling_is_replayed_by_its_seed(random_http: httpx.Client) -> None:
+    first = _generate(random_http, do_sample=True, max_new_tokens=12, details=True)
+    seed = first["details"]["seed"]
+    assert (
+        _generate(random_http, do_sample=True, max_new_tokens=12, seed=seed)["generated_text"]
+        == (first["generated_text"])
+    )
+    greedy = {_generate(random_http, max_new_tokens=12)["generated_text"] for _ in range(2)}
+    assert len(greedy) == 1
+
+
+def test_the_best_of_several_comes_first(random_http: httpx.Client) -> None:
+    details = _generate(random_http, do_sample=True, best_of=3, max_new_tokens=6, details=True)["details"]
+    runs = [details, *details["best_of_sequences"]]
+    means = [sum(row["logprob"] for row in run["tokens"]) / len(run["tokens"]) for run in runs]
+    assert len(runs) == 3 and means == sorted(means, reverse=True)
+
+
+def test_headers_tell_what_it_took(http: httpx.Client) -> None:
+    response = http.post("/generate", json={"inputs": "Say it:"})
+    headers = response.headers
+    assert headers["x-compute-characters"] == "7" and int(headers["x-prompt-tokens"]) > 0
+    total = int(headers["x-total-time"])
+    assert int(headers["x-validation-time"]) <= total and int(headers["x-queue-time"]) <= total
+    assert float(headers["x-compute-time"]) > 0 and int(headers["x-generated-tokens"]) > 1
+
+
+@pytest.mark.parametrize("grammar", [{"type": "regex", "value": "[0-9]{3}"}, {"type": "json", "value": {"const": 7}}])
+def test_a_grammar_rules_the_text(random_http: httpx.Client, grammar: dict[str, Any]) -> None:
+    text = _generate(random_http, grammar=grammar, max_new_tokens=40)["generated_text"]
+    assert text.isdigit()
+    events = _events(random_http, grammar=grammar, max_new_tokens=40)
+    assert "".join(event["token"]["text"] for event in events if not event["token"]["special"]) == text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"temperature": 0}, "temperature is 0.0; must be more than 0"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"top_k": -5}, "top_k is -5"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 100_000}, "max_tokens of 100000"),
+        ({"best_of": 2}, "needs sampling"),
+        ({"best_of": 2, "do_sample": True, "seed": 1}, "does not go with a seed"),
+        ({"best_of": 99, "do_sample": True}, "best_of is 99"),
+        ({"seed": -1}, "seed is -1"),
+        ({"truncate": 0}, "truncate is 0"),
+        ({"top_n_tokens": 1000}, "top_n_tokens is 1000"),
+        ({"stop": ["x"] * 1000}, "stop has 1000 strings"),
+        ({"adapter_id": "nobody"}, "no adapter 'nobody'"),
+        ({"grammar": {"type": "regex", "value": "("}}, "regex"),
+        ({"grammar": {"type": "yaml", "value": ""}}, "grammar.type"),
+        ({"watermark": "yes"}, "watermark"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(http: httpx.Client, parameters: dict[str, Any], message: str) -> None:
+    for path in ("/generate", "/"):
+        response = http.post(path, json={"inputs": "x", "parameters": parameters})
+        body = response.json()
+        assert response.status_code == 422 and body["error_type"] == "validation", body
+        assert body["error"].startswith("Input validation error: ") and message in body["error"]
+
+
+def test_every_error_is_json_of_the_native_shape(http: httpx.Client) -> None:
+    cases = [
+        (http.post("/generate", content=b"{", headers={"content-type": "application/json"}), 400),
+        (http.post("/generate", json={"parameters": {}}), 422),
+        (http.post("/generate", json={"inputs": ""}), 422),
+        (http.post("/generate", json={"inputs": 5}), 422),
+        (http.post("/generate", json={"inputs": "x", "model": "nobody"}), 404),
+        (http.post("/generate", content=b"x" * (5 << 20)), 413),
+        (http.post("/invocations", json={"what": 1}), 422),
+        (http.post("/generate_stream", json={"inputs": "x", "parameters": {"decoder_input_details": True}}), 422),
+    ]
+    for response, status in cases:
+        assert response.status_code == status, response.text
+        assert isinstance(response.json()["error"], str) and response.json()["error_type"] == "validation"
+
+
+def test_tokenize_tells_places(http: httpx.Client) -> None:
+    text = "Héllo there"
+    rows = http.post("/tokenize", json={"inputs": text, "add_special_tokens": False}).json()
+    assert [row["id"] for row in rows] == tokenizer().encode(text, add_special_tokens=False)
+    assert all(row["text"] == text[row["start"] : row["stop"]] for row in rows if row["start"] < row["stop"])
+    chat = http.post("/chat_tokenize", json={"messages": [{"role": "user", "content": "Hi"}]}).json()
+    assert "Hi" in chat["templated_text"] and len(chat["tokenize_response"]) > 1
+
+
+def test_info_tells_the_limits(http: httpx.Client) -> None:
+    info = http.get("/info").json()
+    assert info["model_id"] == "scripted" and info["max_total_tokens"] == info["max_input_tokens"] + 1
+    assert http.get("/info", params={"model": "nobody"}).status_code == 404
+
+
+def test_invocations_take_any_body(http: httpx.Client) -> None:
+    assert http.post("/invocations", json={"inputs": "Say it:"}).json()[0]["generated_text"].endswith(REPLY)
+    chat = http.post("/invocations", json={"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}).json()
+    assert chat["object"] == "chat.completion"
+    assert http.post("/invocations", json={"prompt": "Hi", "max_tokens": 3}).json()["object"] == "text_completion"
+
+
+def test_a_failure_while_streaming_is_an_event() -> None:
+    model = scripted_model(next_token=lambda prefix: 5)  # never ends by itself
+    with served(model, HttpSettings(request_timeout=0.05)) as url, httpx.Client(base_url=url) as http:
+        last = _events(http)[-1]
+    assert last["error_type"] == "incomplete_generation" and last["error"]
