@@ -9,10 +9,12 @@ bandwidth measured in the same run.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -109,7 +111,7 @@ def _measure_model(checkpoint: Checkpoint, settings: Settings, console: Console)
     return races
 
 
-@contextmanager
+@contextlib.contextmanager
 def _peers(checkpoint: Checkpoint, settings: Settings) -> Iterator[list[Peer]]:
     model = load_transformers(checkpoint)
     makers: list[Callable[[], Peer]] = [
@@ -146,6 +148,7 @@ def _race(
         shift = number % len(peers)
         for peer in (*peers[shift:], *peers[:shift]):
             for length in (1, num_new):
+                _return_memory()
                 run = peer.generate(prompts, length)
                 _check_lengths(peer, run.outputs, length)
                 best[peer.name, length] = _better(run, best.get((peer.name, length)))
@@ -153,6 +156,14 @@ def _race(
     return [
         _figure(checkpoint, peer, prompts, best[peer.name, 1], best[peer.name, num_new], reference) for peer in peers
     ]
+
+
+def _return_memory() -> None:
+    """Give what the allocator keeps of earlier runs back to the system: a peer that sizes its cache by what the process
+    holds would find no room after another one's large batch."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _better(run: Run, other: Run | None) -> Run:
