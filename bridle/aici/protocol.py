@@ -22,6 +22,7 @@ EXTENSIONS = (
     "deadline_ms",
     "discard",
     "reply_ms",
+    "retry_after",
     "sampling",
     "wait",
     "waits_for",
@@ -176,11 +177,13 @@ class Ok(Struct, Generic[Data], tag_field="type", tag="ok"):
 
 
 class Failure(Struct, tag_field="type", tag="error"):
-    """`is_user_error`: the text is fit for end users."""
+    """`is_user_error`: the text is fit for end users. Addition: `retry_after`, there is no room now; seconds until it
+    may be worth trying again."""
 
     error: str
     is_user_error: bool = False
     rid: str | UnsetType = field(name="$rid", default=UNSET)
+    retry_after: float | UnsetType = UNSET
 
 
 class JsonFailure(Struct, tag_field="type", tag="json-error"):

@@ -54,7 +54,7 @@ class Llm:
         self._create()
         options = ["--tokenizer", str(tokenizer), "--name", self.prefix, "--server"]
         options += ["--json-size", str(json_size), "--bin-size", str(bin_size)]
-        options += ["--store", str(store)] if command[-1] == "bridle.aici.runtime" else []
+        options += ["--store", str(store)] if "bridle.aici.runtime" in command[-1] else []
         options += ["--futex"] if futex else []
         self.process = subprocess.Popen([*command, *options, *args], start_new_session=True)
 

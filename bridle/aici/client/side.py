@@ -12,7 +12,7 @@ import msgspec
 
 from bridle.aici import protocol
 from bridle.aici.client.process import RuntimeProcess
-from bridle.errors import ControllerError, ControllerUnavailable, InvalidRequest, ProtocolError
+from bridle.errors import ControllerError, ControllerUnavailable, InvalidRequest, Overloaded, ProtocolError
 
 #: How often the reader looks whether it shall end, in seconds.
 _LOOK = 0.25
@@ -36,7 +36,7 @@ class SideChannel:
         return self
 
     def call(self, request: protocol.Message, data_type: Any) -> Future[Any]:
-        """Send a request; the future gives its data, or raises `InvalidRequest` (the user's fault) or
+        """Send a request; the future gives its data, or raises `InvalidRequest` (the user's fault), `Overloaded` or
         `ControllerError`."""
         future: Future[Any] = Future()
         request.rid = secrets.token_hex(8)
@@ -87,7 +87,7 @@ class SideChannel:
             return
         try:
             future.set_result(_data(protocol.decode_reply(reply, data_type)))
-        except (ProtocolError, ControllerError, InvalidRequest) as error:
+        except (ProtocolError, ControllerError, InvalidRequest, Overloaded) as error:
             future.set_exception(error)
 
 
@@ -98,6 +98,8 @@ class _Rid(msgspec.Struct):
 def _data(message: protocol.Ok[Any] | protocol.Failure | protocol.JsonFailure) -> Any:
     if isinstance(message, protocol.Ok):
         return message.data
+    if isinstance(message, protocol.Failure) and isinstance(message.retry_after, float):
+        raise Overloaded(message.error, message.retry_after)
     if isinstance(message, protocol.Failure) and message.is_user_error:
         raise InvalidRequest(message.error, "controller")
     raise ControllerUnavailable(message.error)

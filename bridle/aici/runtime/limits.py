@@ -57,6 +57,8 @@ class Limits:
     max_compile_time: int = 10_000
     max_compile_memory: int = 2 * GIB
     max_compiles: int = 2  # at the same time
+    max_shipped_compile_time: int = 600_000  # of a controller that comes with bridle
+    max_prepare_wait: int = 2_000  # of a request for a controller that is being compiled, then it is to come back
 
     # Arguments and processes.
     max_argument: int = 16 * MIB

@@ -22,11 +22,13 @@ from bridle.aici.runtime.instance import Instance, Sandbox, Surroundings
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.nursery import Nursery, start
+from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.side import SideOptions
 from bridle.aici.runtime.storage import SharedVariables
 from bridle.aici.runtime.supervisor import RuntimeOptions, Supervisor
 from bridle.aici.runtime.tags import is_module_id
 from bridle.aici.runtime.vocabulary import Vocabulary, load_vocabulary
+from bridle.controllers import standard
 from bridle.errors import BridleError, InvalidRequest
 
 _ADMIN = Auth("local", True)
@@ -44,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    if not (options.server or options.module or options.save_tokenizer):
+    if not (options.server or options.module or options.save_tokenizer or options.prepare):
         parser.print_usage(sys.stderr)
-        sys.stderr.write("error: one of --server, --module and --save-tokenizer is needed\n")
+        sys.stderr.write("error: one of --server, --module, --prepare and --save-tokenizer is needed\n")
         return 2
     limits = o.limits_of(options)
     needs_tokens = options.server or options.save_tokenizer or options.run
@@ -63,6 +65,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     nursery = start(surroundings)
     if options.module:
         return _install(options, limits, nursery, surroundings)
+    if not options.server:
+        return _prepare(options, limits, nursery)
     _serve(options, limits, nursery, vocabulary)
     return 0
 
@@ -91,6 +95,7 @@ def _serve(options: argparse.Namespace, limits: Limits, nursery: Nursery, vocabu
         side=SideOptions(options.isolation, options.fork_by, options.restricted),
         allow_downloads=options.allow_downloads and not options.restricted,
         stay=options.stay,
+        prepared=tuple(standard.manifest()) if options.prepare else (),
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, _leave)
@@ -124,6 +129,14 @@ def _install(options: argparse.Namespace, limits: Limits, nursery: Nursery, surr
     sys.stdout.write(f"{module}\n")
     if options.run:
         _run_main(options, compilers, module, surroundings)
+    store.close()
+    return 0
+
+
+def _prepare(options: argparse.Namespace, limits: Limits, nursery: Nursery) -> int:
+    """Compile what comes with bridle."""
+    store = ModuleStore(o.folder_of(options), limits)
+    Shipped(store, Compilers(nursery, store, limits), limits).prepare(standard.manifest())
     store.close()
     return 0
 

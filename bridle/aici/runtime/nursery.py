@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -25,7 +25,9 @@ from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
 from bridle.errors import InternalError
 
 _PR_SET_PDEATHSIG = 1
-_WORKER, _COMPILER = "worker", "compiler"
+_WORKER, _COMPILER, _OUR_COMPILER = "worker", "compiler", "compiler of shipped controllers"
+#: Compiling in the background gets what others leave.
+_NICE = 10
 
 
 @dataclass(slots=True)
@@ -64,9 +66,10 @@ class Nursery:
         """Fork a worker that serves ring memory, doorbell, side socket and, if there is a fourth, storage."""
         return self._spawn(_WORKER, descriptors)
 
-    def compiler(self, descriptors: list[int]) -> Process:
-        """Fork a compiler: a module's file, a memory file for the code, a socket for the outcome."""
-        return self._spawn(_COMPILER, descriptors)
+    def compiler(self, descriptors: list[int], *, is_ours: bool = False) -> Process:
+        """Fork a compiler: a module's file, a memory file for the code, a socket for the outcome. `is_ours`: the
+        module comes with bridle."""
+        return self._spawn(_OUR_COMPILER if is_ours else _COMPILER, descriptors)
 
     def _spawn(self, kind: str, descriptors: list[int]) -> Process:
         with self._lock:
@@ -131,6 +134,10 @@ def _child(kind: str, descriptors: list[int], surroundings: Surroundings, sandbo
         die_with_parent()
         if kind == _WORKER:
             _be_worker(descriptors, surroundings, sandbox)
+        elif kind == _OUR_COMPILER:
+            os.nice(_NICE)
+            limits = surroundings.limits
+            be_compiler(descriptors, replace(limits, max_compile_time=limits.max_shipped_compile_time))
         else:
             be_compiler(descriptors, surroundings.limits)
     except BaseException as error:

@@ -116,6 +116,11 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--fork-by", choices=("copy", "process"), default="copy", help="how an instance is forked")
     group.add_argument("--allow-downloads", action="store_true", help="fetch gh: controllers that are not installed")
+    group.add_argument(
+        "--prepare",
+        action="store_true",
+        help="compile the controllers that come with bridle: in the background with --server, else at once, and exit",
+    )
     group.add_argument("--stay", action="store_true", help="go on when the parent process ends")
 
 

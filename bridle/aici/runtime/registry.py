@@ -25,7 +25,7 @@ class Registry:
         self._limits = limits
         self.lock = threading.RLock()
         self.table = SequenceTable(limits)
-        self._reserved: set[str] = set()
+        self._reserved: dict[str, str] = {}  # tenants of instances in the making, by request
         self.doomed: list[Sequence] = []  # to be released by the main thread
 
     def facts(self, text: str) -> Facts:
@@ -38,14 +38,14 @@ class Registry:
         with self.lock:
             if state.name in self._reserved or state.name in self.table.pending:
                 raise InvalidRequest(f"req_id {state.name[:80]!r} is in use already", "req_id")
-            self.table.check_room(state.tenant)
-            self._reserved.add(state.name)
+            self.table.check_room(state.tenant, list(self._reserved.values()))
+            self._reserved[state.name] = state.tenant
             key = self.table.new_key()
         try:
             yield key
         finally:
             with self.lock:
-                self._reserved.discard(state.name)
+                self._reserved.pop(state.name, None)
 
     def add(self, key: int, state: RequestState, worker: WorkerPort, splits: bool) -> None:
         """The instance is there and waits for a sequence."""
@@ -54,6 +54,7 @@ class Registry:
             if worker.is_dead:
                 sequence.error = "Worker: the process died"
             self.table.add(sequence)
+            self._reserved.pop(state.name, None)  # it counts as itself now
 
     def discard(self, name: str) -> None:
         """A request that will never run."""

@@ -64,13 +64,15 @@ class SequenceTable:
         self._next_key += 1
         return self._next_key
 
-    def check_room(self, tenant: str) -> None:
-        """Raises `Overloaded` when there is no room for another instance of `tenant`."""
+    def check_room(self, tenant: str, in_the_making: list[str]) -> None:
+        """Raises `Overloaded` when there is no room for another instance of `tenant`, beside those that are being made
+        for the tenants that are listed."""
         limits = self._limits
-        mine = self._tenants.get(tenant, 0)
-        if len(self.by_key) >= limits.max_instances or mine >= limits.max_instances_per_user:
+        mine = self._tenants.get(tenant, 0) + in_the_making.count(tenant)
+        total = len(self.by_key) + len(in_the_making)
+        if total >= limits.max_instances or mine >= limits.max_instances_per_user:
             raise Overloaded(
-                f"{len(self.by_key)} of at most {limits.max_instances} instances are alive, {mine} of at most "
+                f"{total} of at most {limits.max_instances} instances are alive, {mine} of at most "
                 f"{limits.max_instances_per_user} of user {tenant!r}"
             )
 

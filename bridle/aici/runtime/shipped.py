@@ -1,26 +1,50 @@
 """The controllers that come with bridle, as a runtime offers them: found by name, compiled before anybody asks.
 
 They lie in the store under an owner of their own, who is nobody. A tag that somebody set and a reference that was
-linked by hand come before them; nothing is ever downloaded for them.
+linked by hand come before them; nothing is ever downloaded for them. An interpreter takes half a minute to compile,
+once for each machine and version of wasmtime. That happens in the background, with limits of its own and little
+priority; a request waits for it for a moment and is then told to come back.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+
 from bridle.aici.protocol import Auth
 from bridle.aici.runtime.compilers import Compilers
-from bridle.aici.runtime.modules import ModuleStore
+from bridle.aici.runtime.limits import Limits
+from bridle.aici.runtime.modules import Compiled, ModuleStore
 from bridle.controllers import standard
 from bridle.controllers.standard.names import standard_name
+from bridle.errors import Overloaded
 
 #: Owns what is shipped. No user can have this name: it contains a space.
 OWNER = Auth("shipped with bridle", True)
+#: What takes longer to compile is told about, in seconds.
+_WORTH_TELLING = 2.0
+_RETRY_AFTER = 5.0
+
+
+@dataclass(slots=True)
+class _Preparation:
+    """A compilation under way, or done."""
+
+    future: Future[Compiled] = field(default_factory=Future)
+    began: float = field(default_factory=time.monotonic)
 
 
 class Shipped:
     """Thread-safe."""
 
-    def __init__(self, store: ModuleStore, compilers: Compilers) -> None:
-        self._store, self._compilers = store, compilers
+    def __init__(self, store: ModuleStore, compilers: Compilers, limits: Limits) -> None:
+        self._store, self._compilers, self._limits = store, compilers, limits
+        self._lock = threading.Lock()
+        self._under_way: dict[str, _Preparation] = {}
 
     def resolve(self, reference: str) -> str | None:
         """The module that a reference means, stored; None if it means none of ours."""
@@ -34,6 +58,79 @@ class Shipped:
             self._store.add(standard.load(name), OWNER)
         return module
 
-    def prepare(self, name: str) -> None:
-        """Store and compile a controller. Takes long for an interpreter; cheap if that was done before."""
-        self._compilers.get(self.install(name))
+    def compiled(self, module: str) -> Compiled:
+        """Code of any stored module. For one of ours that is not compiled yet this waits for `max_prepare_wait`, then
+        raises `Overloaded`."""
+        name = _name_of(module)
+        if name is None:
+            return self._compilers.get(module)
+        known = self._compilers.cached(module)
+        if known is not None and known.path.exists():
+            return known
+        preparation = self._prepare(name)
+        done, _ = wait([preparation.future], self._limits.max_prepare_wait / 1000)
+        if done:
+            return preparation.future.result()
+        seconds = time.monotonic() - preparation.began
+        raise Overloaded(
+            f"the controller {name} is being compiled for this machine, for {seconds:.0f} s so far; that happens once. "
+            "Try again in a few seconds",
+            _RETRY_AFTER,
+        )
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Store and compile controllers, one after the other. Takes long for an interpreter; cheap if that was done
+        before. Raises what is wrong with one of them."""
+        for name in names:
+            if self._compilers.cached(self.install(name)) is None:
+                self._prepare(name).future.result()
+
+    def prepare_in_background(self, names: Iterable[str]) -> None:
+        """The same in a thread; what goes wrong is told to whoever watches the terminal."""
+
+        def run() -> None:
+            for name in names:
+                try:
+                    self.prepare([name])
+                except Exception as error:
+                    _tell(f"the controller {name} cannot be prepared: {error}")
+
+        threading.Thread(target=run, name="prepare", daemon=True).start()
+
+    def _prepare(self, name: str) -> _Preparation:
+        """Begin to compile, or join who does."""
+        with self._lock:
+            preparation = self._under_way.get(name)
+            if preparation is None:
+                preparation = self._under_way[name] = _Preparation()
+                threading.Thread(target=self._compile, args=(name, preparation), name="prepare", daemon=True).start()
+        return preparation
+
+    def _compile(self, name: str, preparation: _Preparation) -> None:
+        told = threading.Timer(_WORTH_TELLING, _tell, [f"compiling the controller {name} for this machine, once"])
+        told.daemon = True
+        told.start()
+        try:
+            module = self.install(name)
+            code = self._compilers.compile_ours(self._store.path(module).read_bytes())
+            compiled = self._compilers.keep(module, code)
+        except BaseException as error:
+            preparation.future.set_exception(error)
+        else:
+            preparation.future.set_result(compiled)
+            if code.milliseconds > 1000 * _WORTH_TELLING:
+                _tell(f"the controller {name} is ready after {code.milliseconds / 1000:.1f} s")
+        finally:
+            told.cancel()
+            with self._lock:
+                del self._under_way[name]
+
+
+def _name_of(module: str) -> str | None:
+    """The name of one of ours by its id."""
+    return next((name for name, shipped in standard.manifest().items() if shipped.sha256 == module), None)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"bridle runtime: {text}\n")
+    sys.stderr.flush()

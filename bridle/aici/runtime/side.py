@@ -156,7 +156,7 @@ class SideOps:
         return created
 
     def _try_create(self, state: RequestState, argument: str, prompt: list[int], dialect: str) -> m.Created:
-        compiled = self._compilers.get(state.module)
+        compiled = self._shipped.compiled(state.module)
         facts = self._registry.facts(compiled.facts)
         if facts.problem:
             raise InvalidRequest(f"not a controller: {facts.problem}", "module_id")

@@ -49,7 +49,8 @@ _TIDY_INTERVAL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """How a runtime is set up. `dialect` is what the engine speaks as far as it is known: 1, 1b or 2."""
+    """How a runtime is set up. `dialect` is what the engine speaks as far as it is known: 1, 1b or 2. `prepared` are
+    the shipped controllers to compile at the start."""
 
     dialect: str
     dtype: str
@@ -58,6 +59,7 @@ class RuntimeOptions:
     side: SideOptions
     allow_downloads: bool
     stay: bool
+    prepared: tuple[str, ...] = ()
 
 
 class Supervisor:
@@ -74,7 +76,8 @@ class Supervisor:
         self._store = ModuleStore(options.folder, limits)
         self._pool = WorkerPool(nursery, limits, self._registry.worker_died, self._orphaned)
         compilers = Compilers(nursery, self._store, limits)
-        shipped = Shipped(self._store, compilers)
+        shipped = Shipped(self._store, compilers, limits)
+        shipped.prepare_in_background(options.prepared)
         downloads = Downloads(self._store, limits, allowed=options.allow_downloads)
         self._side = SideOps(
             self._store, compilers, shipped, downloads, self._pool, self._registry, vocabulary, limits, options.side
@@ -237,8 +240,10 @@ class Supervisor:
         try:
             p.auth_of(request)  # refused on every operation if it is malformed
             return p.encode(p.Ok(handle(request), rid))
+        except Overloaded as error:
+            return p.encode(p.Failure(str(error), True, rid, error.retry_after or msgspec.UNSET))
         except BridleError as error:
-            is_user_error = isinstance(error, (InvalidRequest, ControllerError, Overloaded))
+            is_user_error = isinstance(error, (InvalidRequest, ControllerError))
             return p.encode(p.Failure(str(error), is_user_error, rid))
         except Exception as error:  # our own mistake: the engine is told, the runtime goes on
             _complain(f"internal error: {error!r}")
