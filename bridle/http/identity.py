@@ -7,6 +7,7 @@ loopback only); then everybody is an admin, as with the original of the controll
 
 from __future__ import annotations
 
+import base64
 from ipaddress import ip_address, ip_network
 
 from starlette.requests import HTTPConnection
@@ -36,10 +37,8 @@ class IdentityMiddleware:
         try:
             scope.setdefault("state", {})["identity"] = self._identify(HTTPConnection(scope))
         except Unauthorized as error:
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
-            else:
-                await error_response(error)(scope, receive, send)
+            # An upgrade that is refused is answered over HTTP, so that its client can tell why.
+            await error_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -77,8 +76,21 @@ def identity_of(connection: HTTPConnection) -> Identity:
 
 
 def _key_of(connection: HTTPConnection) -> str | None:
-    """The key in any of the headers that clients of the supported APIs use."""
+    """The key where clients of the supported APIs put it: in one of these headers, as the password of `USER:KEY@HOST`,
+    or for a WebSocket, whose clients may have no other way, in the address."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
+    if scheme.lower() == "basic" and (key := _password(token)):
+        return key
+    if connection.scope["type"] == "websocket" and (key := connection.query_params.get("key")):
+        return key
     return connection.headers.get("api-key") or connection.headers.get("x-api-key")
+
+
+def _password(token: str) -> str:
+    """The second half of a Basic credential; empty if it is none."""
+    try:
+        return base64.b64decode(token.strip(), validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from types import FrameType
 
@@ -25,6 +25,7 @@ from bridle.http.app import create_app
 from bridle.http.logs import configure_logs
 from bridle.http.page import curl_line
 from bridle.http.settings import ServeSettings
+from bridle.http.sockets import SocketFrontMaker
 from bridle.http.state import HttpState
 from bridle.http.wire import bounded_protocol
 from bridle.service import EngineLoader, LoadedModel, ModelRegistry, ModelSet, build_registry
@@ -37,11 +38,14 @@ _CLOSE_SECONDS = 2  # for connections whose requests were ended
 Loader = Callable[[ServeSettings], LoadedModel]
 
 
-def serve(settings: ServeSettings | None = None, load: Loader | None = None) -> None:
+def serve(
+    settings: ServeSettings | None = None, load: Loader | None = None, fronts: Sequence[SocketFrontMaker] = ()
+) -> None:
     """Load what is named and serve it until a signal comes. Blocks; call it from the main thread.
 
     The port is taken before the models are loaded, so that a wrong one is told at once. `load` makes the one model that
-    is served instead. Raises `InvalidRequest` if the address cannot be used, and whatever loading raises.
+    is served instead; `fronts` make what answers WebSockets. Raises `InvalidRequest` if the address cannot be used, and
+    whatever loading raises.
     """
     settings = settings or ServeSettings()
     configure_logs(settings.log_format, settings.log_level)
@@ -54,14 +58,18 @@ def serve(settings: ServeSettings | None = None, load: Loader | None = None) -> 
         registry = stack.enter_context(contextlib.closing(_load(settings) if load is None else ModelRegistry()))
         if load is not None:
             registry.add(load(settings), settings.aliases)
-        run(registry, settings, listener, keys)
+        run(registry, settings, listener, keys, fronts)
 
 
 def run(
-    registry: ModelRegistry, settings: ServeSettings, listener: socket.socket, keys: KeyStore | None = None
+    registry: ModelRegistry,
+    settings: ServeSettings,
+    listener: socket.socket,
+    keys: KeyStore | None = None,
+    fronts: Sequence[SocketFrontMaker] = (),
 ) -> None:
     """Serve `registry` on a bound socket until a signal comes. The models stay open."""
-    app = create_app(registry, settings.http, keys)
+    app = create_app(registry, settings.http, keys, fronts)
     config = uvicorn_config(app, settings)
     server = DrainingServer(config, app.state.http, settings.grace_period, lambda: _announce(registry, listener))
     server.run(sockets=[listener])
@@ -78,6 +86,8 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,  # x-forwarded-for must not decide whose address is a trusted proxy's
         lifespan="off",
+        ws="websockets-sansio",
+        ws_max_size=settings.max_message_bytes,
         limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         timeout_keep_alive=30,
@@ -146,7 +156,7 @@ class DrainingServer(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
-        self._http.begin_drain()
+        self._http.begin_drain(self._grace_period)
         self._drain_task = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
@@ -158,7 +168,10 @@ class DrainingServer(uvicorn.Server):
                 await self._http.idle.wait()
         except TimeoutError:
             _log.warning("ending requests", in_flight=admission.num_requests)
+            await self._http.close_fronts()
             await asyncio.to_thread(self._http.registry.close)
+        else:
+            await self._http.close_fronts()
         self.should_exit = True
 
 

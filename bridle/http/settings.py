@@ -89,6 +89,7 @@ class ServeSettings:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_connections: int = 4096
     max_header_bytes: int = 64 << 10
+    max_message_bytes: int = 16 << 20
     control: ControlSettings = field(default_factory=ControlSettings)
     keys: Path | None = None
     no_auth: bool = False
@@ -100,6 +101,6 @@ class ServeSettings:
             raise InvalidRequest(f"grace_period is {self.grace_period}; must be at least 0", "grace_period")
         if self.keys is not None and self.no_auth:
             raise InvalidRequest("keys and no_auth exclude each other: drop one of them", "no_auth")
-        for name in ("max_connections", "max_header_bytes"):
+        for name in ("max_connections", "max_header_bytes", "max_message_bytes"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)

@@ -11,12 +11,14 @@ from fastapi import Request
 from bridle.errors import EngineClosed
 from bridle.http.metrics import Metrics
 from bridle.http.settings import HttpSettings
+from bridle.http.sockets import SocketFront
 from bridle.service import Admission, ModelRegistry
 
 
 @dataclass(slots=True)
 class HttpState:
-    """Models, limits and counters of an application; `started` is a Unix time in seconds.
+    """Models, limits and counters of an application, and the `fronts` at its WebSockets; `started` is a Unix time in
+    seconds.
 
     While it `is_draining`, new generations are turned away; `idle` is set once the running ones are over.
     """
@@ -27,6 +29,7 @@ class HttpState:
     metrics: Metrics
     is_draining: bool = False
     num_uploads: int = 0
+    fronts: list[SocketFront] = field(default_factory=list)
     started: int = field(default_factory=lambda: int(time.time()))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -34,10 +37,17 @@ class HttpState:
     def is_ready(self) -> bool:
         return self.registry.is_healthy and not self.is_draining
 
-    def begin_drain(self) -> None:
-        """Take no new generations from now on."""
+    def begin_drain(self, seconds: float = 0.0) -> None:
+        """Take no new generations from now on; running ones have `seconds`."""
         self.is_draining = True
+        for front in self.fronts:
+            front.drain(seconds)
         self.note_end()
+
+    async def close_fronts(self) -> None:
+        """End what still runs on WebSockets."""
+        for front in self.fronts:
+            await front.close()
 
     def note_end(self) -> None:
         """A call is over, and what it had reserved is free again."""

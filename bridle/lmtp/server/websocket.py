@@ -21,10 +21,22 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class LmtpEndpoint:
-    """The ASGI application of a server."""
+    """The ASGI application of a server, to be found at `paths`."""
 
     def __init__(self, server: LmtpServer) -> None:
         self.server = server
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return "/", self.server.settings.path
+
+    def drain(self, seconds: float) -> None:
+        """Begin nothing new; what is open has `seconds`."""
+        self.server.drain(seconds)
+
+    async def close(self) -> None:
+        """End what is open, and tell the clients."""
+        await self.server.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "websocket":
