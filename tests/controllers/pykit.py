@@ -1,0 +1,101 @@
+"""Python scripts in the sandbox, over a model that knows some lines by heart.
+
+`Parrot` reads the text so far and goes on as the line goes that it reminds it of: the one that shares the longest
+end with it. So a test says in plain text what the model would like to write, and sees what a script makes of it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bridle.aici.client import RuntimePool
+from bridle.config import EngineConfig
+from bridle.engine import Engine
+from bridle.outputs import FinishReason, Stored
+from bridle.testing.scripted import ScriptedExecutor
+from tests.aici.conftest import BOS, EOS, HE, LL, VOCAB_SIZE
+from tests.aici.steering import Steered, shared
+
+#: Bytes of the tokens of the test tokenizer that are more than one byte, or none.
+_BYTES = {HE: b"he", LL: b"ll", EOS: b"", BOS: b""}
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    """The text of tokens of the test tokenizer."""
+    return b"".join(_BYTES.get(token, bytes([token & 0xFF])) for token in tokens).decode(errors="replace")
+
+
+@dataclass
+class Parrot:
+    """Goes on as its lines go; ends after the last byte of one, or where nothing is like the text."""
+
+    lines: tuple[str, ...]
+
+    def __call__(self, prefix: tuple[int, ...]) -> int:
+        text = text_of(prefix)
+        best, following = 0, EOS
+        for line in self.lines:
+            for end in range(len(line) + 1):
+                size = _common_end(text, line[:end])
+                if size > best:
+                    best, following = size, ord(line[end]) if end < len(line) else EOS
+        return following
+
+
+def _common_end(first: str, second: str) -> int:
+    size = 0
+    while size < min(len(first), len(second)) and first[-1 - size] == second[-1 - size]:
+        size += 1
+    return size
+
+
+class Scripts(Steered):
+    """An engine over a parrot, steered by scripts."""
+
+    def __init__(self, pool: RuntimePool, module: str, lines: Iterable[str] = (), **limits: object) -> None:
+        super().__init__(pool)
+        self.module = module
+        executor = ScriptedExecutor(
+            VOCAB_SIZE, 512, 4, eos_token_ids=(EOS,), max_model_len=2000, next_token=Parrot(tuple(lines))
+        )
+        self.engine = Engine(executor, EngineConfig(**{"step_timeout": 20.0, **limits}), pools=[shared(pool)])  # type: ignore[arg-type]
+        self._news = threading.Event()
+        pool.wake = self._news.set
+
+    def script(self, source: str, prompt: str = "", name: str = "a", **sampling: object) -> str:
+        """Run a script to its end; gives the text, the prompt's left out."""
+        tokens = (BOS, *prompt.encode())
+        self.add_module(name, self.module, textwrap.dedent(source), **{"max_tokens": 500, "prompt": tokens, **sampling})
+        self.run()
+        return self.text(name)
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """As ever, but a controller may take its time to start."""
+        while self.engine.has_work and not until():
+            self._news.clear()
+            events = self.engine.step()
+            for event in events:
+                self.events[event.request_id].append(event)
+            self.engine.check_integrity()
+            if not events:
+                self._news.wait(0.005)
+        self.pool.settle()
+
+    def text(self, name: str = "a", index: int = 0) -> str:
+        return text_of(self.tokens(name, index))
+
+    def error(self, name: str = "a", index: int = 0) -> str:
+        """Why it failed; empty if it did not."""
+        end = self.end(name, index)
+        return str(end.error) if end.reason is FinishReason.ERROR else ""
+
+    def variables(self, name: str = "a") -> dict[str, bytes]:
+        """What the script stored, appends applied."""
+        found: dict[str, bytes] = {}
+        for event in self.events[name]:
+            if isinstance(event, Stored):
+                found[event.name] = found.get(event.name, b"") * event.is_append + event.value
+        return found
