@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 from bridle.aici import protocol
+from bridle.aici.client.exchange import stored_values
 from bridle.aici.client.reference import WasmController
+from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, InvalidRequest
 
@@ -38,6 +40,33 @@ def prompt_of(request: Request, data: Any) -> tuple[int, ...]:
     if data.result is None:
         raise ControllerError(_with_logs(data.error or "the controller did not start", data.logs))
     return tuple(data.result.prompt)
+
+
+class FirstWords:
+    """What controllers printed and stored while they were made, kept until a first answer can carry it."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[str, Answer] = {}
+        self._by_sequence: dict[int, Answer] = {}
+
+    def hear(self, request: Request, data: Any) -> None:
+        """An instance was made; perhaps on another thread."""
+        if not isinstance(data, dict) and (data.logs or data.storage):
+            self._by_request[request.id] = Answer(log=data.logs, stored=stored_values(data.storage))
+
+    def claim(self, ask: Ask) -> None:
+        """A sequence begins with the instance of its request."""
+        if ask.request is not None and (said := self._by_request.pop(ask.request.id, None)) is not None:
+            self._by_sequence[ask.seq_id] = said
+
+    def add_to(self, seq_id: int, answer: Answer) -> None:
+        """The answer of a sequence, if it is the first one, says these first."""
+        if (said := self._by_sequence.pop(seq_id, None)) is not None:
+            answer.log, answer.stored = said.log + answer.log, said.stored + answer.stored
+
+    def forget(self, request: Request) -> None:
+        """The request will never run."""
+        self._by_request.pop(request.id, None)
 
 
 def _with_logs(error: str, logs: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from bridle.aici import protocol
 from bridle.aici.client.keeper import Life, RuntimeKeeper
-from bridle.aici.client.opening import instantiation, prompt_of
+from bridle.aici.client.opening import FirstWords, instantiation, prompt_of
 from bridle.aici.client.process import RuntimeConfig
 from bridle.aici.client.reference import WasmController
 from bridle.engine.interfaces import Answer, Ask
@@ -58,6 +58,7 @@ class RuntimePool:
         self._asked_at = 0.0
         self._patience = 0.0  # how long the engine is usually busy after asking, in seconds
         self._opened: dict[str, Life] = {}  # instances that no sequence has claimed, by request
+        self._first_words = FirstWords()
         self._pending: set[Future[Any]] = set()  # calls on the side channel that make or drop instances
         self._strays: deque[Request] = deque()  # those of them whose requests went away
         self._stray_ids = count(_STRAYS)
@@ -144,6 +145,7 @@ class RuntimePool:
         except BridleError as error:
             self._conclude(future, error)
         else:
+            self._first_words.hear(request, done.result())
             self._opened[request.id] = life
             if not self._conclude(future, prompt):
                 self._discard(request, life)
@@ -170,6 +172,7 @@ class RuntimePool:
 
     def _discard(self, request: Request, life: Life) -> None:
         """Drop an instance that nobody wants; where the runtime has no word for that, claim it and free it."""
+        self._first_words.forget(request)
         if "discard" in life.process.extensions:
             self._opened.pop(request.id, None)
             call = life.side.call(protocol.Discard(req_id=request.id), dict)
@@ -191,6 +194,7 @@ class RuntimePool:
                 self._live.discard(ask.seq_id)
                 self._queue.freed.append(ask.seq_id)
             else:
+                self._first_words.claim(ask)
                 self._queue.asks.append(ask)
                 self._live.add(ask.seq_id)
                 if ask.final:
@@ -288,6 +292,7 @@ class RuntimePool:
         if answers is None:
             return False
         for seq_id, answer in answers.items():
+            self._first_words.add_to(seq_id, answer)
             if seq_id in self._live:
                 self._answers[seq_id] = answer
                 if answer.error is not None:
