@@ -6,6 +6,7 @@ holds for the Python API's conversions (slow for long lists, one place for excep
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ HOST = "bridle:controller/host@0.1.0"
 EXPORTS = ("create", "start", "next")
 #: A component consists of several core instances with memories and tables of their own.
 _MAX_PARTS = 64
+#: Where wasmtime says why a guest trapped: after its backtrace.
+_TRAP = re.compile(r"wasm trap: (.*)")
 #: Bits of a constraint's status.
 _ACCEPTS, _STOPPED, _FAILED = 1, 2, 4
 
@@ -120,7 +123,10 @@ class ComponentInstance(Instance):
     def _explain(self, error: Exception) -> ControllerError:
         if isinstance(self.failure, ControllerError):
             return type(self.failure)(f"{self.failure}\n{backtrace_of(str(error))}".rstrip())
-        return error if isinstance(error, ControllerError) else ControllerTrap(str(error))
+        if isinstance(error, ControllerError):
+            return error
+        reason = _TRAP.search(str(error))
+        return ControllerTrap(f"{reason[1]}\n{backtrace_of(str(error))}".rstrip() if reason else str(error))
 
 
 def make_instance(program: Program) -> type[Instance]:
@@ -235,7 +241,7 @@ def _constraint_status(guest: ComponentInstance, handle: int) -> int:
     matcher = _matcher(guest, handle)
     if matcher.is_error():
         return _STOPPED | _FAILED
-    return _ACCEPTS * matcher.is_accepting() | _STOPPED * matcher.is_stopped()
+    return _ACCEPTS * int(matcher.is_accepting()) | _STOPPED * int(matcher.is_stopped())
 
 
 def _constraint_free(guest: ComponentInstance, handle: int) -> None:
