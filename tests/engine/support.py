@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count
+from typing import ClassVar
 
 from hypothesis import settings
 
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
-from bridle.engine.interfaces import ControllerPool, TextDecoder
+from bridle.engine.interfaces import ControllerPool, Executor, TextDecoder
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, root_key
 from bridle.outputs import (
@@ -179,6 +180,9 @@ def replay(events: Iterable[Event]) -> dict[str, Replay]:
 class Lab:
     """An engine over a scripted executor and a fake clock, with every check there is after every step."""
 
+    #: How the engine reaches the executor: here in the same process.
+    connect: ClassVar[Callable[[Executor], Executor]] = staticmethod(lambda executor: executor)
+
     def __init__(
         self,
         *,
@@ -193,7 +197,7 @@ class Lab:
         self.pool = FakeControllerPool(self.clock)
         self.decoder = decoder
         self.engine = Engine(
-            self.executor,
+            self.connect(self.executor),
             config or EngineConfig(**limits),  # type: ignore[arg-type]
             pools=[self.pool] if pools is None else pools,
             decoder=decoder,

@@ -1,0 +1,58 @@
+"""Shards in this process, for any executor, on a unix socket of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bridle.cluster.link import Timings
+from bridle.cluster.remote import ShardExecutor
+from bridle.cluster.shard import Shard, start_shard
+from bridle.engine.interfaces import Executor
+
+#: Nothing here is given up because the machine is busy.
+PATIENT = Timings(patience=30.0, connect=30.0, least_step=120.0)
+
+
+class Host:
+    """A shard whose executor can be exchanged between two routers."""
+
+    def __init__(self, executor: Executor, address: str) -> None:
+        self.shard = Shard(executor)
+        self.server, self.address = start_shard(self.shard, address)
+
+    def connect(self, executor: Executor | None = None, **options: Any) -> ShardExecutor:
+        """A router's end, over `executor` if given."""
+        if executor is not None:
+            self.shard.executor = executor
+        return ShardExecutor(self.address, **{"timings": PATIENT, **options})
+
+    def wait_free(self) -> None:
+        """Until the router before has gone."""
+        with self.shard._taken:
+            pass
+
+    def stop(self) -> None:
+        self.server.stop(grace=0).wait()
+
+
+@contextlib.contextmanager
+def hosted(executor: Executor) -> Iterator[Host]:
+    """A shard over `executor`."""
+    with tempfile.TemporaryDirectory(prefix="bridle-test-") as folder:
+        host = Host(executor, f"unix:{Path(folder) / 'shard.sock'}")
+        try:
+            yield host
+        finally:
+            host.stop()
+
+
+@contextlib.contextmanager
+def channel_to(host: Host) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(host.address) as channel:
+        yield channel

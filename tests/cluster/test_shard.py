@@ -1,0 +1,284 @@
+"""A shard answers its router, and refuses what it must with a sentence."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry import trace
+
+from bridle.cluster.address import Tls, check_address, listen, open_channel
+from bridle.cluster.link import Link, Timings
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.cluster.remote import ShardExecutor
+from bridle.cluster.shard import SERVICE, Shard, start_shard
+from bridle.cluster.trace_context import incoming_context, outgoing_context
+from bridle.cluster.warm_up import warm_up
+from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.errors import InternalError, InvalidRequest, ProtocolError, ShardUnavailable, UnsupportedFeature
+from bridle.sampling import SamplingParams
+from bridle.testing.scripted import ScriptedExecutor
+from tests.cluster.kit import PATIENT, Host, channel_to, hosted
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with hosted(ScriptedExecutor(num_blocks=8, block_size=4)) as made:
+        yield made
+
+
+def ask(host: Host, method: str, request: Any, reply: Any) -> Any:
+    with channel_to(host) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
+        return call(request, timeout=30)
+
+
+def plan(step: int, **more: Any) -> StepPlan:
+    return StepPlan(step, [PlanRow(step, 0, 3, new_tokens=(1, 2, 3), new_blocks=(step,), num_prompt=3)], **more)
+
+
+def batch(step: int) -> SampleBatch:
+    return SampleBatch(step, [SampleRow(step, 0, GREEDY)])
+
+
+# -- questions ---------------------------------------------------------------------------------------------------
+
+
+def test_discovery_names_the_shards_of_the_model(host: Host) -> None:
+    assert list(ask(host, "Discover", pb.DiscoverRequest(), pb.DiscoverReply).addresses) == [host.address]
+
+
+def test_info_is_that_of_the_executor(host: Host) -> None:
+    executor = host.connect()
+    assert executor.info == host.shard.executor.info
+    executor.close()
+
+
+def test_health_is_answered_while_a_step_runs(host: Host) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def stuck(plan: StepPlan) -> None:
+        begun.set()
+        go_on.wait()
+
+    executor = host.connect(ScriptedExecutor(num_blocks=8, on_forward=stuck))
+    executor.forward(plan(1))
+    begun.wait()
+    health = ask(host, "Health", pb.HealthRequest(), pb.HealthReply)
+    assert health.is_taken
+    assert health.step_seconds > 0
+    go_on.set()
+    assert len(executor.sample(batch(1)).tokens) == 1
+    executor.close()
+
+
+def test_warm_up_runs_the_largest_step_and_leaves_nothing(host: Host) -> None:
+    found = ask(host, "WarmUp", pb.WarmUpRequest(), pb.WarmUpReply)
+    assert (found.num_tokens, found.num_seqs) == (32, 8)  # eight blocks of four tokens
+    assert found.seconds > 0
+    assert host.shard.executor.num_mirrors == 0  # type: ignore[attr-defined]
+
+
+def test_warm_up_waits_for_no_router(host: Host) -> None:
+    executor = host.connect()
+    with pytest.raises(grpc.RpcError, match="a router is connected"):
+        ask(host, "WarmUp", pb.WarmUpRequest(), pb.WarmUpReply)
+    executor.close()
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3, 50])
+def test_warm_up_keeps_the_contract(num_blocks: int) -> None:
+    executor = ScriptedExecutor(num_blocks=num_blocks, max_num_batched_tokens=40, max_num_seqs=7)
+    warm_up(executor)
+    assert not executor.violations
+
+
+@pytest.mark.parametrize("method", ["LoadAdapter", "UnloadAdapter"])
+def test_adapters_are_refused_clearly(host: Host, method: str) -> None:
+    request = getattr(pb, f"{method}Request")(name="poet")
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(host, method, request, getattr(pb, f"{method}Reply"))
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+    assert "'poet'" in caught.value.details()  # type: ignore[attr-defined]
+
+
+# -- the stream --------------------------------------------------------------------------------------------------
+
+
+def test_a_second_router_is_turned_away(host: Host) -> None:
+    executor = host.connect()
+    with pytest.raises(ShardUnavailable, match="it serves one at a time"):
+        host.connect(start_timeout=0.0)
+    executor.close()
+    host.wait_free()
+    host.connect().close()
+
+
+def test_what_a_router_leaves_is_forgotten(host: Host) -> None:
+    executor = host.connect()
+    executor.forward(plan(1))
+    executor.sample(batch(1))
+    assert host.shard.executor.num_mirrors == 1  # type: ignore[attr-defined]
+    executor.close()
+    host.wait_free()
+    assert host.shard.executor.num_mirrors == 0  # type: ignore[attr-defined]
+
+
+def test_a_fault_of_a_step_keeps_its_kind_and_the_stream(host: Host) -> None:
+    fault = UnsupportedFeature("no adapters", "adapter")
+    executor = host.connect(ScriptedExecutor(num_blocks=8, faults={0: fault}))
+    executor.forward(plan(1))
+    with pytest.raises(UnsupportedFeature, match="no adapters"):
+        executor.sample(batch(1))
+    executor.reset()
+    executor.forward(plan(2))
+    assert executor.sample(batch(2)).step == 2
+    assert executor.num_losses == 0
+    executor.close()
+
+
+def test_replies_that_nobody_waits_for_are_dropped(host: Host) -> None:
+    executor = host.connect()
+    executor.forward(plan(1))
+    link = executor._used
+    assert link is not None
+    link.send(pb.StepRequest(batch=pb.Batch(step=1)))  # asked, and then given up
+    executor.reset()
+    executor.forward(plan(2))
+    assert executor.sample(batch(2)).step == 2
+    executor.close()
+
+
+def test_a_message_over_the_limit_fails_its_step_only(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = host.connect()
+    monkeypatch.setattr("bridle.cluster.link.MAX_MESSAGE_BYTES", 30)
+    with pytest.raises(InternalError, match="bytes; at most 30"):
+        executor.forward(plan(1))
+    monkeypatch.undo()
+    executor.reset()
+    executor.forward(plan(2))
+    assert executor.sample(batch(2)).step == 2
+    executor.close()
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff", b""])
+def test_garbage_ends_the_stream_with_a_sentence(host: Host, data: bytes) -> None:
+    with channel_to(host) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/Steps")(iter([data]))
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+
+
+def test_columns_that_do_not_fit_fail_the_step(host: Host) -> None:
+    executor = host.connect()
+    executor.forward(plan(1))
+    link = executor._used
+    assert link is not None
+    link.send(pb.StepRequest(plan=pb.Plan(step=2, seq_ids=[1])))
+    with pytest.raises(ProtocolError, match="a column has 0 entries"):
+        executor.sample(SampleBatch(2))
+    executor.close()
+
+
+def test_a_lost_device_is_told_to_the_process() -> None:
+    losses: list[ShardUnavailable] = []
+    with hosted(ScriptedExecutor(num_blocks=8, faults={0: ShardUnavailable("sticky error")})) as host:
+        host.shard._on_device_lost = losses.append
+        executor = host.connect()
+        executor.forward(plan(1))
+        with pytest.raises(ShardUnavailable, match="sticky error"):
+            executor.sample(batch(1))
+        executor.close()
+    assert [str(loss) for loss in losses] == ["sticky error"]
+
+
+def test_a_shard_of_another_protocol_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.cluster.shard.PROTOCOL", 2)
+    with pytest.raises(ProtocolError, match="speaks protocol 2"):
+        host.connect()
+
+
+# -- where it listens --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["", "unix:", "localhost", "localhost:", ":1", "host:70000", "host:x"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(InvalidRequest, match="must be unix:"):
+        check_address(address)
+
+
+def test_only_loopback_without_tls() -> None:
+    with pytest.raises(InvalidRequest, match="can be reached by others"):
+        listen(grpc.server(None), "0.0.0.0:0")
+
+
+def test_a_taken_port_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InvalidRequest, match="cannot listen on"):
+            start_shard(Shard(ScriptedExecutor()), address)
+
+
+def test_the_socket_is_the_owners_alone(host: Host) -> None:
+    assert Path(host.address.removeprefix("unix:")).stat().st_mode & 0o077 == 0
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("makes certificates with openssl")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    kind = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    name = ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
+    subprocess.run([openssl, "req", *kind.split(), *name], check=True, capture_output=True)
+    return certificate, key
+
+
+def test_tls_on_both_sides(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    both = Tls(certificate, key, certificate)
+    server, address = start_shard(Shard(ScriptedExecutor()), "localhost:0", both)
+    try:
+        ShardExecutor(address, tls=both, timings=PATIENT).close()
+        with pytest.raises(ShardUnavailable):
+            Link(address, Tls(authority=certificate), Timings(connect=5.0))  # shows no certificate of its own
+        with pytest.raises(ShardUnavailable):
+            Link(address, None, Timings(connect=5.0))
+    finally:
+        server.stop(0).wait()
+
+
+# -- traces ------------------------------------------------------------------------------------------------------
+
+
+def test_trace_context_crosses_the_stream(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    parent = trace.SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=trace.TraceFlags(1))
+    with trace.use_span(trace.NonRecordingSpan(parent)), caplog.at_level("INFO", "bridle.cluster.shard"):
+        assert dict(outgoing_context())["traceparent"].startswith(f"00-{0xABC:032x}-{0xDEF:016x}")
+        executor = host.connect()
+        executor.close()
+        host.wait_free()
+    assert f"{0xABC:032x}" in caplog.text
+
+
+def test_malformed_trace_context_is_ignored() -> None:
+    assert incoming_context([("traceparent", "no"), ("tracestate", "a=b")]) == {}
+    good = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    assert incoming_context([("traceparent", good), ("x", "y")]) == {"traceparent": good}
+    assert outgoing_context() == ()
+
+
+def test_channels_refuse_no_addresses() -> None:
+    with pytest.raises(InvalidRequest):
+        open_channel("nowhere")
