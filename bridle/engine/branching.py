@@ -8,7 +8,7 @@ before sampling and may create sequences, `commit` applies the results, `undo` t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bridle.engine.decision import Branch, Splice
 from bridle.engine.interfaces import Ask
@@ -167,10 +167,13 @@ class Branching:
             self._progress.fail(seq, _nothing_left(seq))
             return
         seq.num_draws += 1
+        candidates = None
+        if draw.branch.top_logprobs and logprob is not None:
+            candidates, logprob = logprob.top[: draw.branch.top_logprobs], _as_asked(seq.sampling, logprob)
         splice = _matching(draw.branch.splices, token) if draw.branch.splices else None
         if splice is not None and splice.backtrack:
             self._progress.count_replaced(seq)
-            self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token)
+            self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token, candidates)
             return
         seq.num_turns += 1
         ended = self._progress.append(seq, token, logprob, forced=False)
@@ -179,7 +182,7 @@ class Branching:
         num_kept = len(seq.tokens) - 1
         if splice is not None and not ended:
             self._progress.force(seq, splice.ff_tokens)
-        self._steering.report(seq, tuple(seq.tokens[num_kept:]), 0, token)
+        self._steering.report(seq, tuple(seq.tokens[num_kept:]), 0, token, candidates)
 
 
 def draws_next(item: Scheduled) -> bool:
@@ -205,6 +208,8 @@ def score_run(item: Scheduled) -> ScoreRun | None:
 def _sample_row(owner: Sequence, source: Sequence, branch: Branch, logits_index: int) -> SampleRow:
     own, bias = owner.sampling, branch.bias
     sampling = own if branch.sampling is None else _with_logprobs_of(own, branch.sampling)
+    if branch.top_logprobs:
+        sampling = _with_candidates(sampling, branch.top_logprobs)
     if own.min_tokens and owner.num_generated < own.min_tokens:
         bias = (*bias, *((token, -float("inf")) for token in sorted(owner.stop_ids)))
     return SampleRow(source.id, logits_index, sampling, owner.key, owner.num_draws, branch.mask, bias)
@@ -215,6 +220,18 @@ def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> Sampling
     if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):
         return override
     return override.with_(logprobs=own.logprobs, logprobs_mode=own.logprobs_mode)
+
+
+def _with_candidates(sampling: SamplingParams, count: int) -> SamplingParams:
+    """The controller wants to see candidates: among what mask and bias leave, unless the client asked otherwise."""
+    if sampling.logprobs is None:
+        return sampling.with_(logprobs=count, logprobs_mode="processed")
+    return sampling.with_(logprobs=max(count, sampling.logprobs))
+
+
+def _as_asked(sampling: SamplingParams, logprob: Logprob) -> Logprob | None:
+    """As much as the client wants to be told."""
+    return None if sampling.logprobs is None else replace(logprob, top=logprob.top[: sampling.logprobs])
 
 
 def _matching(splices: tuple[Splice, ...], token: int) -> Splice | None:

@@ -32,13 +32,15 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One way to go on. `sampling` replaces the request's parameters for this one draw."""
+    """One way to go on. `sampling` replaces the request's parameters for this one draw; so many of the likeliest tokens
+    as `top_logprobs` says are told with the next ask."""
 
     sample: bool = True
     mask: bytes | None = None
     bias: tuple[tuple[int, float], ...] = ()
     sampling: SamplingParams | None = None
     splices: tuple[Splice, ...] = ()
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ class Ask:
     """Tokens of a sequence just became known: what next?
 
     `tokens` were appended after `backtrack` older ones were taken back; `sampled` is the token that was drawn, even
-    if a splice replaced it. The first ask of a request names `request`, that of a fork its `parent` (which is in
+    if a splice replaced it; `candidates` are the likeliest tokens of that draw with their log-probabilities, if its
+    branch wanted them. The first ask of a request names `request`, that of a fork its `parent` (which is in
     the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. A `final` ask
     wants no decision, only last logs.
     """
@@ -107,6 +108,7 @@ class Ask:
     tokens: tuple[int, ...] = ()
     backtrack: int = 0
     sampled: int | None = None
+    candidates: tuple[tuple[int, float], ...] | None = None
     request: Request | None = None
     parent: int | None = None
     branch: int | None = None

@@ -19,8 +19,10 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, ControllerDeadlock, ControllerError, ControllerTimeout
 from bridle.outputs import Finished, FinishReason, Log, Stored
+from bridle.sampling import MAX_LOGPROBS
 
 _PLAIN = (Branch(),)
+Candidates = tuple[tuple[int, float], ...] | None
 
 #: How often in one step forced tokens may follow on forced tokens before they wait for the next.
 _MAX_ROUNDS = 32
@@ -77,12 +79,19 @@ class Steering:
         self.sequences.pop(seq.id, None)
         self._watch.drop(seq)
 
-    def report(self, seq: Sequence, tokens: tuple[int, ...], backtrack: int = 0, sampled: int | None = None) -> None:
+    def report(
+        self,
+        seq: Sequence,
+        tokens: tuple[int, ...],
+        backtrack: int = 0,
+        sampled: int | None = None,
+        candidates: Candidates = None,
+    ) -> None:
         """Tokens of `seq` became known: its controller will be asked what next."""
         if seq.is_controlled:
             seq.answer = None
             news = seq.news or Ask(seq.id)  # a fork's first ask also names its parent
-            seq.news = replace(news, tokens=tokens, backtrack=backtrack, sampled=sampled)
+            seq.news = replace(news, tokens=tokens, backtrack=backtrack, sampled=sampled, candidates=candidates)
 
     def ask(self) -> None:
         """Send all news of this step, a parent and its forks in the same call. One that waits is asked again once
@@ -219,14 +228,21 @@ class Steering:
                 return True
         return False
 
-    def force(self, seq: Sequence, backtrack: int, tokens: tuple[int, ...], sampled: int | None = None) -> None:
-        """Take tokens back and append others; `sampled` was drawn and is replaced by them."""
+    def force(
+        self,
+        seq: Sequence,
+        backtrack: int,
+        tokens: tuple[int, ...],
+        sampled: int | None = None,
+        candidates: Candidates = None,
+    ) -> None:
+        """Take tokens back and append others; `sampled` was drawn, among `candidates`, and is replaced by them."""
         seq.num_turns += 1
         self._progress.rewind(seq, backtrack)
         num_kept = len(seq.tokens)
         self._progress.force(seq, tokens)
         seq.clamp_computed()
-        self.report(seq, tuple(seq.tokens[num_kept:]), backtrack, sampled)
+        self.report(seq, tuple(seq.tokens[num_kept:]), backtrack, sampled, candidates)
 
     def suspend(self, seq: Sequence) -> None:
         """Its controller waits: keep the KV, compute nothing, ask again."""
@@ -293,6 +309,8 @@ class Steering:
                 )
             if mask_is_empty(branch.mask, self._vocab_size):
                 raise ControllerError("the mask allows no token at all")
+        if not 0 <= branch.top_logprobs <= MAX_LOGPROBS:
+            raise ControllerError(f"top_logprobs is {branch.top_logprobs}; must be between 0 and {MAX_LOGPROBS}")
         for token, addend in branch.bias:
             self._check_token(token, "bias")
             if not addend < float("inf"):

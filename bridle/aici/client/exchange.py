@@ -122,7 +122,8 @@ class Dialect2:
         first, stride = data.first_mask_byte_offset, data.mask_num_bytes
         mask = self._masks.bits(first, stride, branch.sample_mask, data.dtype, self._vocab_size)
         bias = tuple(branch.bias) if isinstance(branch.bias, list) else ()
-        return Branch(True, mask, bias, self._sampling(seq_id, branch), splices)
+        top = branch.top_logprobs if isinstance(branch.top_logprobs, int) else 0
+        return Branch(True, mask, bias, self._sampling(seq_id, branch), splices, top)
 
     def _sampling(self, seq_id: int, branch: protocol.Branch) -> SamplingParams | None:
         changes: dict[str, Any] = dict(branch.sampling) if isinstance(branch.sampling, dict) else {}
@@ -169,6 +170,8 @@ def stored_values(commands: list[protocol.StorageCommand]) -> tuple[StoredValue,
 
 def _operation(ask: Ask) -> protocol.MidOp:
     op = protocol.MidOp(id=ask.seq_id, backtrack=ask.backtrack, tokens=list(ask.tokens), sampled=ask.sampled)
+    if ask.candidates is not None:
+        op.candidates = list(ask.candidates)
     if ask.request is not None:
         op.req_id = ask.request.id
     elif ask.parent is not None:

@@ -7,8 +7,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from bridle.aici.runtime.host import BLOB_EXTRA
-from bridle.aici.runtime.wasm import GuestFault, HostFunction
-from bridle.errors import ControllerTrap
+from bridle.aici.runtime.wasm import GuestFailed, GuestFault, HostFunction
 
 if TYPE_CHECKING:
     from bridle.aici.runtime.instance import Instance
@@ -37,7 +36,7 @@ def detokenize(guest: Instance, source: int, count: int) -> int:
 def fail(guest: Instance, source: int, length: int) -> None:
     """End the sequence with this error."""
     text = guest.memory.read(source, min(length, _MAX_FAILURE)).decode(errors="replace")
-    raise ControllerTrap(text or "the controller failed without a word")
+    raise GuestFailed(text or "the controller failed without a word")
 
 
 FUNCTIONS = (

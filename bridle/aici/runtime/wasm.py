@@ -32,6 +32,10 @@ class GuestFault(ControllerTrap):
     """A guest broke a rule of the host interface: a bad pointer, a limit of one callback."""
 
 
+class GuestFailed(ControllerTrap):
+    """A guest said by itself that it failed, and why. Where its interpreter was then tells nobody anything."""
+
+
 class GuestStopped(ControllerError):
     """A guest was ended from outside: it is too late, or nobody wants it any more."""
 
@@ -121,7 +125,7 @@ def check_span(start: int, length: int, size: int) -> None:
 def with_backtrace(failure: BaseException, text: str) -> BaseException:
     """The failure with the place where the guest was, out of wasmtime's message about the trap."""
     place = backtrace_of(text)
-    if not place or not isinstance(failure, ControllerError):
+    if not place or not isinstance(failure, ControllerError) or isinstance(failure, GuestFailed):
         return failure
     return type(failure)(f"{failure}\n{place}")
 
