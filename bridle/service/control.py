@@ -41,7 +41,8 @@ class ControlSettings:
 
     `auto` starts one if it can and says in the log why not; with `on` that is an error. `runtime` is the path of
     another runtime than bridle's own, `args` are further arguments for it, `dialect` is what it speaks. `trace` is a
-    file to record both channels in, `store` the folder of uploaded modules (None: in the user's data folder).
+    file to record both channels in, `store` the folder of uploaded modules (None: in the user's data folder). `prepare`
+    lets the runtime compile the controllers that come with bridle before anybody asks for one.
     """
 
     mode: ControlMode = "auto"
@@ -50,6 +51,7 @@ class ControlSettings:
     dialect: int = 2
     trace: Path | None = None
     store: Path | None = None
+    prepare: bool = False
     start_timeout: float = 60.0
 
     def __post_init__(self) -> None:
@@ -76,11 +78,12 @@ class ControlSettings:
 
         own = self.runtime is None
         store = ("--store", str(self.store or data_folder() / "controllers")) if own else ()
+        prepare = ("--prepare",) if own and self.prepare else ()
         return RuntimeConfig(
             str(tokenizer),
             num_logits=num_logits if own else None,
             command=OWN_RUNTIME if self.runtime is None else (self.runtime,),
-            extra_args=(*store, *self.args),
+            extra_args=(*store, *prepare, *self.args),
             dialect=self.dialect,
             trace=self.trace,
             start_timeout=self.start_timeout,

@@ -1,0 +1,46 @@
+"""A loader whose models are fakes and whose loads a test holds back and lets go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from bridle.config import ModelConfig
+from bridle.errors import UnsupportedModel
+from bridle.service import LoadedModel
+from tests.service.fakes import fake_model
+
+MIB = 1 << 20
+
+
+class FakeLoader:
+    """`sizes` are the weights of what can be loaded, in MiB. With `is_held` a load waits for `go`."""
+
+    def __init__(self, sizes: dict[str, int], is_held: bool = False) -> None:
+        self.sizes = sizes
+        self.loads: list[str] = []
+        self.configs: dict[str, ModelConfig] = {}
+        self.models: dict[str, LoadedModel] = {}
+        self.began = threading.Event()
+        self.go = threading.Event()
+        self.error: Exception | None = None
+        if not is_held:
+            self.go.set()
+
+    def measure(self, config: ModelConfig) -> int:
+        if config.model not in self.sizes:
+            raise UnsupportedModel(f"there is no {config.model!r}")
+        return self.sizes[config.model] * MIB
+
+    def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
+        self.loads.append(config.model)
+        self.began.set()
+        progress("reading weights", 0.5)
+        assert self.go.wait(30)
+        progress("ready", 1.0)
+        if self.error is not None:
+            raise self.error
+        model = fake_model(name=name)
+        model.num_bytes = self.sizes[config.model] * MIB + (config.kv_memory or config.max_kv_memory or 0)
+        self.configs[name], self.models[name] = config, model
+        return model
