@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +48,7 @@ def replay(
 
     if not trace.is_file():
         raise InvalidRequest(f"there is no trace {trace}", "TRACE")
-    settings = control.to_settings()
+    settings = replace(control, control_prepare=False).to_settings()
     if (obstacle := settings.obstacle()) is not None:
         raise InvalidRequest(f"no control runtime can be started: {obstacle}")
     folder = resolve_model(name, revision)

@@ -45,6 +45,8 @@ class ControlOptions:
     "`auto` starts the control runtime if its packages are installed."
     control_store: Path | None = None
     "Folder of uploaded controllers. Default: in the user's data folder."
+    control_prepare: bool = True
+    "Compile the controllers that come with bridle in the background, so that they are ready when they are asked for."
     aici_rt: str | None = None
     "Path of another control runtime than bridle's own."
     aici_rtarg: Annotated[
@@ -66,6 +68,7 @@ class ControlOptions:
             dialect=self.aici_dialect,
             trace=self.aici_trace,
             store=self.control_store,
+            prepare=self.control_prepare,
         )
 
 
