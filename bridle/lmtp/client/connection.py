@@ -44,22 +44,22 @@ class Connection:
         """Connect, if there is no connection; gives the extensions that the server has announced, if any. Raises
         `ConnectionLost` if it cannot be reached."""
         for attempt in range(1, self.patience.connect_attempts + 1):
-            if self._exchange.is_ready:
-                break
-            runner = self._start()
-            greeted = asyncio.ensure_future(self._greeted.wait())
-            try:
-                await asyncio.wait({runner, greeted}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                greeted.cancel()
-            if self._exchange.is_ready:
-                break
-            if runner.done() and not runner.cancelled() and (error := runner.exception()) is not None:
-                raise error
+            if self._greeted.is_set() or await self._wait_for_greeting():
+                return self._exchange.features
             await asyncio.sleep(self.patience.pause(attempt))
-        else:
-            raise ConnectionLost(f"{self.carrier.name} closes every connection before it has said what it can do")
-        return self._exchange.features
+        raise ConnectionLost(f"{self.carrier.name} closes every connection before it has said what it can do")
+
+    async def _wait_for_greeting(self) -> bool:
+        """Whether it came before the connection broke."""
+        runner = self._start()
+        greeted = asyncio.ensure_future(self._greeted.wait())
+        try:
+            await asyncio.wait({runner, greeted}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            greeted.cancel()
+        if runner.done() and not runner.cancelled() and (error := runner.exception()) is not None:
+            raise error
+        return self._greeted.is_set()
 
     async def close(self) -> None:
         """End the connection and all streams; idempotent."""
