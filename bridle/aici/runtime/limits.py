@@ -23,7 +23,7 @@ class Limits:
     max_timeout_steps: int = 10  # steps in a row that a controller may be late
 
     # What one callback may do.
-    max_wasm_stack: int = 512 << 10
+    max_wasm_stack: int = 1 << 20
     max_log: int = 64 << 10  # kept per report
     max_result: int = 4 * MIB  # JSON text that a callback returns
     max_masks: int = 64  # bias calls in one callback
