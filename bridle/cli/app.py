@@ -16,6 +16,7 @@ from bridle.cli.control import infer, run, tag, tags, upload
 from bridle.cli.doctor import doctor
 from bridle.cli.generate import generate
 from bridle.cli.keys import app as keys
+from bridle.cli.new_controller import new_controller
 from bridle.cli.runtime import replay, runtime
 from bridle.cli.serve import serve
 
@@ -55,6 +56,7 @@ app.command(generate, group=USING)
 app.command(chat, group=USING)
 for command in (run, infer, upload, tag, tags):
     app.command(command, group=CONTROL)
+app.command(new_controller, group=CONTROL)
 app.command(check, group=KNOWING)
 app.command(bench, group=KNOWING)
 app.command(doctor, group=KNOWING)

@@ -1,0 +1,41 @@
+"""`bridle new-controller`: a folder for a controller of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+Language = Literal["c", "js", "python", "assemblyscript", "rust"]
+_HERE = Path()
+
+
+def new_controller(
+    name: Annotated[str, Parameter(name="NAME")],
+    /,
+    *,
+    lang: Annotated[Language, Parameter(name=["--lang", "-l"])] = "js",
+    into: Annotated[Path, Parameter(name="--into")] = _HERE,
+) -> int:
+    """Make a folder with a small controller that builds and is tested with one command.
+
+    `js` and `python` are scripts, which the server's `jsctrl` and `pyctrl` run; they need no tool chain. The others
+    become WebAssembly modules: `c` with the Python package ziglang, `assemblyscript` with npm, `rust` with rustc.
+
+    Parameters
+    ----------
+    name
+        Small letters, digits and dashes: the name of the folder, and the tag that `make upload` sets.
+    lang
+        The language.
+    into
+        Where to make the folder. Default: here.
+    """
+    from bridle.controllers import kit
+
+    made = kit.new_controller(name, lang, into)
+    for path in made.files:
+        print(path)
+    print(f"\nThe controller is {made.first}; next: cd {made.folder} && make && make test")
+    return 0
