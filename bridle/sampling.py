@@ -44,7 +44,8 @@ class SamplingParams:
     `frequency_penalty` at the output alone (OpenAI). `max_tokens` None means up to the context limit.
     `logprobs` None reports nothing, 0 the chosen token's log-probability, k also the k best alternatives;
     `logprobs_mode` `raw` is the model's own distribution, `processed` the one after bias and masks, both
-    before temperature. `prompt_logprobs` does the same for the tokens of the prompt. `seed` None draws one at
+    before temperature. `prompt_logprobs` does the same for the tokens of the prompt, from `prompt_logprobs_start` on:
+    what comes before need not be computed if it is cached. `seed` None draws one at
     admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none.
     """
 
@@ -68,6 +69,7 @@ class SamplingParams:
     logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
     watermark: Watermark | None = None
 
@@ -120,6 +122,7 @@ _INT_RANGES = (
     ("seed", -(1 << 63), MAX_SEED - 1),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs_start", 0, MAX_TOKENS_LIMIT),
 )
 _OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs"})
 _TINY = math.ulp(0.0)

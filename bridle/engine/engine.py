@@ -98,8 +98,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not over, or a controller pool has something left to say."""
-        return bool(self._live) or any(pool.is_busy for pool in self._steering.pools)
+        """Whether any request is not over, or something is left to say."""
+        return bool(self._live or self._progress.events) or any(pool.is_busy for pool in self._steering.pools)
 
     @property
     def request_ids(self) -> tuple[str, ...]:

@@ -82,4 +82,5 @@ class Intake:
         seq.max_turns = self._config.max_draws_factor * (seq.max_len - len(prompt)) + _SPARE_TURNS
         seq.tokens, seq.num_prompt = list(prompt), len(prompt)
         seq.stopping = (MaxLength(seq.max_len), *seq.request.stopping)
-        seq.num_scored = 1 if seq.sampling.prompt_logprobs is not None else len(prompt)
+        scored_from = max(seq.sampling.prompt_logprobs_start, 1)  # nothing predicts the first token
+        seq.num_scored = len(prompt) if seq.sampling.prompt_logprobs is None else min(scored_from, len(prompt))

@@ -128,7 +128,9 @@ class Progress:
         if seq.prompt_sent:
             return
         seq.prompt_sent = True
-        logprobs = (None, *seq.prompt_logprobs) if seq.sampling.prompt_logprobs is not None else ()
+        logprobs: tuple[Logprob | None, ...] = ()
+        if seq.sampling.prompt_logprobs is not None:
+            logprobs = (*[None] * (seq.num_prompt - len(seq.prompt_logprobs)), *seq.prompt_logprobs)
         prompt = tuple(seq.tokens[: seq.num_prompt])
         self.events.append(
             PromptEvent(

@@ -81,8 +81,8 @@ def _key_of(connection: HTTPConnection) -> str | None:
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
-    if scheme.lower() == "basic" and (key := _password(token)):
-        return key
+    if scheme.lower() == "basic" and (password := _password(token)):
+        return password
     if connection.scope["type"] == "websocket" and (key := connection.query_params.get("key")):
         return key
     return connection.headers.get("api-key") or connection.headers.get("x-api-key")

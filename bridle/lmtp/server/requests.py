@@ -76,7 +76,7 @@ async def score_request(
     request = build_request(
         model,
         (*context, *scored),
-        SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0),
+        SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=len(context)),
         adapter=asked.adapter,
         timeout=timeout,
         tenant=identity.user,
