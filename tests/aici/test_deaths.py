@@ -103,8 +103,7 @@ def everything(llm: Llm) -> set[int]:
     return set(llm.descendants())
 
 
-@pytest.mark.parametrize("victim", ["supervisor", "nursery"])
-def test_a_killed_supervisor_or_nursery(start: Start, victim: str) -> None:
+def test_a_killed_supervisor(start: Start) -> None:
     """The engine sees the end of its child; no process, no name in shared memory is left, guests running or not."""
     llm = start(*CAPABLE)
     llm.start(llm.upload(guest2([NOOP, [LOOP]])), 1)
@@ -113,8 +112,7 @@ def test_a_killed_supervisor_or_nursery(start: Start, victim: str) -> None:
     wait_until(lambda: any(_cpu(pid) > 0.05 for pid in llm.workers()))
     pids = everything(llm)
     assert len(pids) == 3
-    nursery = next(p for p in pids if p != llm.process.pid and p not in llm.workers())
-    kill(llm.process.pid if victim == "supervisor" else nursery)
+    kill(llm.process.pid)
     llm.process.wait(30)
     wait_until(lambda: not everything(llm))
     assert llm.leftovers() == []
@@ -122,6 +120,43 @@ def test_a_killed_supervisor_or_nursery(start: Start, victim: str) -> None:
         llm.main(op="ping")
     with pytest.raises(RuntimeDied):
         llm.main(op="ping")
+
+
+def nursery_of(llm: Llm) -> int:
+    """The runtime's child that has the workers."""
+    (found,) = everything(llm) - {llm.process.pid} - set(llm.workers())
+    return found
+
+
+def test_a_killed_nursery(start: Start) -> None:
+    """What it made is lost; the runtime goes on with another one, and with what no process of its was part of."""
+    llm = start(*CAPABLE)
+    module = llm.upload(guest2([sample([65], VOCAB_SIZE)]))
+    for round_number in range(2):
+        first, second = 10 * round_number, 10 * round_number + 1
+        llm.start(module, first)
+        nursery, lost = nursery_of(llm), set(llm.workers())
+        kill(nursery)
+        wait_until(lambda lost=lost: not lost & set(llm.descendants()))
+        answer = llm.answer(llm.mid({"id": first, "tokens": [65]}), first)
+        assert answer["error"].startswith("Worker:")
+        assert llm.upload(guest2([[say(f"round {round_number}")], END]))  # a compiler is made as well
+        assert llm.start(module, second)["error"] == ""
+        assert nursery_of(llm) != nursery
+        llm.mid(freed=(first, second))
+
+
+def test_a_nursery_that_dies_again_and_again_ends_the_runtime(start: Start) -> None:
+    llm = start(*CAPABLE)
+    llm.main(op="ping")
+    for _ in range(4):
+        wait_until(lambda: len(everything(llm)) == 2 or llm.process_ended())
+        if not llm.process_ended():
+            nursery = nursery_of(llm)
+            kill(nursery)
+            wait_until(lambda nursery=nursery: nursery not in everything(llm))
+    assert llm.process.wait(30) is not None
+    wait_until(lambda: not everything(llm))
 
 
 def test_the_engine_dies(start: Start, tokenizer: Path, store: Path) -> None:

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from bridle.aici.runtime.compilers import Compilers
 from bridle.aici.runtime.instance import Instance, Sandbox, Surroundings
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import ModuleStore
-from bridle.aici.runtime.nursery import Nursery, start
+from bridle.aici.runtime.nursery import Nursery, serve, start
 from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.side import SideOptions
 from bridle.aici.runtime.storage import SharedVariables
@@ -37,15 +38,16 @@ _ADMIN = Auth("local", True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit status. Serving does not come back before the engine is gone."""
     parser = o.make_parser()
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     try:
-        return _run(options, parser)
+        return _run(options, parser, arguments)
     except (BridleError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
 
 
-def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     if not (options.server or options.module or options.save_tokenizer or options.prepare):
         parser.print_usage(sys.stderr)
         sys.stderr.write("error: one of --server, --module, --prepare and --save-tokenizer is needed\n")
@@ -59,10 +61,14 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.server:
         for dialect in (1, 2):
             vocabulary.trie(dialect)  # so that every worker shares them
+    surroundings = Surroundings(vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000)
+    if options.nursery is not None:
+        serve(socket.socket(fileno=options.nursery), surroundings)
+        return 0
+    if options.server:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-    surroundings = Surroundings(vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000)
-    nursery = start(surroundings)
+    nursery = start(surroundings, arguments)
     if options.module:
         return _install(options, limits, nursery, surroundings)
     if not options.server:

@@ -2,7 +2,8 @@
 
 It is forked from the supervisor before that has any thread, with the vocabulary in memory and the sandbox set up, so
 that a new worker costs a few milliseconds and shares those pages. It never compiles, since a process that has
-compiled must not be forked. Everything it forks dies with it, and it dies with the supervisor.
+compiled must not be forked. Everything it forks dies with it, and it dies with the supervisor. When it is gone the
+supervisor, which has threads by then, starts another one from scratch: the same program with the same options.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -22,10 +26,14 @@ from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.instance import Sandbox, Surroundings
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
-from bridle.errors import InternalError
+from bridle.errors import InternalError, ShardUnavailable
 
 _PR_SET_PDEATHSIG = 1
 _WORKER, _COMPILER, _OUR_COMPILER = "worker", "compiler", "compiler of shipped controllers"
+#: How long a process may have to wait for a new nursery, in seconds.
+_REVIVAL = 30.0
+#: A nursery that dies more often than this within so many seconds has something that another one will not mend.
+_MAX_DEATHS, _SHORT = 3, 10.0
 #: Compiling in the background gets what others leave.
 _NICE = 10
 
@@ -55,11 +63,14 @@ class Process:
 
 
 class Nursery:
-    """The supervisor's end. Thread-safe."""
+    """The supervisor's end. Thread-safe. `arguments` are the runtime's, for a nursery that takes the place of a dead
+    one."""
 
-    def __init__(self, sock: socket.socket, pid: int) -> None:
-        self._socket = sock
-        self._lock = threading.Lock()
+    def __init__(self, sock: socket.socket, pid: int, arguments: Sequence[str] = ()) -> None:
+        self._socket, self._pid = sock, pid
+        self._arguments = list(arguments)
+        self._changed = threading.Condition()
+        self._deaths: list[float] = []
         self.handle = os.pidfd_open(pid)  # readable when the nursery has ended
 
     def worker(self, descriptors: list[int]) -> Process:
@@ -72,27 +83,54 @@ class Nursery:
         return self._spawn(_OUR_COMPILER if is_ours else _COMPILER, descriptors)
 
     def _spawn(self, kind: str, descriptors: list[int]) -> Process:
-        with self._lock:
-            send_frame(self._socket, kind.encode(), descriptors)
-            data, handles = receive_frame(self._socket, 1)
+        with self._changed:
+            try:
+                return self._request(kind, descriptors)
+            except PeerGone:
+                dead = self._pid
+            if not self._changed.wait_for(lambda: self._pid != dead, _REVIVAL):
+                raise ShardUnavailable(f"cannot fork a {kind}: the runtime is recovering") from None
+            return self._request(kind, descriptors)
+
+    def _request(self, kind: str, descriptors: list[int]) -> Process:
+        send_frame(self._socket, kind.encode(), descriptors)
+        data, handles = receive_frame(self._socket, 1)
         if not handles:
             raise InternalError(f"cannot fork a {kind}: {data.decode(errors='replace')}")
         return Process(int(data), handles[0])
 
+    def revive(self) -> None:
+        """Start another one in the place of one that died; by the thread that will live as long as it. Raises
+        `InternalError` if they die one after the other."""
+        now = time.monotonic()
+        self._deaths = [*(death for death in self._deaths if now - death < _SHORT), now]
+        if len(self._deaths) > _MAX_DEATHS:
+            raise InternalError(f"the nursery died {len(self._deaths)} times within {_SHORT:g} s")
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "bridle.aici.runtime", *self._arguments, "--nursery", str(theirs.fileno())]
+        with theirs:
+            theirs.set_inheritable(True)
+            pid = os.posix_spawn(sys.executable, command, os.environ)
+        os.waitpid(self._pid, 0)
+        with self._changed:
+            os.close(self.handle)
+            self._socket.close()
+            self._socket, self._pid, self.handle = ours, pid, os.pidfd_open(pid)
+            self._changed.notify_all()
 
-def start(surroundings: Surroundings) -> Nursery:
+
+def start(surroundings: Surroundings, arguments: Sequence[str]) -> Nursery:
     """Fork the nursery. The caller must not have any threads yet."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         ours.close()
         try:
-            die_with_parent()
-            _serve(theirs, surroundings)
+            serve(theirs, surroundings)
         finally:
             os._exit(0)
     theirs.close()
-    return Nursery(ours, pid)
+    return Nursery(ours, pid, arguments)
 
 
 def die_with_parent() -> None:
@@ -104,7 +142,9 @@ def die_with_parent() -> None:
         os._exit(0)
 
 
-def _serve(sock: socket.socket, surroundings: Surroundings) -> None:
+def serve(sock: socket.socket, surroundings: Surroundings) -> None:
+    """Be the nursery, until the supervisor is gone."""
+    die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no burial
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)

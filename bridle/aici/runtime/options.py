@@ -121,6 +121,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compile the controllers that come with bridle: in the background with --server, else at once, and exit",
     )
+    group.add_argument("--nursery", type=int, help=argparse.SUPPRESS)
     group.add_argument("--stay", action="store_true", help="go on when the parent process ends")
 
 

@@ -24,11 +24,13 @@ from bridle.aici.runtime.nursery import Nursery, Process
 from bridle.aici.runtime.remote import serve
 from bridle.aici.runtime.ring import PeerGone, Port, make_memory, receive_frame, send_frame
 from bridle.aici.runtime.sequences import RequestState
-from bridle.errors import Overloaded, ShardUnavailable
+from bridle.errors import InternalError, Overloaded, ShardUnavailable
 
 _replies = m.decoder(m.Created | m.SplitDone)
 #: Workers of a tenant beyond this many sequences each call for another one, if there is room.
 _COMFORTABLE = 4
+#: How long a signal may take to arrive, in seconds.
+_SIGNAL_TIME = 0.2
 
 
 class WorkerPort:
@@ -87,9 +89,9 @@ class WorkerPool:
         nursery: Nursery,
         limits: Limits,
         on_death: Callable[[WorkerPort], None],
-        on_orphaned: Callable[[], None],
+        on_orphaned: Callable[[str], None],
     ) -> None:
-        """`on_death` is told of a lost worker, `on_orphaned` that the nursery is gone, and with it all of them."""
+        """`on_death` is told of a lost worker, `on_orphaned` that there can be no further ones, and why."""
         self._nursery = nursery
         self._on_orphaned = on_orphaned
         self._limits = limits
@@ -229,8 +231,9 @@ class WorkerPool:
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor == self._nursery.handle:
-                    self._on_orphaned()
-                    return
+                    if not self._outlive_nursery():
+                        return
+                    break
                 worker = self._sockets.get(descriptor)
                 if worker is None:
                     continue
@@ -238,6 +241,21 @@ class WorkerPool:
                     self._hear(worker, descriptor)
                 except (PeerGone, OSError, ValueError):
                     self.bury(worker)
+
+    def _outlive_nursery(self) -> bool:
+        """All workers have died with the nursery; go on with another one. False if there can be none."""
+        time.sleep(_SIGNAL_TIME)  # a signal to the whole group ends us without a word
+        self._poll.unregister(self._nursery.handle)
+        lost = list(self.workers)
+        try:
+            self._nursery.revive()  # first: whoever waits for a worker waits for this
+        except (InternalError, OSError) as error:
+            self._on_orphaned(str(error))
+            return False
+        for worker in lost:
+            self.bury(worker)
+        self._poll.register(self._nursery.handle, select.EPOLLIN)
+        return True
 
     def _hear(self, worker: WorkerPort, descriptor: int) -> None:
         if worker.storage is not None and descriptor == worker.storage.fileno():

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,9 +39,6 @@ from bridle.errors import BridleError, ControllerError, InvalidRequest, Overload
 _SIDE_THREADS = 16
 #: How long a reply may wait for the engine to read it before the engine is looked at again, in seconds.
 _REPLY_TIMEOUT = 600.0
-#: How long a signal may take to arrive, in seconds.
-_SIGNAL_TIME = 0.2
-
 #: While no step comes, how often instances that nobody wants are dropped, in seconds.
 _TIDY_INTERVAL = 0.1
 
@@ -265,11 +261,9 @@ class Supervisor:
         _complain(f"{error}; ending")
         self.stop()
 
-    def _orphaned(self) -> None:
-        """Without the nursery there are no workers, and a new one cannot be forked from a process with threads:
-        the engine starts a new runtime."""
-        time.sleep(_SIGNAL_TIME)  # a signal to the whole group ends us without a word
-        self._goodbye(ProtocolError("the nursery is gone"))
+    def _orphaned(self, why: str) -> None:
+        """Without a nursery there are no workers: the engine starts a new runtime."""
+        self._goodbye(ProtocolError(why))
 
     def stop(self) -> None:
         """End this process and all that it started, now."""
