@@ -1,0 +1,78 @@
+"""Recipe of `jsctrl`: QuickJS and the shim in C, the library in JavaScript, saved as they are after they started."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import tempfile
+from pathlib import Path
+
+from bridle.controllers.standard.sources.jsctrl.bake import bake
+from bridle.controllers.standard.toolchain import INCLUDE, ZIG, download, zig_cc
+
+QUICKJS = "quickjs-ng==0.17.0.2"
+SOURCES = {QUICKJS: "43d2e48272208721a7aaea8e3f02d4b9318f12ef20cc4f5421b59d9a470706ef"}
+TOOLS = {"ziglang": ZIG, "wasmtime": "50.0.1"}
+HERE = Path(__file__).parent
+#: Module names in the order of the files; a script may import `aici` and `_aici`.
+LIBRARY = {
+    "aici": "aici.js",
+    "_aici": "native.js",
+    **{f"aici/{name}": f"{name}.js" for name in ("constraints", "driver", "gen", "level", "main", "results", "steps")},
+    **{f"aici/{name}": f"{name}.js" for name in ("text", "tokens")},
+}
+_ENGINE = ("dtoa.c", "libregexp.c", "libunicode.c", "quickjs.c")
+_FLAGS = (
+    "--target=wasm32-wasi",
+    "-mexec-model=reactor",
+    "-mcpu=mvp+bulk_memory+sign_ext+nontrapping_fptoint+mutable_globals",
+    "-O2",
+    "-g0",
+    "-DNDEBUG",
+    "-D_GNU_SOURCE",
+    "-Dclock_gettime=no_clock",  # both are in the shim
+    "-Dgettimeofday=no_time",
+    "-fno-sanitize=undefined",  # else it traps where QuickJS relies on two's complement
+    "-Wl,--strip-all",
+    "-Wl,-z,stack-size=524288",
+    "-Wno-everything",
+)
+
+
+def build(out: Path) -> None:
+    """Compile, start and save."""
+    make(out, {name: HERE / "lib" / file for name, file in LIBRARY.items()})
+
+
+def make(out: Path, library: dict[str, Path]) -> None:
+    """An interpreter with these modules built in."""
+    with tempfile.TemporaryDirectory(prefix="bridle-quickjs-") as name:
+        folder = Path(name)
+        engine = unpack(folder)
+        (folder / "library.h").write_text(embedded(library))
+        raw = folder / "raw.wasm"
+        sources = [HERE / "shim.c", *(engine / file for file in _ENGINE)]
+        zig_cc([*_FLAGS, f"-I{INCLUDE}", f"-I{engine}", f"-I{folder}", *sources, "-o", raw])
+        out.write_bytes(bake(raw.read_bytes()))
+
+
+def unpack(folder: Path) -> Path:
+    """QuickJS's own sources out of the package that carries them."""
+    archive = folder / "archive"
+    archive.mkdir()
+    path = download(QUICKJS, SOURCES[QUICKJS], archive)
+    with tarfile.open(path) as tar:
+        tar.extractall(folder, filter="data")
+    (engine,) = folder.glob("*/upstream-quickjs")
+    return engine
+
+
+def embedded(library: dict[str, Path]) -> str:
+    """The library as a C header."""
+    files = "".join(f"  {{{json.dumps(name)}, {_literal(path.read_text())}}},\n" for name, path in library.items())
+    return f"static const struct library_file {{ const char *name, *text; }} library[] = {{\n{files}  {{0, 0}}}};\n"
+
+
+def _literal(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return "\n    ".join(json.dumps(line, ensure_ascii=True).replace("?", "\\?") for line in lines)

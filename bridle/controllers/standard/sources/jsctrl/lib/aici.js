@@ -1,0 +1,46 @@
+// Module `aici`: everything that a script can import.
+import { cfgConstraint, larkConstraint, jsonConstraint, regexConstraint, substrConstraint } from "aici/constraints"
+
+export { ChooseConstraint, Constraint, HostConstraint } from "aici/constraints"
+export { cfgConstraint, jsonConstraint, larkConstraint, regexConstraint, substrConstraint }
+export { getPrompt, getPromptLen, getTokens, start, test } from "aici/driver"
+export { candidates, gen, generate, genTokens } from "aici/gen"
+export { logLevel, setLogLevel } from "aici/level"
+export { Branch, MidProcessResult, PostProcessResult, PreProcessResult, Splice } from "aici/results"
+export {
+  ConstrainedToken,
+  fixed,
+  FixedTokens,
+  fork,
+  Label,
+  NextToken,
+  Noop,
+  PreToken,
+  sleep,
+  stop,
+  StopToken,
+  TimeoutError,
+  waitVars,
+} from "aici/steps"
+export { assert, AssertionError, inspect, log } from "aici/text"
+export {
+  allTokens,
+  appendVar,
+  backtrackSupported,
+  checkVar,
+  checkVars,
+  detokenize,
+  eosToken,
+  forkSupported,
+  getConfig,
+  getVar,
+  selfSeqId,
+  setVar,
+  tokenize,
+  tokenRepr,
+  tokensRepr,
+  TokenSet,
+} from "aici/tokens"
+export { $, panic } from "aici/main"
+
+export const helpers = { cfgConstraint, larkConstraint, jsonConstraint, regexConstraint, substrConstraint }

@@ -1,0 +1,25 @@
+// What is there before the script: globals, and the callbacks that the shim calls.
+import * as host from "aici/host"
+import { mid, prompt, rejected, start } from "aici/driver"
+import { gen, genTokens } from "aici/gen"
+import { fixed, fork, waitVars } from "aici/steps"
+import { assert, console, describe, inspect, log } from "aici/text"
+import "aici"
+import "_aici"
+
+export const callbacks = { mid, prompt, rejected }
+
+/** Fixed text: await $`2 and ${2} is`. */
+export function $(strings, ...values) {
+  const shown = values.map((value) => (typeof value === "string" ? value : inspect(value)))
+  return fixed(String.raw({ raw: strings }, ...shown))
+}
+
+/** End the sequence with an error, whatever would catch exceptions. */
+export function panic(message = "panic") {
+  const text = describe(message instanceof Error ? message : new Error(message))
+  log(text)
+  host.fail(text)
+}
+
+Object.assign(globalThis, { $, assert, console, fixed, fork, gen, genTokens, start, waitVars })

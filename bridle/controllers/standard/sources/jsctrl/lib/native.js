@@ -1,0 +1,16 @@
+// Module `_aici`: the names that the original's native module had.
+export { Constraint, cfgConstraint, regexConstraint, substrConstraint } from "aici/constraints"
+export {
+  appendVar,
+  detokenize,
+  eosToken,
+  getConfig,
+  getVar,
+  selfSeqId,
+  setVar,
+  tokenize,
+  tokenRepr,
+  tokensRepr,
+  TokenSet,
+} from "aici/tokens"
+export { panic } from "aici/main"

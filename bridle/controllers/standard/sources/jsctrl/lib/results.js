@@ -1,0 +1,146 @@
+// What a step may answer, in the words of both dialects.
+import { nameOf } from "aici/constraints"
+import { allTokens, eosToken } from "aici/tokens"
+
+/** Take tokens back, then append others; after a draw only if `whenSampled` has it or is empty. */
+export class Splice {
+  constructor(backtrack = 0, ffTokens = [], whenSampled = []) {
+    if (!(backtrack >= 0)) throw new RangeError(`backtrack is ${backtrack}; a label may lie ahead of the text`)
+    Object.assign(this, { backtrack, ffTokens, whenSampled })
+  }
+
+  toJSON() {
+    return { when_sampled: this.whenSampled, backtrack: this.backtrack, ff_tokens: this.ffTokens }
+  }
+}
+
+/** One way to go on: draw among `mask` (a set, a constraint, "any"), or without a mask do the one splice. `sampling`
+ * has parameters of this one draw, as `samplingOf` makes them. */
+export class Branch {
+  constructor({ mask = null, splices = [], sampling = {} } = {}) {
+    Object.assign(this, { mask, splices, sampling })
+  }
+
+  static noop() {
+    return new Branch({ splices: [new Splice()] })
+  }
+
+  get isSplice() {
+    return this.mask === null
+  }
+
+  toJSON() {
+    const mask = this.mask === "any" ? allTokens() : this.mask
+    return { sample_mask: mask && nameOf(mask), splices: this.splices, temperature: null, ...this.sampling }
+  }
+}
+
+/** The answer of a step. */
+export class MidProcessResult {
+  isSkip = false
+  isAhead = false
+
+  constructor(branches = [], wait = null) {
+    Object.assign(this, { branches, wait })
+  }
+
+  /** Draw a token of a set or of what a constraint allows. */
+  static bias(set) {
+    return MidProcessResult.sample({ mask: set })
+  }
+
+  /** The same with more to say: `mask`, `splices`, `sampling` of `Branch`. */
+  static sample(branch = {}) {
+    return new MidProcessResult([new Branch({ mask: "any", ...branch })])
+  }
+
+  static splice(backtrack, ffTokens) {
+    return new MidProcessResult([new Branch({ splices: [new Splice(backtrack, ffTokens)] })])
+  }
+
+  static stop() {
+    return new MidProcessResult([])
+  }
+
+  /** Nothing for one step. */
+  static noop() {
+    return MidProcessResult.fork(1)
+  }
+
+  /** Nothing at all: the step is complete. */
+  static skip() {
+    return Object.assign(new MidProcessResult(), { isSkip: true })
+  }
+
+  /** So many ways from here. */
+  static fork(count) {
+    return new MidProcessResult(Array.from({ length: count }, Branch.noop))
+  }
+
+  /** Nothing until a variable (`variable`) has a version above `newerThan`, or `ms` have passed. */
+  static wait({ variable, newerThan = 0, ms }) {
+    return new MidProcessResult([], { variable, newer_than: newerThan, ms })
+  }
+
+  /** Tokens to append, without waiting for the host. */
+  static ahead(ffTokens) {
+    return Object.assign(MidProcessResult.splice(0, ffTokens), { isAhead: true })
+  }
+
+  onlySplice() {
+    const [branch] = this.branches
+    if (this.branches.length !== 1 || !branch.isSplice || branch.splices.length !== 1) {
+      throw new Error("a fixed step must give exactly one splice")
+    }
+    return branch.splices[0]
+  }
+
+  toJSON() {
+    return this.wait ? { wait: this.wait } : { branches: this.branches }
+  }
+}
+
+// -- dialect 1 ------------------------------------------------------------------------------------------------
+
+export class PreProcessResult {
+  constructor({ isSuspended = false, numForks = 1, ffTokens = [] } = {}) {
+    Object.assign(this, { isSuspended, numForks, ffTokens })
+  }
+
+  static continue_() {
+    return new PreProcessResult()
+  }
+
+  static suspend() {
+    return new PreProcessResult({ isSuspended: true })
+  }
+
+  static fork(numForks) {
+    return new PreProcessResult({ numForks })
+  }
+
+  static ffTokens(ffTokens) {
+    return new PreProcessResult({ ffTokens })
+  }
+}
+PreProcessResult.continue = PreProcessResult.continue_
+
+export class PostProcessResult {
+  constructor(stop = false) {
+    this.stop = stop
+  }
+
+  static continue_() {
+    return new PostProcessResult()
+  }
+
+  static stop() {
+    return new PostProcessResult(true)
+  }
+
+  /** Stop if the model said that it is done. */
+  static fromTokens(tokens) {
+    return new PostProcessResult(tokens.includes(eosToken()))
+  }
+}
+PostProcessResult.continue = PostProcessResult.continue_
