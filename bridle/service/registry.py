@@ -21,6 +21,8 @@ from bridle.service.lease import Lease
 from bridle.service.loading import LoadedModel
 from bridle.service.slot import ModelState, Slot
 
+#: What clients send that were told an address and no model (text-generation, huggingface_hub).
+PLACEHOLDERS = frozenset({"tgi", "dummy"})
 _MAX_SHOWN_CHARS = 100
 
 
@@ -86,8 +88,8 @@ class ModelRegistry:
 
     @property
     def names(self) -> list[str]:
-        """Every name that was given, and of the loadable ones those that were loaded; models first."""
-        known = [name for name, slot in self._slots.items() if not (slot.is_passing and slot.is_vacant)]
+        """Every name that was given, and of the loadable ones those that are loaded; models first."""
+        known = [name for name, slot in self._slots.items() if slot.model is not None or not slot.is_passing]
         return [*known, *self._aliases]
 
     async def all_names(self) -> list[str]:
@@ -99,12 +101,13 @@ class ModelRegistry:
         return [alias for alias, name in self._aliases.items() if name == model.name]
 
     def slot_of(self, name: str | None) -> Slot:
-        """What there is behind a name or alias; None or the empty name mean the default. Only to look at. Raises
-        `UnknownModel`."""
-        if not name:
-            return self._default_slot()
+        """What there is behind a name or alias; None, the empty name and `PLACEHOLDERS` mean the default. Only to look
+        at. Raises `UnknownModel`."""
+        name = name or ""
         canonical = self._aliases.get(name, name)
         slot = self._slots.get(canonical)
+        if slot is None and (not name or name in PLACEHOLDERS):
+            return self._default_slot()
         if slot is not None and not (slot.is_passing and slot.is_vacant):
             return slot
         config = None if self._keeper is None else self._catalog.find(canonical)

@@ -94,7 +94,15 @@ def local_client(model: LoadedModel, settings: HttpSettings | None = None, **opt
 @contextlib.contextmanager
 def served(model: LoadedModel, settings: HttpSettings | None = None, keys: KeyStore | None = None) -> Iterator[str]:
     """The base URL of a server on a free port of the loopback interface."""
-    registry = ModelRegistry([model])
+    with serving(ModelRegistry([model]), settings, keys) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(
+    registry: ModelRegistry, settings: HttpSettings | None = None, keys: KeyStore | None = None
+) -> Iterator[str]:
+    """The same for a whole registry, which is closed at the end."""
     app = create_app(registry, settings, keys)
     listener = bind("127.0.0.1", 0)
     listener.listen(128)

@@ -14,10 +14,12 @@ MIB = 1 << 20
 
 
 class FakeLoader:
-    """`sizes` are the weights of what can be loaded, in MiB. With `is_held` a load waits for `go`."""
+    """`sizes` are the weights of what can be loaded, in MiB. With `is_held` a load waits for `go`; with
+    `is_endless` what is loaded never ends an output by itself."""
 
-    def __init__(self, sizes: dict[str, int], is_held: bool = False) -> None:
+    def __init__(self, sizes: dict[str, int], is_held: bool = False, is_endless: bool = False) -> None:
         self.sizes = sizes
+        self.is_endless = is_endless
         self.loads: list[str] = []
         self.configs: dict[str, ModelConfig] = {}
         self.models: dict[str, LoadedModel] = {}
@@ -40,7 +42,7 @@ class FakeLoader:
         progress("ready", 1.0)
         if self.error is not None:
             raise self.error
-        model = fake_model(name=name)
+        model = fake_model(name=name, is_endless=self.is_endless)
         model.num_bytes = self.sizes[config.model] * MIB + (config.kv_memory or config.max_kv_memory or 0)
         self.configs[name], self.models[name] = config, model
         return model
