@@ -20,7 +20,7 @@ from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import chat_logprobs
 from bridle.http.models import hold_model
 from bridle.http.notes import Note
-from bridle.http.openai_shapes import finish_reason, rewind_fields, usage_shape
+from bridle.http.openai_shapes import SYSTEM_FINGERPRINT, finish_reason, rewind_fields, usage_shape
 from bridle.http.schemas import ChatBody
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
@@ -167,6 +167,7 @@ class _Answer:
             "id": f"chatcmpl-{self.call_id}",
             "object": kind,
             "created": self.created,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
             "model": self.generation.model.name,
             "choices": choices,
         }

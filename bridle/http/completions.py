@@ -19,7 +19,7 @@ from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import CompletionLogprobs
 from bridle.http.models import hold_model
 from bridle.http.notes import Note
-from bridle.http.openai_shapes import ChoiceNumbers, finish_reason, rewind_fields, usage_shape
+from bridle.http.openai_shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.schemas import CompletionBody
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
@@ -186,6 +186,7 @@ class _Answer:
             "id": f"cmpl-{self.call_id}",
             "object": "text_completion",
             "created": self.created,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
             "model": self.generation.model.name,
             "choices": choices,
         }

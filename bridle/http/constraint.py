@@ -24,6 +24,8 @@ _KINDS = {
     "guided_grammar": "lark",
     "guided_json": "json_schema",
 }
+# The `type` and `value` of text-generation-inference, which huggingface_hub sends here too.
+_NATIVE_FORMATS = {"json": "json_schema", "json_object": "json_schema", "regex": "regex"}
 _FORMATS = "'text', 'json_object' and 'json_schema'"
 
 
@@ -55,6 +57,8 @@ def _read(name: str, value: Any) -> Constraint:
 
 def _of_format(value: Mapping[str, Any]) -> Constraint:
     kind = value.get("type")
+    if value.get("value") is not None and kind in _NATIVE_FORMATS:
+        return parse({_NATIVE_FORMATS[kind]: value["value"]})
     if kind == "json_object":
         return JsonObject()
     if kind != "json_schema":

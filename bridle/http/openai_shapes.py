@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import bridle
 from bridle.outputs import CompletionOutput, FinishReason, Usage
 from bridle.service import Delta, RewindPolicy
+
+#: Which server this is: clients compare it between calls with the same seed.
+SYSTEM_FINGERPRINT = f"bridle-{bridle.__version__}"
 
 _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CONTROLLER: "stop"}
 

@@ -1,0 +1,43 @@
+"""Virtual environments for programs that do not go with ours, made once and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+
+def foreign_python(*packages: str) -> Path:
+    """The interpreter of an environment with exactly `packages`, pinned as `name==version`, and what they need."""
+    folder = _folder(packages)
+    python, done = folder / "bin" / "python", folder / "complete"
+    if not done.exists():
+        venv.create(folder, with_pip=False, clear=True, symlinks=True)
+        # Our own pip installs into the other environment: some systems ship no bundled one.
+        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *packages]
+        subprocess.run(command, check=True)
+        done.touch()
+    return python
+
+
+def run_script(python: Path, script: Path, *arguments: str) -> str:
+    """What a script prints; fails with its errors."""
+    done = subprocess.run(
+        [str(python), str(script), *arguments], capture_output=True, text=True, timeout=300, env=_environment()
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def _folder(packages: tuple[str, ...]) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    key = hashlib.sha256(repr((sys.version_info[:2], sorted(packages))).encode()).hexdigest()[:12]
+    return cache / "bridle" / "genuine" / f"{packages[0].partition('==')[0]}-{key}"
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of ours on the path of theirs, nor in their settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
