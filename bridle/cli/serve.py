@@ -131,6 +131,8 @@ class ServerOptions:
     "Seconds that running requests get after the first Ctrl-C or SIGTERM."
     cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "A web origin whose pages may call the server, `*` for any; may be given several times."
+    lmtp_path: str = "/lmtp"
+    "Path for LMTP over WebSockets, besides `/`."
     log_format: Literal["auto", "console", "json"] = "auto"
     "How log lines look; `auto` is for people in a terminal and JSON elsewhere."
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -189,7 +191,7 @@ def serve(
     access: AccessOptions = _ACCESS_DEFAULT,
     control: ControlOptions = _CONTROL_DEFAULT,
 ) -> int:
-    """Serve models over HTTP, with the OpenAI API and the AICI API for controllers.
+    """Serve models over HTTP, with the OpenAI API and the AICI API for controllers, and over LMTP for LMQL.
 
     `bridle serve` serves the demo model on http://127.0.0.1:8080; `bridle serve Qwen/Qwen3-0.6B --port 9000`
     another one elsewhere; `bridle serve auto --models-dir ~/models` whichever model a request names.
@@ -201,6 +203,13 @@ def serve(
     """
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
     from bridle.http.server import serve as serve_http
+    from bridle.lmtp.server import LmtpSettings, websocket_front
 
-    serve_http(settings)
+    lmtp = LmtpSettings(
+        path=server.lmtp_path,
+        load_timeout=models.load_timeout,
+        request_timeout=server.request_timeout,
+        allowed_origins=server.cors_origin,
+    )
+    serve_http(settings, fronts=[websocket_front(lmtp)])
     return 0

@@ -36,16 +36,21 @@ _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what to call it
 _CLOSE_SECONDS = 2  # for connections whose requests were ended
 
 Loader = Callable[[ServeSettings], LoadedModel]
+#: Tells people what is served, and at which `HOST:PORT`.
+Announce = Callable[[ModelRegistry, str], None]
 
 
 def serve(
-    settings: ServeSettings | None = None, load: Loader | None = None, fronts: Sequence[SocketFrontMaker] = ()
+    settings: ServeSettings | None = None,
+    load: Loader | None = None,
+    fronts: Sequence[SocketFrontMaker] = (),
+    announce: Announce | None = None,
 ) -> None:
     """Load what is named and serve it until a signal comes. Blocks; call it from the main thread.
 
     The port is taken before the models are loaded, so that a wrong one is told at once. `load` makes the one model that
-    is served instead; `fronts` make what answers WebSockets. Raises `InvalidRequest` if the address cannot be used, and
-    whatever loading raises.
+    is served instead; `fronts` make what answers WebSockets, and `announce` says where that is. Raises `InvalidRequest`
+    if the address cannot be used, and whatever loading raises.
     """
     settings = settings or ServeSettings()
     configure_logs(settings.log_format, settings.log_level)
@@ -55,10 +60,10 @@ def serve(
         keys = None if settings.keys is None else stack.enter_context(contextlib.closing(KeyStore(settings.keys)))
         if keys is not None and keys.is_empty:
             _log.warning("no keys yet: every request will be refused", file=str(settings.keys), make="bridle keys add")
-        registry = stack.enter_context(contextlib.closing(_load(settings) if load is None else ModelRegistry()))
+        registry = stack.enter_context(contextlib.closing(load_registry(settings) if load is None else ModelRegistry()))
         if load is not None:
             registry.add(load(settings), settings.aliases)
-        run(registry, settings, listener, keys, fronts)
+        run(registry, settings, listener, keys, fronts, announce)
 
 
 def run(
@@ -67,11 +72,18 @@ def run(
     listener: socket.socket,
     keys: KeyStore | None = None,
     fronts: Sequence[SocketFrontMaker] = (),
+    announce: Announce | None = None,
 ) -> None:
     """Serve `registry` on a bound socket until a signal comes. The models stay open."""
     app = create_app(registry, settings.http, keys, fronts)
     config = uvicorn_config(app, settings)
-    server = DrainingServer(config, app.state.http, settings.grace_period, lambda: _announce(registry, listener))
+
+    def on_listening() -> None:
+        host, port = listener.getsockname()[:2]
+        shown = _LOCAL.get(host, f"[{host}]" if ":" in host else host)
+        (announce or _announce)(registry, f"{shown}:{port}")
+
+    server = DrainingServer(config, app.state.http, settings.grace_period, on_listening)
     server.run(sockets=[listener])
     _log.info("stopped")
 
@@ -175,7 +187,7 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _load(settings: ServeSettings) -> ModelRegistry:
+def load_registry(settings: ServeSettings) -> ModelRegistry:
     """The registry of what is served, with all that was named loaded."""
     models = settings.models or ModelSet((settings.model.model,))
     if settings.control.trace is not None and models.may_be_several:
@@ -193,11 +205,9 @@ def _load(settings: ServeSettings) -> ModelRegistry:
     return registry
 
 
-def _announce(registry: ModelRegistry, listener: socket.socket) -> None:
+def _announce(registry: ModelRegistry, address: str) -> None:
     """Say where the server listens, and how to try it, on standard output."""
-    host, port = listener.getsockname()[:2]
-    shown = _LOCAL.get(host, f"[{host}]" if ":" in host else host)
-    url = f"http://{shown}:{port}/"
+    url = f"http://{address}/"
     sys.stdout.write(f"Serving {', '.join(registry.names) or 'what requests name'} at {url} (stop with Ctrl+C)\n\n")
     sys.stdout.write(f"  {curl_line(registry, url)}\n\n")
     sys.stdout.flush()

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from bridle.errors import ConnectionLost
 from bridle.lmtp.server.server import LOCAL_USER, LmtpServer
+from bridle.lmtp.server.settings import LmtpSettings
+from bridle.lmtp.server.work import Host
 from bridle.service.keys import Identity
 
 Scope = MutableMapping[str, Any]
@@ -57,6 +59,13 @@ class LmtpEndpoint:
             return True
         allowed = self.server.settings.allowed_origins
         return "*" in allowed or origin in allowed or urlsplit(origin).netloc == headers.get(b"host")
+
+
+def websocket_front(
+    settings: LmtpSettings | None = None, echo: Callable[[str], None] | None = None
+) -> Callable[[Host], LmtpEndpoint]:
+    """What an HTTP application makes its LMTP endpoint with."""
+    return lambda host: LmtpEndpoint(LmtpServer(host, settings, echo))
 
 
 class WebSocketLink:
