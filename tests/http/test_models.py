@@ -147,7 +147,8 @@ def test_a_model_stays_while_a_stream_is_read() -> None:
     with server_of(FakeLoader({"good": 1, "org/late": 80}, is_endless=True)) as (url, registry):
         body = ASK | {"model": "org/late", "stream": True}
         with httpx.stream("POST", url + "/v1/completions", json=body) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # closed when it goes, so it is kept
+            next(lines)
             assert registry.slot_of("org/late").num_leases == 1
             assert httpx.post(url + "/v1/models/unload", json={"model": "org/late"}).status_code == 409
         while registry.slot_of("org/late").num_leases:  # the server notices that the client left
