@@ -1,0 +1,193 @@
+"""`bridle serve-model`: a model behind LMTP, with the options of LMQL's command of that name where they have a meaning.
+
+It is `bridle serve` under other words: the same server, with the HTTP routes beside, or lines on standard input and
+output for a parent process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
+from cyclopts import Group, Parameter
+
+from bridle.cli.serve import AccessOptions, ControlOptions, ModelSetOptions
+from bridle.cli.sizes import count
+from bridle.config import DType, EngineConfig, ModelConfig
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from bridle.http.settings import ServeSettings
+    from bridle.lmtp.server import LmtpSettings
+    from bridle.service import ModelRegistry
+
+_LMTP = Group("LMTP", sort_key=5)
+_FLAG = Parameter(negative="")
+_MAX_ECHO_CHARS = 2_000
+
+
+@Parameter(name="*", group=_LMTP)
+@dataclass(frozen=True, kw_only=True)
+class LmtpOptions:
+    """LMQL's names for what they mean here."""
+
+    host: str = "localhost"
+    "Address to listen on."
+    port: int = 8080
+    "Port to listen on; 8080 is where LMQL looks. 0 takes a free one."
+    path: str = "/lmtp"
+    "Path to be found at besides `/`."
+    transport: Literal["websocket", "stdio"] = "websocket"
+    "`stdio` speaks on standard input and output, one message a line, to the process that started this one."
+    cuda: Annotated[bool, _FLAG] = False
+    "Use a GPU; without one, say so and use the CPU."
+    dtype: str = "auto"
+    "Type of the weights: `float32`, `bfloat16`, `float16`, or `8bit` to compress them."
+    bits: Literal[8, 16, 32] | None = None
+    "The same in bits."
+    batch_size: Annotated[int | None, Parameter(name=["--batch-size", "--batch_size"], converter=count)] = None
+    "Most streams that run at once. Default: what the backend suggests."
+    single_thread: Annotated[bool, Parameter(name=["--single-thread", "--single_thread"], negative="")] = False
+    "As `--static`: a model has a thread of its own here in any case."
+    docker_hide_port: Annotated[bool, Parameter(name=["--docker-hide-port", "--docker_hide_port"], negative="")] = False
+    "Leave the port out of the first lines."
+    silent: Annotated[bool, _FLAG] = False
+    "Say nothing of loading."
+    verbose: Annotated[bool, _FLAG] = False
+    "Show each message of a client."
+
+    def to_config(self, model: str) -> ModelConfig:
+        dtype, is_int8 = _dtype(self.dtype, self.bits)
+        device = "cuda" if self.cuda and _has_gpu() else "cpu" if self.cuda else "auto"
+        return ModelConfig(model=model, dtype=dtype, device=device, quantization="int8" if is_int8 else "none")
+
+
+_LMTP_DEFAULT = LmtpOptions()
+_MODELS_DEFAULT = ModelSetOptions()
+_ACCESS_DEFAULT = AccessOptions()
+_CONTROL_DEFAULT = ControlOptions()
+
+
+def serve_model(
+    name: Annotated[str, Parameter(name="MODEL")] = "auto",
+    /,
+    *,
+    lmtp: LmtpOptions = _LMTP_DEFAULT,
+    models: ModelSetOptions = _MODELS_DEFAULT,
+    access: AccessOptions = _ACCESS_DEFAULT,
+    control: ControlOptions = _CONTROL_DEFAULT,
+) -> int:
+    """Serve a model to LMQL and other clients of LMTP.
+
+    `bridle serve-model gpt2-medium --cuda` serves it at ws://localhost:8080/, where an unmodified LMQL looks for it.
+
+    Parameters
+    ----------
+    name
+        Folder, hub id or `demo`; `auto` loads what requests name, as far as `--models-dir`, `--allow-hub` and
+        `--model-alias` let them.
+    """
+    from bridle.lmtp.server import LmtpSettings
+
+    settings = replace(_settings(name, lmtp, models, access), control=control.to_settings())
+    limits = LmtpSettings(path=lmtp.path, load_timeout=models.load_timeout)
+    if not lmtp.silent and lmtp.transport == "websocket" and name != "auto":
+        _say(f"[Loading {name} with {_constructor(settings.model)}]")
+    if lmtp.transport == "stdio":
+        _serve_lines(settings, limits, lmtp.verbose)
+    else:
+        _serve_sockets(settings, limits, lmtp)
+    return 0
+
+
+def _settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: AccessOptions) -> ServeSettings:
+    from bridle.http.settings import HttpSettings, ServeSettings
+    from bridle.service import model_name
+
+    # LMQL names a model as its user wrote it, which for a folder is its whole path.
+    aliases = (name,) if name != "auto" and model_name(name) != name else ()
+    known = replace(models, static=models.static or lmtp.single_thread)
+    return ServeSettings(
+        model=lmtp.to_config(name),
+        models=known.to_set((name,)),
+        engine=EngineConfig(max_num_seqs=lmtp.batch_size),
+        http=HttpSettings(load_timeout=models.load_timeout, trusted_proxies=access.trusted_proxy),
+        host=lmtp.host,
+        port=lmtp.port,
+        aliases=aliases,
+        log_level="error" if lmtp.silent else "warning",
+        keys=access.keys,
+        no_auth=access.no_auth,
+    )
+
+
+def _serve_sockets(settings: ServeSettings, limits: LmtpSettings, lmtp: LmtpOptions) -> None:
+    from bridle.http.server import serve
+    from bridle.lmtp.server import websocket_front
+
+    def announce(registry: ModelRegistry, address: str) -> None:
+        shown = address.rpartition(":")[0] if lmtp.docker_hide_port else address
+        _say(f"[Serving LMTP endpoint on ws://{shown}/]")
+        for model in registry:
+            _say(f"[{model.name} ready on device {model.info.device}]")
+
+    serve(settings, fronts=[websocket_front(limits, _say_short if lmtp.verbose else None)], announce=announce)
+
+
+def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -> None:
+    """Serve the parent process until it closes our standard input."""
+    from contextlib import closing
+
+    from bridle.http.logs import configure_logs
+    from bridle.http.server import load_registry
+    from bridle.lmtp.server import LmtpServer, LocalHost
+    from bridle.lmtp.server.stdio import stdio_link
+    from bridle.service import Admission
+
+    configure_logs(settings.log_format, settings.log_level)
+    echo = (lambda text: _say(text[:_MAX_ECHO_CHARS], sys.stderr)) if verbose else None
+
+    async def run() -> None:
+        server = LmtpServer(LocalHost(registry, Admission()), limits, echo)
+        await server.serve(await stdio_link())
+        await server.close()
+
+    with closing(load_registry(settings)) as registry:
+        asyncio.run(run())
+
+
+def _dtype(name: str, bits: int | None) -> tuple[DType, bool]:
+    """The weights' type, and whether they are compressed to 8 bits."""
+    if name == "8bit" or bits == 8:
+        return "auto", True
+    if name not in get_args(DType):
+        raise InvalidRequest(f"dtype is {name!r}; must be one of {', '.join(get_args(DType))} or 8bit", "dtype")
+    if name == "auto" and bits is not None:
+        return ("float16" if bits == 16 else "float32"), False
+    return name, False  # type: ignore[return-value]  # one of DType's names
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    if torch.cuda.is_available():
+        return True
+    _say("[No CUDA device found: --cuda has no effect, the model runs on the CPU]", sys.stderr)
+    return False
+
+
+def _constructor(config: ModelConfig) -> str:
+    given = {"dtype": config.dtype, "device": config.device, "quantization": config.quantization}
+    plain = {"dtype": "auto", "device": "auto", "quantization": "none"}
+    options = "".join(f", {name}={value!r}" for name, value in given.items() if value != plain[name])
+    return f"bridle.LLM({config.model!r}{options})"
+
+
+def _say_short(text: str) -> None:
+    _say(text if len(text) <= _MAX_ECHO_CHARS else f"{text[:_MAX_ECHO_CHARS]}... ({len(text)} characters)")
+
+
+def _say(text: str, stream: object = None) -> None:
+    print(text, file=stream or sys.stdout, flush=True)  # type: ignore[arg-type]
