@@ -17,6 +17,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bridle.aici.client.reference import WasmController
     from bridle.config import EngineConfig, ModelConfig
+    from bridle.constraints.spec import (
+        After,
+        Choice,
+        Concat,
+        Constraint,
+        JsonObject,
+        JsonSchema,
+        Lark,
+        OneOf,
+        Regex,
+        Substring,
+        Yacc,
+    )
     from bridle.controllers.python import Controller, SequenceView
     from bridle.engine.decision import Branch, Decision, Splice
     from bridle.errors import (
@@ -48,6 +61,19 @@ __version__ = "0.1.0"
 _HOMES = {
     "bridle.aici.client.reference": ("WasmController",),
     "bridle.config": ("EngineConfig", "ModelConfig"),
+    "bridle.constraints.spec": (
+        "After",
+        "Choice",
+        "Concat",
+        "Constraint",
+        "JsonObject",
+        "JsonSchema",
+        "Lark",
+        "OneOf",
+        "Regex",
+        "Substring",
+        "Yacc",
+    ),
     "bridle.controllers.python": ("Controller", "SequenceView"),
     "bridle.engine.decision": ("Branch", "Decision", "Splice"),
     "bridle.errors": (
@@ -77,10 +103,14 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "After",
     "Branch",
     "BridleError",
     "ChatSession",
+    "Choice",
     "CompletionOutput",
+    "Concat",
+    "Constraint",
     "ContextOverflow",
     "Controller",
     "ControllerDeadlock",
@@ -95,23 +125,30 @@ __all__ = [
     "FinishReason",
     "InternalError",
     "InvalidRequest",
+    "JsonObject",
+    "JsonSchema",
     "LLM",
+    "Lark",
     "Logprob",
     "ModelConfig",
+    "OneOf",
     "OutOfBlocks",
     "Overloaded",
     "ProtocolError",
+    "Regex",
     "RequestCancelled",
     "RequestOutput",
     "SamplingParams",
     "SequenceView",
     "ShardUnavailable",
     "Splice",
+    "Substring",
     "UnsupportedFeature",
     "UnsupportedModel",
     "Usage",
     "WasmController",
     "Watermark",
+    "Yacc",
     "__version__",
 ]
 

@@ -25,12 +25,19 @@ _RETRY_SECONDS = 0.05
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run to the end, also where an event loop is running already (a notebook): then in a thread of its
     own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not in_event_loop():
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(1, thread_name_prefix="bridle-llm") as threads:
         return threads.submit(asyncio.run, coroutine).result()
+
+
+def in_event_loop() -> bool:
+    """Whether the caller runs in an event loop, and so must not block."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector], report: Report) -> None:

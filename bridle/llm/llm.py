@@ -9,6 +9,7 @@ cache.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -165,12 +166,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """`generate` for an event loop. Cancelling the task cancels the requests."""
         collectors = self._collectors(prompts, _one_of(sampling, sampling_params), multi_modal_data, how)
+        for compiling in self._compiling(collectors):
+            await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same
         await batch.run_batch(self._model.client, collectors, lambda output: None)
         return _outputs_of(collectors)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **how: Unpack[How]) -> TextStream:
-        """Continue one prompt, and read the text as it comes, with `for` or `async for`."""
+        """Continue one prompt, and read the text as it comes, with `for` or `async for`. A constraint that cannot be
+        used is an error here, or in an event loop, which may not be held up, when the first piece is awaited."""
         (collector,) = self._collectors([prompt], sampling, None, how)
+        if not batch.in_event_loop():
+            for compiling in self._compiling([collector]):
+                compiling.result()
         return TextStream(self._model.client, collector.request, collector.output.prompt)
 
     def score(
@@ -304,15 +311,15 @@ class LLM:
             tenant=how.get("tenant", ""),
         )
 
-    def _compile(self, controller: object) -> Future[Any] | None:
-        """A constraint that cannot be used is to be known before anything runs."""
+    def _compiling(self, collectors: list[OutputCollector]) -> list[Future[Any]]:
+        """The compilations of all constraints: one that cannot be used is to be known before anything runs."""
         pool = self._model.constraints
-        return pool.compiler.compile(controller) if pool is not None and isinstance(controller, Constraint) else None
+        steering = [collector.request.controller for collector in collectors]
+        return [pool.compiler.compile(each) for each in steering if isinstance(each, Constraint)] if pool else []
 
     def _run(self, collectors: list[OutputCollector], use_tqdm: bool) -> list[RequestOutput]:
-        for compiling in [self._compile(collector.request.controller) for collector in collectors]:
-            if compiling is not None:
-                compiling.result()
+        for compiling in self._compiling(collectors):
+            compiling.result()
         with batch.progress(len(collectors), use_tqdm) as report:
             batch.run(batch.run_batch(self._model.client, collectors, report))
         return _outputs_of(collectors)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from bridle.constraints import Choice, Constraint, ConstraintLimits, JsonSchema, Lark, Regex, Substring, Yacc
@@ -45,6 +47,8 @@ HOPELESS: dict[str, tuple[Constraint, str]] = {
     "terminal cycle": (Lark("start: A\nA: B\nB: A"), "circular reference"),
     "ladder": (Lark(f'start: r0\n{LADDER}\nr3000: "x"'), "too many parts, or parts within parts"),
     "empty meet": (Lark("start: A\nA: /ab/ & /cd/"), "it allows no text at all"),
+    "malformed after valid": (Lark("start: a b c\na: /x+/\nb: /[0-9]/\nc: (((/y/"), "not usable"),
+    "malformed in a branch": (JsonSchema({"anyOf": [{"type": "string"}, {"pattern": "("}]}), "not usable"),
     "no rule": (Yacc("%start a\n%%\na: b;"), "no rule for 'b'"),
 }
 HARMLESS: dict[str, Constraint] = {
@@ -123,6 +127,31 @@ def test_equal_constraints_are_compiled_once() -> None:
         assert compiler.num_cached == 1
     finally:
         compiler.close()
+
+
+@pytest.mark.slow
+def test_a_flood_of_schemas_leaves_the_newest_only() -> None:
+    """Each schema once: nobody may fill the memory with what nobody asks for again. BRIDLE_FLOOD sets how many."""
+    count = int(os.environ.get("BRIDLE_FLOOD", "10000"))
+    limits = ConstraintLimits()
+    compiler = Compiler(text_vocabulary, limits)
+    process = psutil.Process()
+    grown: list[int] = []
+    try:
+        for begin in range(0, count, 500):
+            futures = [compiler.compile(_numbered_schema(number)) for number in range(begin, begin + 500)]
+            assert not any(future.result().is_failed for future in futures)
+            assert compiler.num_cached <= limits.cache_entries and compiler.cached_bytes <= limits.cache_bytes
+            grown.append(process.memory_info().rss)
+    finally:
+        compiler.close()
+    early, late = max(grown[: len(grown) // 2]), max(grown[len(grown) // 2 :])
+    assert late - early < 64 << 20, [size >> 20 for size in grown]
+
+
+def _numbered_schema(number: int) -> JsonSchema:
+    properties = {f"field{number}": {"type": "integer"}, "other": {"enum": [f"a{number}", "b"]}}
+    return JsonSchema({"type": "object", "properties": properties, "required": list(properties)})
 
 
 def test_what_is_kept_is_bounded_and_the_latest() -> None:

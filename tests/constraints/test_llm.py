@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -116,11 +117,36 @@ def test_mistakes_are_told(llm: LLM) -> None:
         llm.generate("a", constraint={"regexp": "a"}, use_tqdm=False)
     with pytest.raises(InvalidRequest, match="constraint has 1 entries for 2 prompts"):
         llm.generate(["a", "b"], constraint=[Regex("a")], use_tqdm=False)
+    before = llm.statistics().num_requests
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="unclosed group"):
             llm.generate(["a", "b"], constraint=[Regex("a"), Regex("(a")], use_tqdm=False)
         with pytest.raises(InvalidRequest, match="unclosed group"):
-            list(llm.stream("a", constraint=Regex("(a")))
+            llm.stream("a", constraint=Regex("(a"))  # at once, not when it is read
+    assert llm.statistics().num_requests == before
+
+
+async def test_mistakes_are_told_at_once_in_event_loops(llm: LLM) -> None:
+    before = llm.statistics().num_requests
+    for number in range(2):
+        with pytest.raises(InvalidRequest, match="unclosed group"):
+            await llm.generate_async(["a", "b"], constraint=[Regex("a"), Regex(f"({number}")])
+    assert llm.statistics().num_requests == before
+    stream = llm.stream("a", constraint=Regex("(late"))  # must not hold up the loop
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        await anext(aiter(stream))
+
+
+async def test_leaving_while_a_grammar_compiles_harms_nobody(llm: LLM) -> None:
+    slow = JsonSchema({"enum": [f"value {i}" for i in range(3_000)]})
+    leaving = asyncio.ensure_future(llm.generate_async("a", GREEDY, constraint=slow))
+    await asyncio.sleep(0)  # it has asked for the grammar, and waits
+    staying = asyncio.ensure_future(llm.generate_async("a", GREEDY, constraint=slow))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert json.loads((await staying)[0].text).startswith("value ")
 
 
 def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
