@@ -45,6 +45,19 @@ def test_greedy_equals_generate(family: str) -> None:
     assert NaiveDriver(load(path), PROMPTS).generate(24) == want
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mixtral", "gpt_oss"])
+def test_a_model_that_is_loaded_beside_it_disturbs_nothing(family: str) -> None:
+    """Loading sets the library's default dtype for a moment, for the whole process."""
+    executor = load(tiny.cached_checkpoint(family))
+    want = NaiveDriver(executor, PROMPTS).generate(4)
+    executor.reset()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert NaiveDriver(executor, PROMPTS).generate(4) == want
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_chunked_prefill_beside_decodes(executor: LocalExecutor) -> None:
     want = NaiveDriver(executor, PROMPTS).generate(8)
     executor.reset()

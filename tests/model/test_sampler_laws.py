@@ -81,3 +81,15 @@ def test_the_place_of_a_logits_row_does_not_matter(batch: list[SampleRow], order
     moved = [SampleRow(r.seq_id, order.index(r.logits_index), r.sampling, r.key, r.draw, r.mask, r.bias) for r in batch]
     expected = run(LOGITS, batch, histories=HISTORIES).tokens
     assert run(LOGITS[order], moved, histories=HISTORIES).tokens == expected
+
+
+@given(st.lists(rows(), min_size=1, max_size=4))
+def test_the_default_dtype_does_not_matter(batch: list[SampleRow]) -> None:
+    """The library changes it for a moment, for the whole process, whenever another model is loaded."""
+    want = run(LOGITS, batch, histories=HISTORIES)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = run(LOGITS, batch, histories=HISTORIES)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert got == want

@@ -27,7 +27,9 @@ def apply_filters(work: torch.Tensor, params: Sequence[SamplingParams]) -> None:
     if prefixed:
         _apply(work, prefixed, _keep_prefix, [params[i] for i in prefixed])
     if any(p.min_p > 0.0 for p in params):
-        floor = torch.tensor([[p.min_p] for p in params], device=work.device).log()  # the largest logit is 0
+        floor = torch.tensor(
+            [[p.min_p] for p in params], dtype=work.dtype, device=work.device
+        ).log()  # the largest logit is 0
         work.masked_fill_(work < floor, _NEVER)
     typical = [i for i, p in enumerate(params) if p.typical_p < 1.0]
     if typical:

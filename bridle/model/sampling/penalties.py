@@ -108,9 +108,9 @@ def _subtract(work: torch.Tensor, entries: list[tuple[int, IntArray, float, floa
     """Subtract `presence` from the logits of the tokens and `frequency` for each time they occur."""
     width = work.shape[1]
     flat = np.concatenate([slot * width + tokens for slot, (_, tokens, _, _) in enumerate(entries)])
-    counts = torch.zeros(len(entries), width, device=work.device)
-    counts.view(-1).index_add_(0, to_device(flat, work.device), torch.ones(len(flat), device=work.device))
-    presence = torch.tensor([[p] for _, _, p, _ in entries], device=work.device)  # [entries, 1]
-    frequency = torch.tensor([[f] for _, _, _, f in entries], device=work.device)
+    counts = work.new_zeros(len(entries), width)
+    counts.view(-1).index_add_(0, to_device(flat, work.device), work.new_ones(len(flat)))
+    presence = work.new_tensor([[p] for _, _, p, _ in entries])  # [entries, 1]
+    frequency = work.new_tensor([[f] for _, _, _, f in entries])
     where = torch.tensor([i for i, _, _, _ in entries], device=work.device)
     work[where] = work[where] - (counts * frequency + (counts > 0) * presence)
