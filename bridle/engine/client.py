@@ -2,7 +2,7 @@
 
 `EventStream` carries one request's events from the engine's thread to a reader in another thread or in an asyncio
 loop. It is a list that the reader empties: a slow reader gets more events at once, and its queue never holds more
-than the request itself can produce.
+than the request itself can generate and a `Backlog` takes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Protocol
 
+from bridle.engine.backlog import Backlog
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
-from bridle.errors import BridleError
+from bridle.errors import BridleError, ControllerError
 from bridle.outputs import Event, Finished
 
 
@@ -54,7 +55,7 @@ class EventStream:
         self.request_id = request_id
         self._cancel = cancel
         self._lock = threading.Lock()
-        self._events: list[Event] = []
+        self._backlog = Backlog()
         self._error: BridleError | None = None
         self._complete = False  # the last event is here
         self._drained = False  # and was read
@@ -70,11 +71,20 @@ class EventStream:
     # -- the engine's side -------------------------------------------------------------------------------
 
     def put(self, events: list[Event]) -> None:
-        """Add events, in order; the reader is woken by `wake`."""
+        """Add events, in order; the reader is woken by `wake`. A reader that lets too much wait loses its request."""
         with self._lock:
-            self._events.extend(events)
-            last = events[-1]
-            self._complete = isinstance(last, Finished) and last.is_last
+            if self._error is not None:
+                return
+            try:
+                self._backlog.add(events)
+            except ControllerError as error:
+                self._backlog.take()
+                self._error = error
+            else:
+                last = events[-1]
+                self._complete = isinstance(last, Finished) and last.is_last
+        if self._error is not None:
+            self._cancel(self.request_id)
 
     def fail(self, error: BridleError) -> None:
         """No more events will come, because of `error`."""
@@ -100,7 +110,7 @@ class EventStream:
     def take(self) -> list[Event] | None:
         """What arrived since the last read, without waiting; None after the end."""
         with self._lock:
-            events, self._events = self._events, []
+            events = self._backlog.take()
             self._ready.clear()
             if self._async_ready is not None:
                 self._async_ready.clear()
