@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO, get_args
 
 from cyclopts import Group, Parameter
 
@@ -147,7 +147,7 @@ def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -
     from bridle.service import Admission
 
     configure_logs(settings.log_format, settings.log_level)
-    echo = (lambda text: _say(text[:_MAX_ECHO_CHARS], sys.stderr)) if verbose else None
+    echo = (lambda text: _say_short(text, sys.stderr)) if verbose else None
 
     async def run() -> None:
         server = LmtpServer(LocalHost(registry, Admission()), limits, echo)
@@ -185,9 +185,11 @@ def _constructor(config: ModelConfig) -> str:
     return f"bridle.LLM({config.model!r}{options})"
 
 
-def _say_short(text: str) -> None:
-    _say(text if len(text) <= _MAX_ECHO_CHARS else f"{text[:_MAX_ECHO_CHARS]}... ({len(text)} characters)")
+def _say_short(text: str, stream: TextIO = sys.stdout) -> None:
+    """What a client sent, on one line of bounded length, whatever it holds."""
+    shown = text[:_MAX_ECHO_CHARS].encode("unicode_escape").decode() if not text.isprintable() else text
+    _say(shown if len(shown) <= _MAX_ECHO_CHARS else f"{shown[:_MAX_ECHO_CHARS]}... ({len(text)} characters)", stream)
 
 
-def _say(text: str, stream: object = None) -> None:
-    print(text, file=stream or sys.stdout, flush=True)  # type: ignore[arg-type]
+def _say(text: str, stream: TextIO = sys.stdout) -> None:
+    print(text, file=stream, flush=True)
