@@ -17,9 +17,9 @@ def render_page(registry: ModelRegistry, base_url: str) -> str:
         f"{escape(model.info.dtype)} on {escape(model.info.device)}</li>"
         for model in registry
     )
-    options = "".join(f"<option>{escape(model.name)}</option>" for model in registry)
+    options = "".join(f"<option>{escape(name)}</option>" for name in registry.names)
     return _PAGE.substitute(
-        models=rows or "<li>no model</li>", options=options, curl=escape(curl_line(registry, base_url))
+        models=rows or "<li>nothing yet: a model is loaded when a request names it</li>", options=options, curl=escape(curl_line(registry, base_url))
     )
 
 
