@@ -10,6 +10,9 @@ from string import Template
 from bridle.service import ModelRegistry
 
 
+_NOTHING = "<li>nothing yet: a model is loaded when a request names it</li>"
+
+
 def render_page(registry: ModelRegistry, base_url: str) -> str:
     """The HTML for a server reached at `base_url` (with a slash at its end)."""
     rows = "".join(
@@ -18,9 +21,7 @@ def render_page(registry: ModelRegistry, base_url: str) -> str:
         for model in registry
     )
     options = "".join(f"<option>{escape(name)}</option>" for name in registry.names)
-    return _PAGE.substitute(
-        models=rows or "<li>nothing yet: a model is loaded when a request names it</li>", options=options, curl=escape(curl_line(registry, base_url))
-    )
+    return _PAGE.substitute(models=rows or _NOTHING, options=options, curl=escape(curl_line(registry, base_url)))
 
 
 def curl_line(registry: ModelRegistry, base_url: str) -> str:
