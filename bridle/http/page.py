@@ -9,7 +9,6 @@ from string import Template
 
 from bridle.service import ModelRegistry
 
-
 _NOTHING = "<li>nothing yet: a model is loaded when a request names it</li>"
 
 
