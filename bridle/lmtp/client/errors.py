@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from bridle import errors
+from collections.abc import Iterator
+
+from bridle.errors import BridleError, InvalidRequest, Overloaded, RemoteError
 from bridle.lmtp.messages import Failure
 
-_PLAIN = (
-    errors.UnsupportedModel,
-    errors.Unauthorized,
-    errors.OutOfBlocks,
-    errors.ControllerError,
-    errors.ControllerTimeout,
-    errors.ControllerTrap,
-    errors.ControllerUnavailable,
-    errors.ShardUnavailable,
-    errors.ProtocolError,
-    errors.RequestCancelled,
-    errors.DeadlineExceeded,
-    errors.EngineClosed,
-)
-_INVALID = (errors.InvalidRequest, errors.ContextOverflow, errors.UnsupportedFeature, errors.UnknownModel)
-_PLAIN_KINDS = {kind.code: kind for kind in _PLAIN}
-_INVALID_KINDS = {kind.code: kind for kind in _INVALID}
 
-
-def error_of(failure: Failure) -> errors.BridleError:
+def error_of(failure: Failure) -> BridleError:
     """The error that the server named, of the same class; `RemoteError` if there is none of that name here."""
-    if failure.code in _INVALID_KINDS:
-        return _INVALID_KINDS[failure.code](failure.error, failure.param)
-    if failure.code == errors.Overloaded.code:
-        return errors.Overloaded(failure.error, failure.retry_after or 1.0)
-    if failure.code in _PLAIN_KINDS:
-        return _PLAIN_KINDS[failure.code](failure.error)
-    return errors.RemoteError(failure.error, str(failure.code), is_retryable=failure.retryable is True)
+    kind = _KINDS.get(failure.code, RemoteError)
+    if issubclass(kind, InvalidRequest):
+        return kind(failure.error, failure.param)
+    if issubclass(kind, Overloaded):
+        return kind(failure.error, failure.retry_after or 1.0)
+    if issubclass(kind, RemoteError):
+        return kind(failure.error, str(failure.code), is_retryable=failure.retryable is True)
+    return kind(failure.error)
+
+
+def _kinds(base: type[BridleError]) -> Iterator[type[BridleError]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
+
+
+_KINDS = {kind.code: kind for kind in _kinds(BridleError) if kind.__module__ == BridleError.__module__}
+_KINDS.pop(RemoteError.code, None)

@@ -83,6 +83,8 @@ class KeyedRelay(Relay):
 
     def put(self, answer: StreamAnswer) -> None:
         answer.position = self.num_forgotten + len(self.log)
+        if self.outlet is not None:  # it may be another stream than the one that began
+            answer.stream_id = self.outlet.stream_id
         self.log.append(answer)
         self._memory.note_answer(self)
         super().put(answer)
