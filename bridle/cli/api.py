@@ -23,6 +23,7 @@ DEFAULT_BASE = "http://127.0.0.1:8080/v1/"
 _BASE_VARIABLE = "AICI_API_BASE"
 _TIMEOUT = 600.0  # seconds without a byte; a stream that rests sends pings more often
 _MAX_ERROR_BYTES = 1 << 20
+_MAX_RETRY_AFTER = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 SERVER = Group("Server", sort_key=20)
@@ -31,9 +32,10 @@ Key = Annotated[str | None, Parameter(name="--key", group=SERVER)]
 
 
 class ApiError(BridleError):
-    """The server refused, or could not be reached."""
+    """The server refused, or could not be reached. `retry_after` is in how many seconds to come back, if it said so."""
 
     code = "api_error"
+    retry_after: float | None = None
 
 
 class Api:
@@ -92,7 +94,9 @@ class Api:
             with self._opener.open(request, timeout=_TIMEOUT) as response:
                 yield response
         except urllib.error.HTTPError as error:
-            raise ApiError(f"{_message(error)} (status {error.code})") from None
+            refusal = ApiError(f"{_message(error)} (status {error.code})")
+            refusal.retry_after = _seconds(error.headers.get("Retry-After"))
+            raise refusal from None
         except urllib.error.URLError as error:
             raise ApiError(f"{self.base} cannot be reached: {error.reason}; does `bridle serve` run there?") from None
         except (OSError, HTTPException, json.JSONDecodeError) as error:
@@ -119,6 +123,11 @@ def _message(error: urllib.error.HTTPError) -> str:
     except json.JSONDecodeError:
         said = None
     return said or body or str(error.reason)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Servers of this API give a number; a date is not followed."""
+    return min(float(text), _MAX_RETRY_AFTER) if text is not None and text.isdecimal() else None
 
 
 def _said(data: Any) -> str | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from bridle.cli.api import Api, BaseUrl, Key
+from bridle.cli.api import Api, ApiError, BaseUrl, Key
 from bridle.cli.run_report import RunReport
 from bridle.cli.watch import watch as watch_files
 from bridle.errors import InvalidRequest
@@ -24,6 +24,7 @@ STANDARD = {
 }
 _MODULE = ".wasm"
 _FAILED = 1
+_PATIENCE = 120.0  # seconds to come back again and again
 #: `--log-level` is a number here, as with the original's client; an environment made for `serve` may hold a word.
 _LEVELS = {"debug": 5, "info": 3, "warning": 1, "error": 1}
 
@@ -228,10 +229,24 @@ def _program(file: str | None, ctrl: str | None, upload: Path | None) -> _Progra
 def _run(
     api: Api, body: dict[str, Any], save: Path | None, level: str, is_stale: Callable[[], bool] = lambda: False
 ) -> int:
-    """Print a run as it goes on; what was there when it broke off is saved as well. Leaves when it is stale."""
+    """Print a run as it goes on; what was there when it broke off is saved as well. Leaves when it is stale. Comes back
+    if the server says so: it compiles an interpreter before the first script runs, once."""
     report = RunReport(body, _level(level))
+    patience = _PATIENCE
+    while True:
+        try:
+            return _run_once(api, report, save, is_stale)
+        except ApiError as error:
+            if error.retry_after is None or report.response or patience < error.retry_after or is_stale():
+                raise
+            print(f"bridle: {error}; waiting", file=sys.stderr, flush=True)
+            patience -= error.retry_after
+            time.sleep(error.retry_after)
+
+
+def _run_once(api: Api, report: RunReport, save: Path | None, is_stale: Callable[[], bool]) -> int:
     try:
-        with api.run(body) as items:
+        with api.run(report.request) as items:
             report.note("http_response")
             for item in items:
                 report.add(item)

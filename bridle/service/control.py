@@ -31,6 +31,8 @@ ControlMode = Literal["auto", "on", "off"]
 #: Who works in this process, not over a network.
 LOCAL_ADMIN = Auth("localhost", True)
 
+#: A program has nobody to tell to come back: its first script waits until the interpreter is compiled.
+_PATIENT = ("--limit", "max_prepare_wait=600000")
 _NEEDED = ("posix_ipc",)
 _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
 
@@ -95,7 +97,7 @@ def as_control(value: ControlSettings | bool | None) -> ControlSettings:
     if isinstance(value, ControlSettings):
         return value
     if value is None or isinstance(value, bool):
-        return ControlSettings("on" if value else "off")
+        return ControlSettings("on", args=_PATIENT) if value else ControlSettings("off")
     raise InvalidRequest(f"control is {value!r}; must be True, False or ControlSettings", "control")
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -185,6 +186,33 @@ def test_a_run_that_is_out_of_date_is_left(
     assert main(["run", "--watch", str(tmp_path / "endless.wasm")]) == 130
     captured = capsys.readouterr()
     assert "waiting for" in captured.err and "[DONE]" not in captured.out
+
+
+def test_a_server_that_says_later_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+    sleep = time.sleep
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        sleep(seconds / 25)
+
+    monkeypatch.setattr("bridle.cli.control.time.sleep", wait)
+    refusals = ("--limit", "max_prepare_wait=0")  # the first request only begins to compile what ships
+    with controlled_model(tmp_path, *refusals) as model, served(lent(model)) as url:
+        monkeypatch.setenv("AICI_API_BASE", f"{url}/v1")
+        assert main(["run", "-c", "uppercase", "-p", "x", "-t", "4"]) == 0
+        captured = capsys.readouterr()
+        assert "[DONE]" in captured.out
+        assert captured.err.count("uppercase is being compiled") == len(waits) > 0 and set(waits) == {5.0}
+        assert main(["run", "-c", "no-such-tag"]) == 1 and len(waits) == captured.err.count("; waiting")
+        monkeypatch.setattr("bridle.cli.control._PATIENCE", 4.0)
+        (tmp_path / "new").mkdir()
+    with controlled_model(tmp_path / "new", *refusals) as model, served(lent(model)) as url:
+        monkeypatch.setenv("AICI_API_BASE", f"{url}/v1")
+        assert main(["run", "-c", "uppercase"]) == 1
+        assert "(status 429)" in capsys.readouterr().err
 
 
 def test_the_argument_may_come_from_standard_input(
