@@ -20,7 +20,7 @@ from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import chat_logprobs
 from bridle.http.models import hold_model
 from bridle.http.notes import Note
-from bridle.http.openai_shapes import SYSTEM_FINGERPRINT, finish_reason, rewind_fields, usage_shape
+from bridle.http.openai_shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.schemas import ChatBody
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
@@ -80,11 +80,16 @@ class _Answer:
     wants_usage: bool
     created: int = field(default_factory=lambda: int(time.time()))
     _readers: dict[int, ToolCallReader] = field(default_factory=dict)
+    _numbers: ChoiceNumbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = self.generation.parts
+        self._numbers = ChoiceNumbers(len(parts), 1 if parts[0].is_steered else parts[0].request.sampling.n)
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
-        (part,) = self.generation.parts
-        choices = [self._choice(part, output) for output in part.outputs]
+        choices = [self._choice(part, output) for part in self.generation.parts for output in part.outputs]
+        choices.sort(key=lambda choice: int(choice["index"]))
         return self._envelope("chat.completion", choices) | {"usage": usage_shape(self.generation.usage)}
 
     async def stream(self, writer: SseWriter) -> None:
@@ -106,12 +111,12 @@ class _Answer:
             message["content"] = content or None
             message["tool_calls"] = [call.shape() for call in calls]
         return {
-            "index": output.index,
+            "index": self._numbers.of(part.number, output.index),
             "message": message,
             "logprobs": self._logprobs(tuple(output.token_ids), output.logprobs),
             "finish_reason": _finish(output, bool(calls)),
             "stop_reason": output.stop_reason,
-            **_note_fields(part, part.notes.take(output.index)),
+            **self._note_fields(part, part.notes.take(output.index)),
             "seed": part.request.sampling.seed,
         }
 
@@ -119,26 +124,27 @@ class _Answer:
         """The first chunk of a choice carries its role, the last one how it ended."""
         chunks = []
         content, calls = delta.text, list[ToolCall]()
-        reader = self._readers.setdefault(delta.index, ToolCallReader())
+        index = self._numbers.of(part.number, delta.index)
+        reader = self._readers.setdefault(index, ToolCallReader())
         num_before = reader.num_calls
         if self.has_tools:
             content, calls = reader.push(delta.text, delta.is_last)
         if delta.is_first:
-            chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}))
-        extra = rewind_fields(delta, part.policy) | _note_fields(part, note)
+            chunks.append(self._chunk(index, {"role": "assistant", "content": ""}))
+        extra = rewind_fields(delta, part.policy) | self._note_fields(part, note)
         if content or extra or (delta.logprobs and not calls):
             entries = list(delta.logprobs) if part.request.sampling.logprobs is not None else None
             logprobs = self._logprobs(delta.tokens, entries)
-            chunks.append(self._chunk(delta.index, {"content": content}, logprobs, extra))
+            chunks.append(self._chunk(index, {"content": content}, logprobs, extra))
         for position, call in enumerate(calls, num_before):
-            chunks.append(self._chunk(delta.index, {"tool_calls": [{"index": position} | call.shape()]}))
+            chunks.append(self._chunk(index, {"tool_calls": [{"index": position} | call.shape()]}))
         if delta.is_last:
             chunks.append(self._last_chunk(part, delta.index, reader.num_calls > 0))
         return chunks
 
     def _last_chunk(self, part: Part, index: int, has_calls: bool) -> dict[str, Any]:
         output = part.collector.growing[index].output
-        chunk = self._chunk(index, {})
+        chunk = self._chunk(self._numbers.of(part.number, index), {})
         chunk["choices"][0] |= {
             "finish_reason": _finish(output, has_calls),
             "stop_reason": output.stop_reason,
@@ -157,6 +163,12 @@ class _Answer:
         chunk = self._envelope("chat.completion.chunk", [choice])
         return chunk | {"usage": None} if self.wants_usage else chunk
 
+    def _note_fields(self, part: Part, note: Note) -> dict[str, Any]:
+        """Logs, variables, and which choice this one was forked from."""
+        if note.parent is None or not part.is_steered:
+            return note.fields()
+        return {"forked_from": self._numbers.of(part.number, note.parent)} | note.fields()
+
     def _logprobs(self, tokens: tuple[int, ...], entries: list[Any] | None) -> dict[str, Any] | None:
         if entries is None:
             return None
@@ -171,12 +183,6 @@ class _Answer:
             "model": self.generation.model.name,
             "choices": choices,
         }
-
-
-def _note_fields(part: Part, note: Note) -> dict[str, Any]:
-    """Logs, variables, and which choice this one was forked from."""
-    origin = {"forked_from": note.parent} if part.is_steered and note.parent is not None else {}
-    return origin | note.fields()
 
 
 def _finish(output: CompletionOutput, has_calls: bool) -> str | None:

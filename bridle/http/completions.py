@@ -84,8 +84,10 @@ def _check_steering(body: CompletionBody, plan: _Plan, steering: Steering) -> No
     """Refuse what has no meaning together with a controller."""
     if steering.controller is None:
         return
-    if plan.sampling.n > 1:
-        raise InvalidRequest(f"best_of is {body.best_of}; with a controller it must be 1", "best_of")
+    if plan.sampling.n > plan.num_wanted:
+        raise InvalidRequest(
+            f"best_of is {body.best_of}; with a controller it must be n ({plan.num_wanted})", "best_of"
+        )
     if body.stream and body.logprobs is not None and steering.rewind is RewindPolicy.MARK:
         raise InvalidRequest("logprobs do not go with rewind 'mark'; use 'event' or 'hold'", "rewind")
 
@@ -102,7 +104,8 @@ class _Answer:
     _numbers: ChoiceNumbers = field(init=False)
 
     def __post_init__(self) -> None:
-        self._numbers = ChoiceNumbers(len(self.generation.parts), self.plan.num_wanted)
+        per_part = 1 if self.generation.parts[0].is_steered else self.plan.num_wanted
+        self._numbers = ChoiceNumbers(len(self.generation.parts), per_part)
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""

@@ -71,8 +71,6 @@ def steering_of(body: SamplingFields, request: Request, model: LoadedModel) -> S
         raise InvalidRequest("a controller and a constraint were given; a request has one of them", "controller")
     if not 0 < len(name) <= MAX_NAME_CHARS:
         raise InvalidRequest(f"controller has {len(name)} characters; must be 1 to {MAX_NAME_CHARS}", "controller")
-    if body.n is not None and body.n > 1:
-        raise InvalidRequest(f"n is {body.n}; with a controller it must be 1: controllers fork by themselves", "n")
     argument = "" if body.controller_arg is None else body.controller_arg
     controller = wasm_controller(request, model, name, argument)
     return Steering(controller, rewind=RewindPolicy(body.rewind or "hold"))

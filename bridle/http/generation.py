@@ -1,7 +1,9 @@
 """From prompts to outputs: the engine requests behind one HTTP call.
 
-One call may hold several prompts; each becomes an engine request of its own. All of them are checked before
-the first is submitted, and all of them end when the call does. Knows no wire format: the routes give a sink.
+One call may hold several prompts; each becomes an engine request of its own. With a controller each choice does, so
+that each has an instance and variables for itself; the others begin when the first has computed the prompt that they
+share. All of them are checked before the first is submitted, and all of them end when the call does. Knows no wire
+format: the routes give a sink.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bridle.constraints import Constraint
@@ -20,7 +22,7 @@ from bridle.http.control import Steering
 from bridle.http.notes import Note, NoteReader
 from bridle.http.state import HttpState
 from bridle.outputs import CompletionOutput, Event, FinishReason, PromptEvent, TokenEvent, Usage
-from bridle.sampling import SamplingParams
+from bridle.sampling import MAX_SEED, SamplingParams
 from bridle.service import (
     Delta,
     DeltaReader,
@@ -42,12 +44,15 @@ _MAX_ERROR_LOG_CHARS = 4_096
 
 @dataclass(slots=True)
 class Part:
-    """One prompt of a call, and what becomes of it."""
+    """One prompt of a call, or one choice for a prompt, and what becomes of it. `shares` is the part with the same
+    prompt that is computed first."""
 
     number: int
     prompt: Prompt
     request: Request
     policy: RewindPolicy = RewindPolicy.HOLD
+    shares: Part | None = None
+    is_computed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     collector: OutputCollector = field(init=False)
     reader: DeltaReader = field(init=False)
     notes: NoteReader = field(init=False, default_factory=NoteReader)
@@ -100,20 +105,30 @@ class Generation:
 
         Raises the first error of any output. Whatever happens, nothing keeps running.
         """
-        streams = []
         self.call.submitted = time.monotonic()
-        for part in self.parts:
-            stream = self.model.client.submit(part.request)
-            self.call.resources.callback(stream.cancel)
-            streams.append(stream)
+        streams = {part.number: self._submit(part) for part in self.parts if part.shares is None}
         try:
             async with asyncio.TaskGroup() as group:
-                for part, stream in zip(self.parts, streams, strict=True):
-                    group.create_task(self._read(part, stream, sink))
+                for part in self.parts:
+                    group.create_task(self._run(part, streams.get(part.number), sink))
         except BaseExceptionGroup as group:  # `except*` would wrap what is raised in it, on some versions
             raise _first(group) from None
         finally:
             self._tell()
+
+    def _submit(self, part: Part) -> EventStream:
+        stream = self.model.client.submit(part.request)
+        self.call.resources.callback(stream.cancel)
+        return stream
+
+    async def _run(self, part: Part, stream: EventStream | None, sink: Sink | None) -> None:
+        """Read a part to its end, submitting it first if it was to wait."""
+        if part.shares is not None:
+            await part.shares.is_computed.wait()
+        try:
+            await self._read(part, stream or self._submit(part), sink)
+        finally:
+            part.is_computed.set()
 
     async def _read(self, part: Part, stream: EventStream, sink: Sink | None) -> None:
         async with stream:
@@ -121,6 +136,8 @@ class Generation:
                 for piece in part.pieces(events):
                     part.add(piece)
                     self._note(piece)
+                    if part.collector.has_prompt:
+                        part.is_computed.set()
                     _raise_failure(part, piece)
                     if sink is not None:
                         await sink(part)
@@ -141,6 +158,8 @@ class Generation:
         for part in self.parts:
             usage = part.collector.output.usage
             usage.prompt_tokens = usage.prompt_tokens or len(part.collector.output.prompt_token_ids)
+            if part.shares is not None:  # the prompt is counted once
+                usage.prompt_tokens = usage.cached_tokens = 0
             broken = (output for output in part.outputs if output.finish_reason is None)
             usage.completion_tokens += sum(len(output.token_ids) for output in broken)
             total.add(usage)
@@ -176,11 +195,14 @@ async def prepare(
     steering = steering or Steering()
     if steering.constraint is not None:
         await model.try_constraint(steering.constraint)
-    parts = []
+    num_copies = sampling.n if steering.controller is not None else 1
+    if num_copies > 1:
+        sampling = sampling.with_(n=1)
+    parts: list[Part] = []
     for number, prompt in enumerate(prompts):
         tokens = await tokenize(model, prompt)
         timeout = http.settings.request_timeout
-        name = f"{call.id}-{number}"
+        name = f"{call.id}-{number * num_copies}"
         request = build_request(
             model,
             tokens,
@@ -192,9 +214,18 @@ async def prepare(
             timeout=timeout,
             tenant=tenant,
         )
-        ticket.charge(len(tokens))
-        parts.append(Part(number, prompt, request, steering.rewind))
+        ticket.charge(len(tokens) * num_copies)
+        first = Part(number * num_copies, prompt, request, steering.rewind)
+        parts += [first, *(_choice(call, first, copy) for copy in range(1, num_copies))]
     return Generation(model, call, parts)
+
+
+def _choice(call: Call, first: Part, copy: int) -> Part:
+    """A further choice for a steered prompt: a request of its own, whose seed follows the first one's."""
+    number = first.number + copy
+    seed = ((first.request.sampling.seed or 0) + copy) % MAX_SEED
+    request = replace(first.request, id=f"{call.id}-{number}", sampling=first.request.sampling.with_(seed=seed))
+    return Part(number, first.prompt, request, first.policy, shares=first)
 
 
 def _check_counts(http: HttpState, num_prompts: int, n: int) -> None:

@@ -10,7 +10,20 @@ import openai
 import pytest
 
 from bridle.service import REWIND_MARK, LoadedModel
-from tests.aici.guests import END, SHOW_MODULE_ARGUMENT, TRAP, by_branch, force, guest2, result, say, splice, store
+from tests.aici.guests import (
+    END,
+    SHOW_MODULE_ARGUMENT,
+    TRAP,
+    by_branch,
+    force,
+    guest2,
+    load,
+    result,
+    sample,
+    say,
+    splice,
+    store,
+)
 from tests.http.controlled import VOCAB_SIZE, Client, controlled_model, ids, pick
 from tests.http.harness import NAME, served, tokenizer
 
@@ -153,6 +166,41 @@ def test_forks_of_several_prompts_have_numbers_of_their_own(client: Client, name
     assert sorted(origins) == [2, 3] and sorted(origins.values()) == [0, 1]
 
 
+COUNTING = guest2([[store("x", "61", "Append"), load("x"), *sample(ids("abcdefgh"), VOCAB_SIZE)], END])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_each_choice_has_a_controller_for_itself(client: Client, path: str) -> None:
+    """Its own instance, variables and draws; the prompt is counted once; a choice can be had again by its seed."""
+    module = client.upload(COUNTING)
+    body = {"messages": HI} if "chat" in path else {"prompt": "x"}
+    more = {"controller": module, "n": 4, "temperature": 5.0, "seed": 7}
+    answer = client.post(path, **body, **more).json()
+    choices = answer["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert all('"version":1,"value":"61"' in choice["logs"] for choice in choices)
+    assert [choice["seed"] for choice in choices] == [7, 8, 9, 10]
+    alone = client.post(path, **body, **{**more, "n": 1, "seed": 9}).json()
+    texts = [choice["message"]["content"] if "chat" in path else choice["text"] for choice in choices]
+    only = alone["choices"][0]
+    assert texts[2] == (only["message"]["content"] if "chat" in path else only["text"])
+    assert answer["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    assert answer["usage"]["completion_tokens"] == 4
+    got = chunks(client, path, **more)
+    assert {choice["index"] for choice in got} == {0, 1, 2, 3}
+    assert [followed(got, index) for index in range(4)] == texts if "chat" in path else True
+
+
+def test_choices_that_fork(client: Client, names: dict[str, str]) -> None:
+    """Forks are numbered after all that was asked for, whichever choice they come from."""
+    choices = complete(client, controller=names["forking"], n=2)["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in choices] == ["start-left1"] * 2 + ["start-right2"] * 2
+    assert sorted(choice["forked_from"] for choice in choices[2:]) == [0, 1]
+    chat = client.post("/v1/chat/completions", messages=HI, controller=names["forking"], n=2).json()
+    assert [choice.get("forked_from") for choice in chat["choices"]] == [None, None, 0, 1]
+
+
 def test_logs_variables_and_the_argument(client: Client) -> None:
     wasm = guest2([[SHOW_MODULE_ARGUMENT, store("v", "6869"), *pick("a")], END])
     module = client.upload(wasm)
@@ -213,8 +261,8 @@ def test_a_trap_is_an_error_with_logs(client: Client) -> None:
         ({"controller": ""}, "controller"),
         ({"controller": 5}, "controller"),
         ({"controller_arg": "x"}, "controller_arg"),
-        ({"controller": "t", "n": 2}, "n"),
         ({"controller": "t", "best_of": 2}, "best_of"),
+        ({"controller": "t", "n": 2, "best_of": 3}, "best_of"),
         ({"controller": "t", "rewind": "maybe"}, "rewind"),
         ({"controller": "t", "rewind": "mark", "logprobs": 1, "stream": True}, "rewind"),
     ],
