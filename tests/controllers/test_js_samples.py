@@ -1,0 +1,203 @@
+"""What the original's sample scripts verify, in our own words, over a model that knows the answers."""
+
+from __future__ import annotations
+
+from tests.controllers.conftest import Run
+from tests.controllers.pykit import Scripts
+
+
+def passed(ran: Scripts, *texts: str) -> None:
+    logs = "".join(ran.logs("a", index) for index in range(len(texts)))
+    assert logs.count("TEST OK") == len(texts), ran.error() or logs
+    for index, text in enumerate(texts):
+        assert ran.text("a", index) == text
+
+
+def test_main(js: Run) -> None:
+    source = """
+        import { checkVars, getVar, setVar, tokenize, detokenize, test } from "aici"
+        test(async () => {
+          setVar("greeting", "hi")
+          assert(getVar("greeting").decode() === "hi" && getVar("missing") === null)
+          assert(detokenize(tokenize("I am about ")).decode() === "I am about ")
+          await fixed("I am about ")
+          await gen({ maxTokens: 5, storeVar: "first" })
+          await fixed("The word 'hello' in French is")
+          await gen({ regex: / "[a-z]+"/, storeVar: "french", maxTokens: 15 })
+          await fixed(" and it was invented in ")
+          await gen({ regex: "[0-9]+", storeVar: "year", maxTokens: 5 })
+          await fixed("\\nYes or no? ")
+          const answer = await gen({ options: ["Yes", "No"], storeVar: "answer" })
+          checkVars({ greeting: "hi", first: "to go", french: ' "salut"', year: "1876", answer })
+        })
+    """
+    lines = ("I am about to go home", 'in French is "salut" and', "invented in 1876", "or no? No, never")
+    passed(
+        js(source, *lines),
+        "I am about to goThe word 'hello' in French is \"salut\" and it was invented in 1876\nYes or no? No",
+    )
+
+
+def test_sample(js: Run) -> None:
+    source = """
+        import { test } from "aici"
+        test(async () => {
+          await $`Here is a list of ${3} things:\\n`
+          for (let i = 1; i <= 3; i++) {
+            await $`${i}. `
+            await gen({ stopAt: "\\n", maxTokens: 20 })
+          }
+        })
+    """
+    passed(js(source, "1. sun\n", "2. moon\n", "3. star\n"), "Here is a list of 3 things:\n1. sun\n2. moon\n3. star\n")
+
+
+def test_backtrack_one(js: Run) -> None:
+    source = """
+        import { Label, test } from "aici"
+        test(async () => {
+          await fixed("3")
+          const label = new Label()
+          await fixed("+2")
+          await gen({ regex: "=.*\\\\.", maxTokens: 4, stopAt: "." })
+          assert(label.textSince() === "+2=5.")
+          await label.fixedAfter("+4")
+          await gen({ regex: "=.*\\\\.", maxTokens: 4, stopAt: "." })
+        })
+    """
+    passed(js(source, "3+2=5. and", "3+4=7. and"), "3+4=7.")
+
+
+FORK = """
+    import { checkVar, setVar, test } from "aici"
+    test(async () => {
+      await fixed("The word 'hello' in")
+      const id = await fork(3)
+      if (id === 0) {
+        await fixed(" French is '")
+        await gen({ regex: "[a-z]+'", storeVar: "french", maxTokens: 9 })
+      } else if (id === 1) {
+        await fixed(" German is '")
+        await gen({ regex: "[a-z]+'", storeVar: "german", maxTokens: 9 })
+      } else {
+        const [french, german] = await waitVars("french", "german")
+        await $` both: ${french.decode()} ${german.decode()}`
+        checkVar("french", "salut'")
+      }
+    })
+"""
+
+
+def test_fork(js: Run) -> None:
+    ran = js(FORK, "French is 'salut' and", "German is 'hallo' and")
+    hello = "The word 'hello' in"
+    passed(ran, f"{hello} French is 'salut'", f"{hello} German is 'hallo'", f"{hello} both: salut' hallo'")
+
+
+def test_backtrack_lang(js: Run) -> None:
+    source = """
+        import { checkVars, Label, test } from "aici"
+        test(async () => {
+          await fixed("The word 'hello' in")
+          const label = new Label()
+          await label.fixedAfter(" French is '")
+          await gen({ regex: "[a-z]+'", storeVar: "french", maxTokens: 9 })
+          await label.fixedAfter(" German is '")
+          await gen({ regex: "[a-z]+'", storeVar: "german", maxTokens: 9 })
+          checkVars({ french: "salut'", german: "hallo'" })
+        })
+    """
+    passed(js(source, "French is 'salut' and", "German is 'hallo' and"), "The word 'hello' in German is 'hallo'")
+
+
+def test_drugs(js: Run) -> None:
+    source = """
+        import { checkVars, Label, test } from "aici"
+        test(async () => {
+          const begin = new Label()
+          await fixed("Text: aspirin and ibuprofen.\\nDrugs:")
+          const drugs = []
+          for (let i = 0; i < 5; i++) {
+            const line = await gen({ stopAt: "\\n", maxTokens: 20 })
+            if (!line.trim()) break
+            drugs.push(line.trim())
+          }
+          await begin.fixedAfter("Which is older? ")
+          await gen({ options: drugs, storeVar: "older" })
+          assert(begin.textSince() === "Which is older? aspirin")
+          checkVars({ older: "aspirin" })
+        })
+    """
+    passed(js(source, "Drugs: aspirin\n ibuprofen\n\n", "older? aspirin."), "Which is older? aspirin")
+
+
+def test_joke(js: Run) -> None:
+    source = """
+        import { test } from "aici"
+        test(async () => {
+          await fixed("Do you want a joke or a poem? A ")
+          const answer = await gen({ options: ["joke", "poem"] })
+          await $`${answer === "joke" ? "\\nKnock" : "\\nRoses"}`
+          await gen({ stopAt: "\\n" })
+        })
+    """
+    passed(js(source, "poem? A joke", "Knock knock\n"), "Do you want a joke or a poem? A joke\nKnock knock\n")
+
+
+def test_hello_prompt_backtrack_and_noop(js: Run) -> None:
+    source = """
+        import { getPrompt, Label, Noop, test } from "aici"
+        test(async () => {
+          const prompt = await getPrompt()
+          assert(prompt.length > 2)
+          const label = new Label()
+          await new Noop().run()
+          await fixed(", world")
+          await new Noop().run()
+          await gen({ regex: "!" })
+          await new Noop().run()
+          await fork(1)
+          await new Noop().run()
+          await label.fixedAfter(" there")
+          await new Noop().run()
+          await gen({ options: ["!", "?"] })
+        })
+    """
+    passed(js(source, "there?", prompt="Hello"), " there?")
+
+
+def test_a_grammar_used_twice(js: Run) -> None:
+    source = r"""
+        import { test } from "aici"
+        const yacc = `%start list
+        %%
+        list : "[" items "]" ;
+        items : NUMBER | NUMBER "," items ;
+        NUMBER : "/[0-9]+/" ;
+        SKIP : "/ /" ;`
+        test(async () => {
+          await fixed("A: ")
+          await gen({ yacc, maxTokens: 20 })
+          await fixed("\nB: ")
+          await gen({ yacc, maxTokens: 20 })
+        })
+    """
+    passed(js(source, "A: [1, 2]", "B: [34]."), "A: [1, 2]\nB: [34]")
+
+
+def test_a_quote_goes_on_behind_its_end(js: Run) -> None:
+    source = """
+        import { test } from "aici"
+        test(async () => {
+          await fixed('He wrote "')
+          await gen({ substring: "to be or not to be", maxTokens: 30 })
+          await gen({ stopAt: "." })
+        })
+    """
+    passed(js(source, 'He wrote "not to be" once.'), 'He wrote "not to be" once.')
+
+
+def test_too_many_forks_and_a_deadlock_are_told(js: Run) -> None:
+    assert "20" in js("start(async () => { await fixed('x'); await fork(20) })").error()
+    ran = js("start(async () => { await fixed('x'); await fork(2); await waitVars('never') })")
+    assert "never" in ran.error("a", 0) and "never" in ran.error("a", 1)
