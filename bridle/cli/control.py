@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -241,7 +242,7 @@ def _run(
                 raise
             print(f"bridle: {error}; waiting", file=sys.stderr, flush=True)
             patience -= error.retry_after
-            time.sleep(error.retry_after)
+            sleep(error.retry_after)
 
 
 def _run_once(api: Api, report: RunReport, save: Path | None, is_stale: Callable[[], bool]) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import sleep
 
 from bridle.errors import BridleError
 
@@ -41,4 +41,4 @@ def watch(paths: Sequence[Path], run: Callable[[Callable[[], bool]], object], lo
             print(f"bridle: {error}", file=sys.stderr)
         print(f"-- waiting for {shown} to be saved; Ctrl-C ends", file=sys.stderr, flush=True)
         while stamp(paths) == seen or (0, -1) in stamp(paths):
-            time.sleep(look)
+            sleep(look)

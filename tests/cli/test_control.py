@@ -144,7 +144,7 @@ def test_watch_runs_again_on_every_save(
             raise KeyboardInterrupt
         action()
 
-    monkeypatch.setattr("bridle.cli.watch.time.sleep", save)
+    monkeypatch.setattr("bridle.cli.watch.sleep", save)
     assert main(["run", "--watch", str(script), "-u", str(files / "echo.wasm")]) == 130
     captured = capsys.readouterr()
     assert [line for line in captured.out.splitlines() if line.startswith("[0]: ")] == [
@@ -163,7 +163,7 @@ def test_watch_shows_an_error_and_waits(
 
     script = tmp_path / "script.txt"
     script.write_text("x")
-    monkeypatch.setattr("bridle.cli.watch.time.sleep", stop)
+    monkeypatch.setattr("bridle.cli.watch.sleep", stop)
     assert main(["run", "--watch", str(script), "-c", "no-such-tag"]) == 130
     assert "unknown tag 'no-such-tag'" in capsys.readouterr().err
     assert main(["run", "--watch", "-", "-c", "none"]) == 2
@@ -192,13 +192,12 @@ def test_a_server_that_says_later_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     waits: list[float] = []
-    sleep = time.sleep
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
-        sleep(seconds / 25)
+        time.sleep(seconds / 25)
 
-    monkeypatch.setattr("bridle.cli.control.time.sleep", wait)
+    monkeypatch.setattr("bridle.cli.control.sleep", wait)
     refusals = ("--limit", "max_prepare_wait=0")  # the first request only begins to compile what ships
     with controlled_model(tmp_path, *refusals) as model, served(lent(model)) as url:
         monkeypatch.setenv("AICI_API_BASE", f"{url}/v1")
