@@ -20,6 +20,7 @@ from bridle.cli.new_controller import new_controller
 from bridle.cli.runtime import replay, runtime
 from bridle.cli.serve import serve
 from bridle.cli.serve_model import serve_model
+from bridle.cli.shard import shard
 
 SERVING = Group("Serve", sort_key=1)
 USING = Group("Use a model here", sort_key=2)
@@ -51,6 +52,7 @@ app["--version"].group = HELP
 
 app.command(serve, group=SERVING)
 app.command(serve_model, group=SERVING)
+app.command(shard, group=SERVING)
 app.command(keys)
 app["keys"].group = SERVING
 app.command(runtime, group=SERVING, help_flags=[], version_flags=[])

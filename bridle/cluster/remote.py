@@ -35,7 +35,8 @@ class ShardExecutor:
     """Implements `Executor`, and `Interruptible`, over a shard at `address`.
 
     The constructor waits up to `start_timeout` seconds for the shard; `is_starting` says whether it is worth to wait.
-    `on_loss(pid, reason)` is called when the shard is lost, from a thread of its own, and may end what is left of it.
+    `on_loss(pid, reason)` is called when the shard is lost, from a thread of its own, and may end what is left of it;
+    `on_proven(pid)` when a shard has computed its first step.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ShardExecutor:
         start_timeout: float = 60.0,
         is_starting: Callable[[], bool] = lambda: True,
         on_loss: Callable[[int, str], None] = lambda pid, reason: None,
+        on_proven: Callable[[int], None] = lambda pid: None,
     ) -> None:
         self.address = address
         self.on_change: Callable[[], None] = lambda: None
@@ -54,6 +56,8 @@ class ShardExecutor:
         self._tls = tls
         self._timings = timings or Timings()
         self._on_loss = on_loss
+        self._on_proven = on_proven
+        self._proven: Link | None = None
         self._why = ""  # the shard is away
         self._closed = threading.Event()
         self._pace = Pace(self._timings.least_step, self._timings.first_step)
@@ -100,6 +104,9 @@ class ShardExecutor:
             raise decode_failure(reply.failure)
         if step == batch.step:
             self._pace.note(num_tokens, time.monotonic() - began)
+        if self._proven is not link:
+            self._proven = link
+            self._on_proven(link.pid)
         return decode_result(reply.result)
 
     def _receive(self, link: Link, step: int) -> pb.StepReply:

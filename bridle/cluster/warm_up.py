@@ -17,8 +17,8 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """`seconds` of a step with `num_tokens` prompt tokens, `decode_seconds` of one with a token for each of `num_seqs`
-    sequences."""
+    """`seconds` of a step with `num_tokens` prompt tokens, what is made once included, and `decode_seconds` of one with
+    a token for each of `num_seqs` sequences."""
 
     num_tokens: int
     seconds: float
@@ -34,12 +34,9 @@ def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmU
     limit = min(info.num_blocks // num_seqs * info.block_size, info.max_model_len - 1)  # of one sequence
     num_tokens = max(min(num_tokens or info.max_num_batched_tokens, num_seqs * limit), 1)
     try:
-        prompts = _split(num_tokens, num_seqs, limit)
-        _run(executor, 1, _rows(prompts, info.block_size))  # the first one also makes what is made once
+        seconds = _run(executor, 1, _rows(_split(num_tokens, num_seqs, limit), info.block_size))
         executor.reset()
-        seconds = _run(executor, 2, _rows(prompts, info.block_size))
-        executor.reset()
-        decode_seconds = _run(executor, 3, _rows([1] * num_seqs, info.block_size))
+        decode_seconds = _run(executor, 2, _rows([1] * num_seqs, info.block_size))
     finally:
         executor.reset()
     return WarmUp(num_tokens, seconds, num_seqs, decode_seconds)

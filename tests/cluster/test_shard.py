@@ -84,7 +84,7 @@ def test_health_is_answered_while_a_step_runs(host: Host) -> None:
 def test_warm_up_runs_the_largest_step_and_leaves_nothing(host: Host) -> None:
     found = ask(host, "WarmUp", pb.WarmUpRequest(), pb.WarmUpReply)
     assert (found.num_tokens, found.num_seqs) == (32, 8)  # eight blocks of four tokens
-    assert found.seconds > 0
+    assert found.seconds >= 0
     assert host.shard.executor.num_mirrors == 0  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,75 @@
+"""`bridle shard`: a model in a process of its own, for a router to use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+from bridle.cli.options import Count, ModelOptions
+
+_SHARD = Group("Shard", sort_key=5)
+_MODEL_DEFAULT = ModelOptions()
+
+
+def shard(
+    name: Annotated[str, Parameter(name="MODEL")] = "demo",
+    /,
+    *,
+    listen: Annotated[str, Parameter(group=_SHARD)] = "127.0.0.1:8090",
+    tls_cert: Annotated[Path | None, Parameter(group=_SHARD)] = None,
+    tls_key: Annotated[Path | None, Parameter(group=_SHARD)] = None,
+    tls_ca: Annotated[Path | None, Parameter(group=_SHARD)] = None,
+    warm_up: Annotated[bool, Parameter(group=_SHARD)] = True,
+    log_format: Annotated[Literal["auto", "console", "json"], Parameter(group=_SHARD)] = "auto",
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Parameter(group=_SHARD)] = "info",
+    num_blocks: Annotated[Count, Parameter(show=False)] = None,
+    kernel: Annotated[str, Parameter(show=False)] = "auto",
+    parent: Annotated[int | None, Parameter(show=False)] = None,
+    model: ModelOptions = _MODEL_DEFAULT,
+) -> int:
+    """Compute for a router in another process, over gRPC.
+
+    `bridle serve --isolate-model` starts one by itself; start your own to put the model on another machine:
+    `bridle shard MODEL --listen 10.0.0.5:8090 --tls-cert CERT --tls-key KEY --tls-ca CA` there, and
+    `bridle serve MODEL --shard 10.0.0.5:8090` with the same TLS flags here.
+
+    Parameters
+    ----------
+    name
+        Folder, hub id or `demo`.
+    listen
+        `unix:/path/to/socket` or `host:port`; port 0 takes a free one. Without TLS only loopback is allowed.
+    tls_cert
+        Certificate of this shard, PEM.
+    tls_key
+        Its private key, PEM.
+    tls_ca
+        Authority that must have signed the router's certificate, PEM. Without it everybody who trusts ours may connect.
+    warm_up
+        Run the largest step before listening, so that missing memory shows at once.
+    log_format
+        `console`, `json`, or `auto`.
+    log_level
+        The least important lines to log.
+    """
+    from bridle.cluster.address import Tls, check_address
+    from bridle.cluster.parent import die_with_parent
+    from bridle.cluster.process import run_shard
+    from bridle.http.logs import configure_logs
+    from bridle.model import load_executor
+
+    if parent is not None:
+        die_with_parent(parent)
+    configure_logs(log_format, log_level)
+    check_address(listen)
+    tls = Tls(tls_cert, tls_key, tls_ca) if tls_cert or tls_key else None
+    config = replace(model.to_config(name), num_blocks=num_blocks, kernel=kernel)
+
+    def announce(address: str) -> None:
+        if parent is None:
+            print(f"Shard of {name} at {address} (stop with Ctrl+C)", flush=True)
+
+    return run_shard(load_executor(config), listen, tls=tls, warm=warm_up, on_listening=announce)

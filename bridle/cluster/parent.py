@@ -1,0 +1,33 @@
+"""A child process that never outlives its parent, however that one ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 1.0
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process at once when process `parent`, which started it, ends.
+
+    Linux kills it itself, even if it is stopped; elsewhere a thread looks every second. The parent must start it from
+    a thread that lives as long as it should: to Linux that thread is the parent.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # it ended before we could ask
+            os._exit(1)
+    else:
+        threading.Thread(target=_poll, args=(parent,), name="bridle-parent", daemon=True).start()
+
+
+def _poll(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    os._exit(1)

@@ -1,0 +1,59 @@
+"""The life of a shard's process: load, warm up, listen, serve until a signal comes or the device is lost."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from bridle.cluster.address import Tls
+from bridle.cluster.shard import Shard, start_shard
+from bridle.cluster.warm_up import warm_up
+from bridle.engine.interfaces import Executor
+from bridle.errors import ShardUnavailable
+
+_log = logging.getLogger(__name__)
+
+#: Exit status of a shard whose device is lost: whoever started it does well to start it again.
+DEVICE_LOST = 75  # EX_TEMPFAIL
+_GRACE_SECONDS = 1.0
+
+
+def run_shard(
+    executor: Executor,
+    address: str,
+    *,
+    tls: Tls | None = None,
+    warm: bool = True,
+    on_listening: Callable[[str], None] = lambda address: None,
+) -> int:
+    """Serve `executor` until SIGTERM or SIGINT; gives the exit status. Call it from the main thread. `on_listening` is
+    told the address once routers can connect; the largest step was run before that, unless `warm` is False."""
+    ended = threading.Event()
+    losses: list[ShardUnavailable] = []
+
+    def lose(error: ShardUnavailable) -> None:
+        """The router was told; a device that is lost is found again by a new process only."""
+        _log.error("the device is lost, this shard ends: %s", error)
+        losses.append(error)
+        ended.set()
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        ended.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    try:
+        if warm:
+            found = warm_up(executor)
+            times = found.num_tokens, 1e3 * found.seconds, found.num_seqs, 1e3 * found.decode_seconds
+            _log.info("warm: %d prompt tokens in %.0f ms, a token for %d sequences in %.0f ms", *times)
+        server, bound = start_shard(Shard(executor, on_device_lost=lose), address, tls)
+        on_listening(bound)
+        ended.wait()
+        server.stop(_GRACE_SECONDS).wait()
+    finally:
+        executor.close()
+    return DEVICE_LOST if losses else 0

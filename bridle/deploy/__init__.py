@@ -1,0 +1,1 @@
+"""Processes around a server: starting, watching and restarting what computes elsewhere."""

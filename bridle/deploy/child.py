@@ -1,0 +1,134 @@
+"""A child process that is started again when it ends: at once, then ever more slowly if it does not stay up.
+
+A thread of its own starts the process and waits for its end, as long as it is wanted. Knows nothing of what the process
+does; whoever uses it says when it has done something useful.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+
+_log = logging.getLogger(__name__)
+
+#: Pauses, in seconds, before a process is started again that was of no use so many times in a row; the last repeats.
+_PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_TERM_SECONDS = 5.0
+
+
+class Child:
+    """A process under a command line. Its first start is not repeated: `has_failed` says that it ended. From `keep` on
+    it is started again whenever it ends, until `close`."""
+
+    def __init__(self, name: str, command: Sequence[str], *, pauses: Sequence[float] = _PAUSES) -> None:
+        self.name = name
+        self.num_starts = 0
+        self.num_ends = 0
+        self.status: int | None = None  # of the last end
+        self._command = list(command)
+        self._pauses = pauses
+        self._changed = threading.Condition()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_kept = False
+        self._is_proven = False  # this life was of use
+        self._is_closed = False
+        # To the system this thread is the parent, so it lives as long as the process may.
+        self._thread = threading.Thread(target=self._run, name=f"bridle-{name}", daemon=True)
+        self._thread.start()
+
+    # -- for others, any thread ----------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if it runs."""
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the first process ended before anybody wanted to `keep` it."""
+        return self.num_ends > 0 and not self._is_kept
+
+    def keep(self) -> None:
+        """The process came up well: from now on it is started again."""
+        with self._changed:
+            self._is_kept = True
+            self._changed.notify_all()
+
+    def prove(self, pid: int) -> None:
+        """Process `pid` has done what it is for: whatever ends it, the next one need not wait."""
+        with self._changed:
+            if self._process is not None and self._process.pid == pid:
+                self._is_proven = True
+
+    def kill(self, pid: int | None = None) -> None:
+        """End the process, even if it is stopped; with `pid` only if it is still that one. It is started again."""
+        with self._changed:
+            process = self._process
+            if process is not None and pid in (None, process.pid):
+                process.kill()
+
+    def close(self) -> None:
+        """End the process for good, gently at first. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            process = self._process
+            self._changed.notify_all()
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_TERM_SECONDS)
+            process.kill()
+        self._thread.join()
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        num_useless = 0  # lives in a row
+        while (process := self._start()) is not None:
+            born = time.monotonic()
+            status = process.wait()
+            num_useless = 0 if self._is_proven else num_useless + 1
+            pause = self._pauses[min(num_useless, len(self._pauses) - 1)]
+            if not self._note_end(process, status, time.monotonic() - born, pause):
+                return
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        with self._changed:
+            if self._is_closed:
+                return None
+            # In a session of its own: Ctrl-C in a terminal is for the parent, which then ends its children.
+            process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+            self._process, self._is_proven = process, False
+            self.num_starts += 1
+        _log.info("%s started, pid %d", self.name, process.pid)
+        return process
+
+    def _note_end(self, process: subprocess.Popen[bytes], status: int, lived: float, pause: float) -> bool:
+        """Book an end, wait; whether to start again."""
+        with self._changed:
+            self._process, self.status = None, status
+            self.num_ends += 1
+            if self._is_closed:
+                return False
+            _log.error("%s (pid %d) ended after %.1f s: %s", self.name, process.pid, lived, describe(status))
+            self._changed.wait_for(lambda: self._is_kept or self._is_closed)
+            if pause:
+                _log.info("%s is started again in %g s", self.name, pause)
+            self._changed.wait_for(lambda: self._is_closed, pause)
+            return not self._is_closed
+
+
+def describe(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

@@ -1,0 +1,124 @@
+"""A model in a process of its own: start the shard, reach it, start it again when it ends or hangs.
+
+    executor = launch_shard(ModelConfig("demo"))
+
+The executor that comes out knows how to wait for its shard; whoever uses it needs to know nothing of processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+from bridle.cluster.address import Tls
+from bridle.cluster.link import Timings
+from bridle.cluster.remote import ShardExecutor
+from bridle.config import ModelConfig
+from bridle.deploy.child import Child, describe
+from bridle.deploy.sockets import make_socket_folder
+from bridle.engine.interfaces import Sampler
+from bridle.errors import ShardUnavailable, UnsupportedFeature
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that a model may take to load.
+START_SECONDS = 600.0
+
+
+class LaunchedShard(ShardExecutor):
+    """A shard executor that owns its shard's process."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        name: str = "shard",
+        timings: Timings | None = None,
+        start_timeout: float = START_SECONDS,
+    ) -> None:
+        """`command` starts the shard; it is given `--listen ADDRESS --parent PID` as well."""
+        self._folder = make_socket_folder()
+        address = f"unix:{self._folder / 'shard.sock'}"
+        self.child = Child(name, [*command, "--listen", address, "--parent", str(os.getpid())])
+        try:
+            super().__init__(
+                address,
+                timings=timings,
+                start_timeout=start_timeout,
+                is_starting=lambda: not self.child.has_failed,
+                on_loss=self._end_shard,
+                on_proven=self.child.prove,
+            )
+        except ShardUnavailable as error:
+            raise self._start_failed(error) from None
+        except BaseException:
+            self._clean_up()
+            raise
+        self.child.keep()
+
+    def _start_failed(self, error: ShardUnavailable) -> ShardUnavailable:
+        status = self.child.status
+        self._clean_up()
+        if status is None:
+            return error
+        return ShardUnavailable(f"the {self.child.name} ended while it started, {describe(status)}; see its log above")
+
+    def _end_shard(self, pid: int, reason: str) -> None:
+        """What is lost to us is of no use: a fresh one takes its place."""
+        self.child.kill(pid)
+
+    def close(self) -> None:
+        """Let the shard go, and end its process. Idempotent."""
+        super().close()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        self.child.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def launch_shard(
+    config: ModelConfig, progress: Callable[[str, float], None] | None = None, sampler: Sampler | None = None
+) -> ShardExecutor:
+    """A shard for a model on this machine, up and warm. Raises `ShardUnavailable` if it does not start."""
+    _refuse_sampler(sampler)
+    if progress is not None:
+        progress("starting a shard", 0.0)
+    executor = LaunchedShard([sys.executable, "-m", "bridle", "shard", *shard_arguments(config)], name="shard")
+    if progress is not None:
+        progress("ready", 1.0)
+    return executor
+
+
+def connect_shard(
+    address: str, tls: Tls | None = None
+) -> Callable[[ModelConfig, Callable[[str, float], None] | None, Sampler | None], ShardExecutor]:
+    """What reaches a shard that somebody else runs, in place of loading a model."""
+
+    def reach(
+        config: ModelConfig, progress: Callable[[str, float], None] | None, sampler: Sampler | None
+    ) -> ShardExecutor:
+        _refuse_sampler(sampler)
+        return ShardExecutor(address, tls=tls, start_timeout=START_SECONDS)
+
+    return reach
+
+
+def _refuse_sampler(sampler: Sampler | None) -> None:
+    if sampler is not None:
+        raise UnsupportedFeature("a sampler of your own runs only where the model is in this process", "sampler")
+
+
+def shard_arguments(config: ModelConfig) -> list[str]:
+    """The arguments of `bridle shard` that load a model as `config` says."""
+    default = ModelConfig()
+    arguments = [config.model]
+    for field in fields(ModelConfig):
+        value = getattr(config, field.name)
+        if field.name not in ("model", "tokenizer") and value != getattr(default, field.name):
+            arguments += [f"--{field.name.replace('_', '-')}", str(value)]
+    return arguments

@@ -1,0 +1,39 @@
+"""Folders for the unix sockets of children: ours alone, and none is left behind for long.
+
+A process that is killed cannot clean up, so the next one removes the folders of those that are gone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+_NAME = re.compile(r"bridle-(\d+)-\w+")
+
+
+def make_socket_folder() -> Path:
+    """A fresh folder that only this user can enter."""
+    sweep()
+    return Path(tempfile.mkdtemp(prefix=f"bridle-{os.getpid()}-"))
+
+
+def sweep() -> None:
+    """Remove the folders of processes that are gone."""
+    for path in Path(tempfile.gettempdir()).glob("bridle-*"):
+        match = _NAME.fullmatch(path.name)
+        if match and not psutil.pid_exists(int(match[1])) and _is_ours(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_ours(path: Path) -> bool:
+    """A folder of ours that holds nothing but sockets."""
+    try:
+        is_own = path.lstat().st_uid == os.getuid() and path.is_dir() and not path.is_symlink()
+        return is_own and all(child.is_socket() for child in path.iterdir())
+    except OSError:
+        return False
