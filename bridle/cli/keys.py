@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 File = Annotated[Path | None, Parameter(name="--keys")]
 
-app = App(name="keys", help="Make, list and remove API keys. A running server takes changes up at once.")
+app = App(name="keys", help="Make, list, limit and remove API keys. A running server takes changes up at once.")
 
 
 @app.command
@@ -54,6 +54,40 @@ def list_keys(*, keys: File = None) -> int:
         for info in store.list():
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created))
             print(f"{info.prefix}...  {info.user:<40} {'admin' if info.is_admin else 'user':<5}  {when}")
+    return 0
+
+
+@app.command
+def limit(
+    user: str,
+    /,
+    *,
+    requests_per_minute: int | None = None,
+    tokens_per_minute: int | None = None,
+    weight: float = 1.0,
+    keys: File = None,
+) -> int:
+    """Say how much a user may ask for, with any key. What is not given is not limited.
+
+    Parameters
+    ----------
+    user
+        Whose keys are meant.
+    requests_per_minute
+        Requests in a minute; more are told when to come back.
+    tokens_per_minute
+        Tokens in a minute, of prompts and of outputs.
+    weight
+        Share of the engine when it is busy: a user of weight 2 gets twice as much as one of weight 1.
+    keys
+        File of keys. Default: keys.db in the user's data folder.
+    """
+    from bridle.service.rates import Limits
+
+    with _store(keys) as (store, _):
+        store.set_limits(user, Limits(requests_per_minute, tokens_per_minute, weight))
+    requests, tokens = requests_per_minute or "any", tokens_per_minute or "any"
+    print(f"{user}: {requests} requests and {tokens} tokens a minute, weight {weight:g}")
     return 0
 
 

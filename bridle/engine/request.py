@@ -20,7 +20,8 @@ class Request:
 
     `controller` is what steers it, in whatever form the controller pool that owns it understands. `deadline` is a
     point of the engine's clock in seconds. `tenant` salts the prefix cache: requests share cached blocks only
-    within one tenant. `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside
+    within one tenant. Waiting requests are taken in order of `priority`, then `turn`, then arrival, smaller ones first.
+    `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside
     the ones in `sampling`. `tell_resuming` asks for a `Resuming` event when the device is lost.
     """
 
@@ -33,6 +34,7 @@ class Request:
     deadline: float | None = None
     tenant: str = ""
     priority: int = 0
+    turn: float = 0.0
     detokenize: bool = True
     tell_resuming: bool = False
     metadata: dict[str, str] = field(default_factory=dict)

@@ -2,8 +2,8 @@
 
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
 token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each
-sure of one token before anyone gets a second; then waiting ones are admitted in order of priority and arrival. When
-blocks run out, the sequence whose preemption frees most and costs least is put back to waiting and computed again
+sure of one token before anyone gets a second; then waiting ones are admitted in order of priority, turn and arrival.
+When blocks run out, the sequence whose preemption frees most and costs least is put back to waiting and computed again
 later. The scheduler knows nothing of sampling, controllers or text.
 """
 
@@ -294,9 +294,9 @@ class Scheduler:
         self._suspects = {seq.id for seq in suspects if not seq.is_finished}
 
 
-def _urgency(seq: Sequence) -> tuple[int, int]:
+def _urgency(seq: Sequence) -> tuple[int, float, int]:
     """Sort key: smaller runs first."""
-    return seq.request.priority, seq.id
+    return seq.request.priority, seq.request.turn, seq.id
 
 
 def _num_logits(seq: Sequence, num_tokens: int) -> int:

@@ -121,8 +121,7 @@ async def run(body: RunBody, request: Request) -> Response:
     try:
         model = await hold_model(request, body.model)
         ticket = reserve(http, call, model, 1, 1)
-        engine_request = await _engine_request(body, request, model)
-        ticket.charge(len(engine_request.prompt))
+        engine_request = ticket.seat(await _engine_request(body, request, model))
         stream = model.client.submit(engine_request)
         call.resources.callback(stream.cancel)
         running = _Run(stream, RunShaper(engine_request), call)
@@ -209,7 +208,7 @@ async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[
     try:
         http.check_open()
         control = control_of(await hold_model(request, request.query_params.get("model")))
-        call.resources.enter_context(http.admission.admit())
+        call.resources.enter_context(http.admission.admit(user=identity_of(request).user))
         data = await work(control)
     except (Overloaded, EngineClosed, ControllerUnavailable, ModelUnavailable) as error:
         call.error = error

@@ -33,7 +33,7 @@ def create_app(
         app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
     settings = settings or HttpSettings()
-    state = HttpState(registry, settings, _admission(registry, settings), Metrics(registry))
+    state = HttpState(registry, settings, _admission(registry, settings, keys), Metrics(registry))
     app = FastAPI(title="bridle", version=bridle.__version__, description="Steerable language models.")
     app.state.http = state
     install_error_handlers(app)
@@ -60,7 +60,8 @@ def create_app(
     return app
 
 
-def _admission(registry: ModelRegistry, settings: HttpSettings) -> Admission:
+def _admission(registry: ModelRegistry, settings: HttpSettings, keys: KeyStore | None) -> Admission:
     """Room for what the settings say, and always for one prompt of the largest model."""
     largest = max((model.max_sequence_tokens for model in registry), default=1)
-    return Admission(settings.max_requests, max(settings.max_prompt_tokens, largest))
+    is_shared = keys is not None or bool(settings.trusted_proxies)
+    return Admission(settings.max_requests, max(settings.max_prompt_tokens, largest), is_shared=is_shared)

@@ -19,6 +19,7 @@ from bridle.errors import BridleError
 from bridle.http.errors import internal_error_body, json_response
 from bridle.outputs import Usage
 from bridle.service import new_request_id
+from bridle.service.keys import Identity
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 _QUIET = ("/health", "/metrics")
@@ -33,6 +34,7 @@ class Call:
     method: str
     path: str
     began: float
+    identity: Identity | None = None
     model: str | None = None
     usage: Usage | None = None
     submitted: float | None = None
@@ -103,6 +105,8 @@ def _naming(call: Call, send: Send) -> Send:
 def _tell(call: Call, seconds: float) -> None:
     """One line that tells what happened."""
     story: dict[str, Any] = {"id": call.id, "route": f"{call.method} {call.path}", "status": call.status}
+    if call.identity is not None:
+        story["user"] = call.identity.user
     if call.model is not None:
         story["model"] = call.model
     if call.usage is not None:

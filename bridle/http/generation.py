@@ -19,6 +19,7 @@ from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, DeadlineExceeded, EngineClosed, InternalError, InvalidRequest
 from bridle.http.call import Call
 from bridle.http.control import Steering
+from bridle.http.identity import LOCAL_USER
 from bridle.http.notes import Note, NoteReader
 from bridle.http.state import HttpState
 from bridle.outputs import CompletionOutput, Event, FinishReason, PromptEvent, TokenEvent, Usage
@@ -176,7 +177,16 @@ def reserve(http: HttpState, call: Call, model: LoadedModel, num_prompts: int, n
     http.check_open()
     call.model = model.name
     _check_counts(http, num_prompts, n)
-    return call.resources.enter_context(http.admission.admit(num_prompts))
+    identity = call.identity or LOCAL_USER
+    ticket = call.resources.enter_context(http.admission.admit(num_prompts, identity.user, identity.limits))
+    call.resources.callback(_settle, ticket, call)
+    return ticket
+
+
+def _settle(ticket: Ticket, call: Call) -> None:
+    """Before the ticket is released: what the call has cost, also of outputs that were taken back."""
+    if call.usage is not None:
+        ticket.num_output = call.usage.completion_tokens + call.usage.rewound_tokens
 
 
 async def prepare(
@@ -214,7 +224,7 @@ async def prepare(
             timeout=timeout,
             tenant=tenant,
         )
-        ticket.charge(len(tokens) * num_copies)
+        request = replace(request, turn=ticket.charge(len(tokens) * num_copies))
         first = Part(number * num_copies, prompt, request, steering.rewind)
         parts += [first, *(_choice(call, first, copy) for copy in range(1, num_copies))]
     return Generation(model, call, parts)

@@ -35,11 +35,15 @@ class IdentityMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            scope.setdefault("state", {})["identity"] = self._identify(HTTPConnection(scope))
+            identity = self._identify(HTTPConnection(scope))
         except Unauthorized as error:
             # An upgrade that is refused is answered over HTTP, so that its client can tell why.
             await error_response(error)(scope, receive, send)
             return
+        state = scope.setdefault("state", {})
+        state["identity"] = identity
+        if "call" in state:
+            state["call"].identity = identity
         await self._app(scope, receive, send)
 
     def _identify(self, connection: HTTPConnection) -> Identity | None:

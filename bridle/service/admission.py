@@ -3,28 +3,45 @@
 A bounded queue answers quickly either way; an unbounded one answers everybody late. Front-ends take a ticket
 before they spend work on a request, charge it with tokens once these are counted, and release it at the end.
 Knows nothing of engines: the bound covers everything a process has accepted, waiting or running.
+
+Where several users share a server, nobody fills the house alone: a user may hold at most four times as many places as
+are still free, so that there is always room for another one. Whose request is served first is up to `fairness`, how
+much a user may ask for in a minute to `rates`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 
+from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, Overloaded
+from bridle.outputs import Event, Finished
+from bridle.service.fairness import FairQueue, Turn
+from bridle.service.rates import NO_LIMITS, Limits, RateLimiter
 
 _SMOOTHING = 0.1  # weight of the newest sample in the mean time that a ticket is held
 _MIN_RETRY = 1.0  # seconds
 _MAX_RETRY = 60.0
+_GREED = 4  # places that one user may hold for each free one
 
 
 class Admission:
     """Counts what is in flight against two limits. For use by one thread or event loop."""
 
     def __init__(
-        self, max_requests: int = 512, max_tokens: int = 1 << 20, clock: Callable[[], float] = time.monotonic
+        self,
+        max_requests: int = 512,
+        max_tokens: int = 1 << 20,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_shared: bool = False,
     ) -> None:
+        """`is_shared` says that users are told apart, and kept from crowding each other out."""
         for name, value in (("max_requests", max_requests), ("max_tokens", max_tokens)):
             if value < 1:
                 raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
@@ -35,26 +52,57 @@ class Admission:
         self.num_refused = 0
         self._clock = clock
         self._mean_held = _MIN_RETRY
+        self._is_shared = is_shared
+        self._held: Counter[str] = Counter()
+        self._queue = FairQueue()
+        self._rates = RateLimiter(clock)
 
-    def admit(self, num_requests: int = 1) -> Ticket:
-        """A ticket for `num_requests`, to be released. Raises `Overloaded` if there is no room for them."""
+    def admit(self, num_requests: int = 1, user: str = "", limits: Limits = NO_LIMITS) -> Ticket:
+        """A ticket for `num_requests` of `user`, to be released. Raises `Overloaded` if there is no room for them, or
+        if the user has had what the limits allow."""
         self._check_room(num_requests, self.num_requests, self.max_requests, "requests", "max_requests")
+        if self._is_shared:
+            self._check_share(num_requests, user)
+        self._rates.check(user, limits, num_requests)
         self.num_requests += num_requests
-        return Ticket(self, num_requests, self._clock())
+        self._held[user] += num_requests
+        return Ticket(self, num_requests, self._clock(), user, limits)
 
     def retry_after(self) -> float:
         """Seconds until a place should be free: places come back at (in flight) / (mean time held)."""
         expected = self._mean_held / max(self.num_requests, 1)
         return min(max(math.ceil(expected), _MIN_RETRY), _MAX_RETRY)
 
-    def _charge(self, num_tokens: int) -> None:
+    def _charge(self, ticket: Ticket, num_tokens: int) -> Turn:
         self._check_room(num_tokens, self.num_tokens, self.max_tokens, "tokens", "prompt")
         self.num_tokens += num_tokens
+        self._spend(ticket, num_tokens)
+        return self._queue.take(ticket.user, num_tokens, ticket.limits.weight)
 
-    def _release(self, num_requests: int, num_tokens: int, begun: float) -> None:
-        self.num_requests -= num_requests
-        self.num_tokens -= num_tokens
-        self._mean_held += _SMOOTHING * (self._clock() - begun - self._mean_held)
+    def _spend(self, ticket: Ticket, num_tokens: int) -> None:
+        self._rates.spend(ticket.user, "tokens", ticket.limits.tokens_per_minute, num_tokens)
+
+    def _release(self, ticket: Ticket) -> None:
+        self.num_requests -= ticket.num_requests
+        self.num_tokens -= ticket.num_tokens
+        self._held[ticket.user] -= ticket.num_requests
+        if self._held[ticket.user] <= 0:
+            del self._held[ticket.user]
+        for turn in ticket.turns:
+            output = None if ticket.num_output is None else ticket.num_output // len(ticket.turns)
+            self._queue.done(turn, output)
+        self._spend(ticket, ticket.num_output or 0)
+        self._mean_held += _SMOOTHING * (self._clock() - ticket.begun - self._mean_held)
+
+    def _check_share(self, wanted: int, user: str) -> None:
+        held, free = self._held[user], self.max_requests - self.num_requests
+        if held == 0 or held + wanted <= _GREED * (free - wanted):
+            return
+        self.num_refused += 1
+        raise Overloaded(
+            f"{user!r} has {held} requests in flight, {wanted} more wanted; the last {free} places are kept for others",
+            self.retry_after(),
+        )
 
     def _check_room(self, wanted: int, used: int, limit: int, what: str, param: str) -> None:
         if used + wanted <= limit:
@@ -69,25 +117,47 @@ class Admission:
 
 
 class Ticket:
-    """A place in the house. Release it exactly when the request is over, on every path: `with` does."""
+    """A place in the house. Release it exactly when the request is over, on every path: `with` does.
 
-    def __init__(self, admission: Admission, num_requests: int, begun: float) -> None:
+    `turns` has one turn for each charge; `num_output` is to be set to the tokens that were made, once they are known.
+    """
+
+    def __init__(self, admission: Admission, num_requests: int, begun: float, user: str, limits: Limits) -> None:
         self._admission: Admission | None = admission
-        self._num_requests = num_requests
-        self._num_tokens = 0
-        self._begun = begun
+        self.num_requests = num_requests
+        self.num_tokens = 0
+        self.begun = begun
+        self.user = user
+        self.limits = limits
+        self.turns: list[Turn] = []
+        self.num_output: int | None = None
 
-    def charge(self, num_tokens: int) -> None:
-        """Count tokens to this ticket. Raises `Overloaded`, having counted nothing, if there is no room."""
-        if self._admission is not None:
-            self._admission._charge(num_tokens)
-            self._num_tokens += num_tokens
+    def seat(self, request: Request) -> Request:
+        """`request` with its place in the order of service; its prompt counts to this ticket. Raises `Overloaded`,
+        having counted nothing, if there is no room."""
+        return replace(request, turn=self.charge(len(request.prompt)))
+
+    def charge(self, num_tokens: int) -> float:
+        """Count a prompt's tokens to this ticket; gives its place in the order of service. Raises as `seat`."""
+        if self._admission is None:
+            return 0.0
+        turn = self._admission._charge(self, num_tokens)
+        self.num_tokens += num_tokens
+        self.turns.append(turn)
+        return turn.start
+
+    def note(self, events: Iterable[Event]) -> None:
+        """Count the output of what has finished, also what was taken back."""
+        for event in events:
+            if isinstance(event, Finished):
+                made = event.usage.completion_tokens + event.usage.rewound_tokens
+                self.num_output = (self.num_output or 0) + made
 
     def release(self) -> None:
         """Give the place back. Idempotent."""
         admission, self._admission = self._admission, None
         if admission is not None:
-            admission._release(self._num_requests, self._num_tokens, self._begun)
+            admission._release(self)
 
     def __enter__(self) -> Ticket:
         return self

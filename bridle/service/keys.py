@@ -1,4 +1,4 @@
-"""API keys: who may use the service, who is an admin. Kept in SQLite, hashed at rest.
+"""API keys: who may use the service, who is an admin, how much a user may ask for. Kept in SQLite, hashed at rest.
 
 A key is 32 random bytes in text form, so one round of SHA-256 hides it as well as a slow hash would; the text itself
 is shown once, when it is made. Knows nothing of HTTP.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridle.errors import InvalidRequest
+from bridle.service.rates import NO_LIMITS, Limits
 
 _USER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SCHEMA = """
@@ -27,6 +28,19 @@ CREATE TABLE IF NOT EXISTS keys (
     created REAL NOT NULL
 ) STRICT
 """
+_LIMITS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS limits (
+    user TEXT PRIMARY KEY,
+    requests_per_minute INTEGER,
+    tokens_per_minute INTEGER,
+    weight REAL NOT NULL
+) STRICT
+"""
+
+_FIND = """
+SELECT user, is_admin, requests_per_minute, tokens_per_minute, weight
+FROM keys LEFT JOIN limits USING (user) WHERE hash = ?
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,7 @@ class Identity:
 
     user: str
     is_admin: bool
+    limits: Limits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,7 @@ class KeyStore:
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=5, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(_SCHEMA)
+            self._db.execute(_LIMITS_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise InvalidRequest(f"{path} cannot hold API keys: {error}", "keys") from None
 
@@ -78,8 +94,19 @@ class KeyStore:
     def find(self, key: str) -> Identity | None:
         """Whose key this is, None if it is nobody's."""
         with self._lock:
-            row = self._db.execute("SELECT user, is_admin FROM keys WHERE hash = ?", (_hash(key),)).fetchone()
-        return Identity(row[0], bool(row[1])) if row else None
+            row = self._db.execute(_FIND, (_hash(key),)).fetchone()
+        if row is None:
+            return None
+        user, is_admin, requests, tokens, weight = row
+        return Identity(user, bool(is_admin), Limits(requests, tokens, 1.0 if weight is None else weight))
+
+    def set_limits(self, user: str, limits: Limits) -> None:
+        """What a user may ask for from now on, with any key. Raises `InvalidRequest` for a user without one."""
+        with self._lock:
+            if self._db.execute("SELECT 1 FROM keys WHERE user = ? LIMIT 1", (user,)).fetchone() is None:
+                raise InvalidRequest(f"no key belongs to {user!r}", "user")
+            row = (user, limits.requests_per_minute, limits.tokens_per_minute, limits.weight)
+            self._db.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", row)
 
     def list(self) -> list[KeyInfo]:
         """All keys, oldest first."""

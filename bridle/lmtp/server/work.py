@@ -23,7 +23,7 @@ from bridle.lmtp.server.settings import LmtpSettings
 from bridle.lmtp.server.telling import GenerateTeller, ScoreTeller, Teller, Telling
 from bridle.outputs import Event as EngineEvent
 from bridle.outputs import PromptEvent, Rewind, TokenEvent
-from bridle.service import Admission, LoadedModel, ModelRegistry, ModelState
+from bridle.service import Admission, LoadedModel, ModelRegistry, ModelState, Ticket
 from bridle.service.keys import Identity
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.lmtp")
@@ -79,7 +79,8 @@ class Work:
 
     async def _run(self, held: ExitStack) -> None:
         self.host.check_open()
-        ticket = held.enter_context(self.host.admission.admit())
+        identity = self.identity
+        ticket = held.enter_context(self.host.admission.admit(1, identity.user, identity.limits))
         model = await self._acquire(held)
         prefix = await self.prefix.tokens() if self.prefix is not None else ()
         timeout = self.settings.request_timeout
@@ -90,8 +91,7 @@ class Work:
         else:
             request = await generate_request(model, self.asked, prefix, self.identity, timeout)
             teller = GenerateTeller(self._telling(model, self.asked), request)
-        ticket.charge(len(request.prompt))
-        await self._read(model, request, teller)
+        await self._read(model, ticket, ticket.seat(request), teller)
 
     async def _acquire(self, held: ExitStack) -> LoadedModel:
         registry, name = self.host.registry, self.asked.model
@@ -109,13 +109,14 @@ class Work:
             asked.stream_id, eos[0] if eos else 0, wants_text(asked), self.is_extended, asked.rewind == "event"
         )
 
-    async def _read(self, model: LoadedModel, request: Request, teller: Teller) -> None:
+    async def _read(self, model: LoadedModel, ticket: Ticket, request: Request, teller: Teller) -> None:
         """Submit the request and tell its events until the stream is over. Leaving early ends the request."""
         context = _Context()
         async with model.client.submit(request) as stream:
             self._tell_wait(model)
             try:
                 async for events in stream:
+                    ticket.note(events)
                     if self.save is not None:
                         context.add(events)
                     for answer in teller.tell(events):

@@ -1,0 +1,56 @@
+"""Whose turn it is: start-time fair queueing between tenants (Goyal, Vin and Cheng, 1996).
+
+Every request gets a turn, and the engine takes waiting requests in order of their turns. A tenant's next turn comes
+after the work that its earlier requests asked for, in units of its weight; a tenant that was idle starts where service
+has come to, so it neither saves up turns nor waits behind those that others have piled up. Work is counted in tokens;
+what an output will take is guessed from earlier ones and put right when it is over.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+_MAX_TENANTS = 4_096  # of which the end of the last turn is remembered
+_FIRST_GUESS = 128.0  # tokens of output
+_SMOOTHING = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A place in the order of service: requests with a smaller `start` are taken first."""
+
+    tenant: str
+    start: float
+    weight: float
+    guess: float  # tokens of output that were counted to it
+
+
+class FairQueue:
+    """Hands out turns. For use by one thread or event loop."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[str, float] = OrderedDict()
+        self._reached = 0.0
+        self._guess = _FIRST_GUESS
+
+    def take(self, tenant: str, num_prompt: int, weight: float = 1.0) -> Turn:
+        """The turn of a request with so many prompt tokens. A tenant of weight 2 gets twice the service."""
+        turn = Turn(tenant, max(self._reached, self._ends.get(tenant, 0.0)), weight, self._guess)
+        self._move(tenant, turn.start + (num_prompt + turn.guess) / weight)
+        return turn
+
+    def done(self, turn: Turn, num_output: int | None) -> None:
+        """The request of this turn is over, after `num_output` tokens (None: it never ran, or nobody knows)."""
+        self._reached = max(self._reached, turn.start)
+        if num_output is None:
+            return
+        self._guess += _SMOOTHING * (num_output - self._guess)
+        if turn.tenant in self._ends:
+            self._move(turn.tenant, self._ends[turn.tenant] + (num_output - turn.guess) / turn.weight)
+
+    def _move(self, tenant: str, end: float) -> None:
+        self._ends[tenant] = end
+        self._ends.move_to_end(tenant)
+        if len(self._ends) > _MAX_TENANTS:
+            self._ends.popitem(last=False)
