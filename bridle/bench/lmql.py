@@ -18,7 +18,7 @@ VERSION = "0.7.3"
 #: For queries: the client side alone needs no torch.
 CLIENT_PACKAGES = (f"lmql=={VERSION}", "transformers==4.57.6", "aiohttp==3.14.5", "numpy==2.4.6")
 #: For `lmql serve-model` too.
-PACKAGES = (*CLIENT_PACKAGES, "torch==2.13.0", "accelerate==1.12.0")
+PACKAGES = (*CLIENT_PACKAGES, "torch==2.13.0")
 
 
 def lmql_python(folder: Path | None = None, *, packages: tuple[str, ...] = PACKAGES) -> Path:

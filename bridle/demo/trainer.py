@@ -147,6 +147,16 @@ def export_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fo
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _name_as_before(folder / "tokenizer_config.json")
+
+
+def _name_as_before(path: Path) -> None:
+    """Names that versions 4 and 5 of transformers both know: old clients load this tokenizer too."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config.pop("backend", None)
+    config["additional_special_tokens"] = config.pop("extra_special_tokens", [])
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(dict(sorted(config.items())), indent=2) + "\n", encoding="utf-8")
 
 
 def _stop_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
