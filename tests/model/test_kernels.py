@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from bridle.engine.plan import PlanRow
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.kernels import varlen
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kernels.interface import AttentionKernel
 from bridle.model.kernels.masks import chunk_mask
@@ -103,18 +106,70 @@ def pools(draw: st.DrawFn) -> Pool:
 
 
 @st.composite
-def layer_options(draw: st.DrawFn, num_heads: int) -> AttentionOptions:
-    sinks = torch.linspace(-1, 2, num_heads) if draw(st.booleans()) else None
+def layer_options(
+    draw: st.DrawFn, num_heads: int, softcaps: tuple[float | None, ...] = (None, 2.0), may_sink: bool = True
+) -> AttentionOptions:
+    sinks = torch.linspace(-1, 2, num_heads) if may_sink and draw(st.booleans()) else None
     return AttentionOptions(
         scaling=draw(st.sampled_from([0.2, 0.35])),
         window=draw(st.none() | st.integers(1, 12)),
-        softcap=draw(st.sampled_from([None, 2.0])),
+        softcap=draw(st.sampled_from(softcaps)),
         sinks=sinks,
     )
 
 
 @given(data=st.data())
 def test_cpu_kernel_equals_reference(data: st.DataObject) -> None:
+    check_kernel(CpuKernel(), data)
+
+
+@given(data=st.data())
+def test_flash_kernel_calls_as_documented(data: st.DataObject) -> None:
+    """Without the device: the library's function is replaced by what its documentation says it computes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(varlen, "PAGE_MULTIPLE", 1)  # the restriction is the device's
+        patch.setattr("torch.nn.attention.varlen.varlen_attn", documented_varlen_attn)
+        check_kernel(varlen.VarlenKernel(), data, softcaps=(None,), may_sink=False)
+
+
+def documented_varlen_attn(
+    query: Tensor,  # [T, Hq, D]
+    key: Tensor,  # [pages, page, Hkv, D]
+    value: Tensor,
+    cu_seq_q: Tensor,  # [N + 1]
+    cu_seq_k: None,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: Tensor,  # [N]
+    block_table: Tensor,  # [N, longest]
+    num_splits: int,
+) -> Tensor:
+    """Causal attention of the last tokens of each sequence over its pages, aligned at the end."""
+    assert query.is_contiguous() and enable_gqa and num_splits == 1 and cu_seq_k is None
+    assert all(each.dtype is torch.int32 for each in (cu_seq_q, seqused_k, block_table))
+    assert max_k == int(seqused_k.max()) and max_q == int(cu_seq_q.diff().max())
+    left, right = window_size
+    assert right == 0
+    outputs = []
+    for number, (begin, end) in enumerate(pairwise(cu_seq_q.tolist())):
+        used = int(seqused_k[number])
+        pages = block_table[number].long()
+        keys, values = (pool[pages].flatten(0, 1)[:used].transpose(0, 1) for pool in (key, value))  # [Hkv, used, D]
+        own = torch.arange(used - (end - begin), used)[:, None]
+        other = torch.arange(used)[None, :]
+        seen = (other <= own) & ((own - other <= left) if left >= 0 else torch.ones_like(other, dtype=torch.bool))
+        rows = query[begin:end].transpose(0, 1)  # [Hq, rows, D]
+        out = scaled_dot_product_attention(rows, keys, values, seen, scale=scale, enable_gqa=True)
+        outputs.append(out.transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def check_kernel(kernel: AttentionKernel, data: st.DataObject, **limits: Any) -> None:
+    """`kernel` against the reference, over steps of several sequences that grow, fork and shrink."""
     pool = data.draw(pools())
     for _ in range(data.draw(st.integers(1, 3))):
         pool.mirrors.append(Mirror())
@@ -126,9 +181,9 @@ def test_cpu_kernel_equals_reference(data: st.DataObject) -> None:
         if not rows:
             continue
         step, query = pool.compute(rows)
-        options = data.draw(layer_options(pool.shape.num_heads))
+        options = data.draw(layer_options(pool.shape.num_heads, **limits))
         want = attend(ReferenceKernel(), pool, step, query, options)
-        have = attend(CpuKernel(), pool, step, query, options)
+        have = attend(kernel, pool, step, query, options)
         assert have.shape == (step.num_tokens, pool.shape.num_heads, pool.shape.value_dim)
         torch.testing.assert_close(have, want, atol=2e-5, rtol=1e-4)
 
