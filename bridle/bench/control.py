@@ -164,19 +164,20 @@ def _print_tables(console: Console, figures: dict[str, Any]) -> None:
         "each_token": "a mask for every token, two ways",
     }
     for name, title in titles.items():
-        _print_table(console, title, figures[name])
+        print_table(console, title, figures[name])
     uploads = figures["startup"].pop("uploads")
-    _print_table(console, "uploads", [{"module": name, **values} for name, values in uploads.items()])
-    _print_table(console, "instances", [figures["startup"]])
+    print_table(console, "uploads", [{"module": name, **values} for name, values in uploads.items()])
+    print_table(console, "instances", [figures["startup"]])
     figures["startup"]["uploads"] = uploads
-    _print_table(console, "fork of a long sequence; ms per fork", figures["long_fork"])
+    print_table(console, "fork of a long sequence; ms per fork", figures["long_fork"])
 
 
-def _print_table(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
+def print_table(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
+    """A row for each figure, with its fields as columns."""
     from rich.table import Table
 
     table = Table(title=title)
-    for heading in rows[0]:
+    for heading in rows[0] if rows else ():
         table.add_column(heading.replace("_milliseconds", " ms").replace("milliseconds", "ms").replace("_", " "))
     for row in rows:
         table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))

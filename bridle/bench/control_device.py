@@ -106,12 +106,19 @@ class Borrowed:
 
 
 def critical_path(
-    pool: RuntimePool, module: str | None, num_seqs: int, num_steps: int, seconds: float, *, blocks: bool
+    pool: RuntimePool,
+    module: str | None,
+    num_seqs: int,
+    num_steps: int,
+    seconds: float,
+    *,
+    blocks: bool,
+    argument: str = "",
 ) -> CriticalPath:
     """Run `num_seqs` sequences for `num_steps` steps of a device that takes `seconds`."""
     device = TimedDevice(num_seqs, _PROMPT_TOKENS + num_steps + 64, seconds, blocks=blocks)
     engine = Engine(device, EngineConfig(step_timeout=0.5), pools=[Borrowed(pool)])  # type: ignore[list-item]
-    controller = WasmController(module) if module is not None else None
+    controller = WasmController(module, argument) if module is not None else None
     sampling = SamplingParams(max_tokens=num_steps + 2 * _WARM_UP, ignore_eos=True)
     for number in range(num_seqs):
         prompt = tuple(100 + (number * 31 + i) % 1000 for i in range(_PROMPT_TOKENS))

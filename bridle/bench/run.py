@@ -17,6 +17,7 @@ BENCHMARKS = {
     "engine": "bridle.bench.engine",
     "overhead": "bridle.bench.overhead",
     "control": "bridle.bench.control",
+    "controllers": "bridle.bench.controllers",
     "constraints": "bridle.bench.constraints",
     "sampler": "bridle.bench.sampler",
     "detokenizer": "bridle.bench.detokenizer",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-Benchmark = Literal["engine", "overhead", "control", "constraints", "sampler", "detokenizer"]
+Benchmark = Literal["engine", "overhead", "control", "controllers", "constraints", "sampler", "detokenizer"]
 
 
 def bench(
@@ -23,8 +23,9 @@ def bench(
 
     `engine`: generated tokens per second beside transformers' `generate` and its continuous batching, on
     models made on the spot, with the share of the memory-bandwidth limit. `overhead`: Python time of a step
-    outside the model. `control`: what steering costs. `constraints`: masks beside llguidance's own, steps
-    beside free ones. `sampler`: time to choose tokens. `detokenizer`: time to spell them.
+    outside the model. `control`: what steering costs. `controllers`: what scripts cost. `constraints`: masks
+    beside llguidance's own, steps beside free ones. `sampler`: time to choose tokens. `detokenizer`: time to
+    spell them.
 
     Parameters
     ----------
