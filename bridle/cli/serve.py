@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,9 +15,11 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from bridle.http.settings import ServeSettings
     from bridle.service.control import ControlSettings
+    from bridle.service.loading import ExecutorLoader
     from bridle.service.model_set import ModelSet
 
 _SERVER = Group("Server", sort_key=5)
+_PROCESSES = Group("Processes", sort_key=8)
 _MODELS = Group("Models on demand", sort_key=11)
 _ACCESS = Group("Access", sort_key=6)
 _CONTROL = Group("Controllers", sort_key=7)
@@ -70,6 +72,38 @@ class ControlOptions:
             store=self.control_store,
             prepare=self.control_prepare,
         )
+
+
+@Parameter(name="*", group=_PROCESSES)
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions:
+    """Where the model computes, if not in the server's own process."""
+
+    isolate_model: Annotated[bool, Parameter(negative="")] = False
+    "Run each model in a process of its own, which is started again when it ends: requests go on where they were."
+    shard: str | None = None
+    "Address of a `bridle shard` that runs the model, `host:port` or `unix:/path`."
+    shard_ca: Path | None = None
+    "With a shard elsewhere: the authority that signed its certificate, PEM."
+    shard_cert: Path | None = None
+    "Our own certificate, if the shard asks for one, PEM."
+    shard_key: Path | None = None
+    "Its private key, PEM."
+
+    def to_loader(self) -> ExecutorLoader | None:
+        """What loads models in place of this process."""
+        if self.shard is not None and self.isolate_model:
+            raise InvalidRequest("shard and isolate_model exclude each other: drop one of them", "shard")
+        if not (self.shard or self.isolate_model):
+            return None
+        from bridle.cluster.address import Tls, check_address
+        from bridle.deploy.launcher import connect_shard, launch_shard
+
+        if self.shard is None:
+            return launch_shard
+        check_address(self.shard)
+        tls = Tls(self.shard_cert, self.shard_key, self.shard_ca) if self.shard_ca or self.shard_cert else None
+        return connect_shard(self.shard, tls)
 
 
 @Parameter(name="*", group=_MODELS)
@@ -180,6 +214,7 @@ _MODEL_SET_DEFAULT = ModelSetOptions()
 _ENGINE_DEFAULT = EngineOptions()
 _ACCESS_DEFAULT = AccessOptions()
 _CONTROL_DEFAULT = ControlOptions()
+_SHARD_DEFAULT = ShardOptions()
 
 
 def serve(
@@ -190,6 +225,7 @@ def serve(
     engine: EngineOptions = _ENGINE_DEFAULT,
     access: AccessOptions = _ACCESS_DEFAULT,
     control: ControlOptions = _CONTROL_DEFAULT,
+    shards: ShardOptions = _SHARD_DEFAULT,
 ) -> int:
     """Serve models over HTTP, with the OpenAI API and the AICI API for controllers, and over LMTP for LMQL.
 
@@ -202,6 +238,7 @@ def serve(
         Folders, hub ids or `demo` (the default), loaded at the start; `auto` loads nothing.
     """
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
+    settings = replace(settings, executors=shards.to_loader())
     from bridle.http.server import serve as serve_http
     from bridle.lmtp.server import LmtpSettings, websocket_front
 

@@ -194,7 +194,7 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
         raise InvalidRequest(
             "aici_trace records the control runtime of one model; serve only one with it", "aici_trace"
         )
-    loader = EngineLoader(settings.engine, settings.control)
+    loader = EngineLoader(settings.engine, settings.control, settings.executors)
     registry, load_named = build_registry(models, settings.model, loader, settings.name)
     with contextlib.ExitStack() as undo:
         undo.callback(registry.close)

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from bridle.config import EngineConfig, ModelConfig
+from bridle.engine.interfaces import Executor, Sampler
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
 
 if TYPE_CHECKING:
@@ -24,14 +25,25 @@ if TYPE_CHECKING:
     from bridle.constraints import Constraint, ConstraintPool
     from bridle.engine import AsyncEngine
     from bridle.engine.client import EngineClient
-    from bridle.engine.interfaces import ControllerPool, ExecutorInfo, Sampler
-    from bridle.model.executor import LocalExecutor
+    from bridle.engine.interfaces import ControllerPool, ExecutorInfo
     from bridle.text import Tokenizer
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _NUM_TEXT_THREADS = 2
+
+
+class LoadedExecutor(Executor, Protocol):
+    """A model, wherever it is. `num_bytes` is the memory that its weights and its KV cache take."""
+
+    @property
+    def num_bytes(self) -> int:
+        raise NotImplementedError
+
+
+#: Makes one: configuration, whom to tell how far it is, and a sampler of the caller's own.
+ExecutorLoader = Callable[[ModelConfig, Callable[[str, float], None] | None, Sampler | None], LoadedExecutor]
 
 
 @dataclass(slots=True)
@@ -92,15 +104,17 @@ def load_model(
     pools: Sequence[ControllerPool] = (),
     sampler: Sampler | None = None,
     control: ControlSettings | None = None,
+    executors: ExecutorLoader | None = None,
 ) -> LoadedModel:
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
     `progress(what, share)` is called with a share between 0 and 1; what it raises ends the loading. `pools` bring
     further kinds of controllers, beside plain Python ones and constraints. `control` says whether Wasm controllers get
-    a runtime (None: no); it starts while the model is loaded. Raises `UnsupportedModel` or `InvalidRequest` with what
+    a runtime (None: no); it starts while the model is loaded. `executors` loads the model elsewhere than into this
+    process. Raises `UnsupportedModel` or `InvalidRequest` with what
     to do about it.
     """
-    parts = _load_parts(config, control or ControlSettings("off"), progress, sampler)
+    parts = _load_parts(config, control or ControlSettings("off"), progress, sampler, executors)
     client, constraints = _start_engine(parts, engine_config or EngineConfig(), pools)
     return LoadedModel(
         name or model_name(config.model),
@@ -118,7 +132,7 @@ class _Parts:
     """What an engine is made of."""
 
     tokenizer: Tokenizer
-    executor: LocalExecutor
+    executor: LoadedExecutor
     runtime: RuntimePool | None
 
 
@@ -127,6 +141,7 @@ def _load_parts(
     control: ControlSettings,
     progress: Callable[[str, float], None] | None,
     sampler: Sampler | None,
+    executors: ExecutorLoader | None,
 ) -> _Parts:
     """Tokenizer, weights and control runtime. If one of them fails, none is left behind."""
     from bridle.model import load_executor, resolve_model
@@ -138,7 +153,7 @@ def _load_parts(
         if starting is not None:
             undo.callback(starting.abandon)
         tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
-        executor = load_executor(config, progress=progress, sampler=sampler)
+        executor: LoadedExecutor = (executors or load_executor)(config, progress, sampler)
         undo.callback(executor.close)
         runtime = finish_control(control, starting, executor.info.vocab_size)
         undo.pop_all()

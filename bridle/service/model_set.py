@@ -15,7 +15,7 @@ from bridle.errors import InvalidRequest
 from bridle.service.catalog import ModelCatalog, is_model_name
 from bridle.service.control import ControlSettings
 from bridle.service.keeper import ModelKeeper, ModelLoader
-from bridle.service.loading import load_model, model_name
+from bridle.service.loading import ExecutorLoader, load_model, model_name
 from bridle.service.registry import ModelRegistry
 from bridle.service.slot import Slot
 
@@ -76,11 +76,18 @@ class ModelSet:
 
 
 class EngineLoader:
-    """Loads models into this process, each with an engine, a tokenizer and a control runtime of its own."""
+    """Loads models into this process, or where `executors` says, each with an engine, a tokenizer and a control runtime
+    of its own."""
 
-    def __init__(self, engine: EngineConfig | None = None, control: ControlSettings | None = None) -> None:
+    def __init__(
+        self,
+        engine: EngineConfig | None = None,
+        control: ControlSettings | None = None,
+        executors: ExecutorLoader | None = None,
+    ) -> None:
         self._engine = engine
         self._control = control
+        self._executors = executors
 
     def measure(self, config: ModelConfig) -> int:
         from bridle.model.footprint import weights_of
@@ -88,7 +95,9 @@ class EngineLoader:
         return weights_of(config)
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
-        return load_model(config, self._engine, name=name, progress=progress, control=self._control)
+        return load_model(
+            config, self._engine, name=name, progress=progress, control=self._control, executors=self._executors
+        )
 
 
 def build_registry(
