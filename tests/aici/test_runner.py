@@ -20,6 +20,7 @@ from bridle.testing.tiny import make_checkpoint
 from examples.aici_transformers import TinyEngine
 from tests.aici.guests import (
     END,
+    LOOP,
     NOOP,
     TRAP,
     by_branch,
@@ -32,6 +33,7 @@ from tests.aici.guests import (
     say,
     splice,
 )
+from tests.aici.guests import store as store_variable
 
 VOCAB_SIZE = 300
 
@@ -172,6 +174,50 @@ def test_a_trace_replays(checkpoint: Path, store: Path, tmp_path: Path, model: A
     assert all(line["timestamp"] > 1_600_000_000_000 and line["resp"]["type"] in ("ok", "error") for line in lines)
     found = list(replay(trace, config(checkpoint, store, futex=futex)))
     assert found == [None] * len(lines)
+
+
+SPIN = """(local.set $i (i32.const 60000000)) (loop $spin (local.set $i (i32.sub (local.get $i) (i32.const 1)))
+  (br_if $spin (local.get $i)))"""
+TIMED = [result({"branches": [], "wait": {"ms": 40}})]
+
+
+def test_a_trace_with_late_and_waiting_controllers_replays(checkpoint: Path, store: Path, tmp_path: Path) -> None:
+    """In the record one is late for several steps and one waits for time, while a third goes on; one never answers."""
+    trace = tmp_path / "trace.jsonl"
+    slow = guest2(
+        [[say("slow\n"), "(call $spin)", *sample([70], VOCAB_SIZE)], END], raw=f"(func $spin (local $i i32) {SPIN})"
+    )
+    timed = guest2([[say("wait\n"), *TIMED], [store_variable("x", "61"), *sample([71], VOCAB_SIZE)], END])
+    steady = guest2([sample([72], VOCAB_SIZE)])
+    never = guest2([sample([73], VOCAB_SIZE), [say("last\n"), LOOP]])
+    args = ("--store", str(store), "--wasm-max-step-time", "4", "--wasm-max-timeout-steps", "60")
+    options = RuntimeConfig(str(checkpoint), num_logits=VOCAB_SIZE, extra_args=args, json_size=8, trace=trace)
+    with Runner(options, VOCAB_SIZE) as runner:
+        asks = []
+        for number, wasm in enumerate((slow, timed, steady, never)):
+            runner.start(f"r{number}", [1], runner.upload(wasm))
+            asks.append(Ask(number, request=Request(f"r{number}", (1,))))
+        tokens: dict[int, list[int]] = {number: [] for number in range(4)}
+        errors: dict[int, str] = {}
+        while not ({0, 1} <= {n for n, got in tokens.items() if got} and 3 in errors):
+            runner.begin(asks)
+            asks = []
+            for number, answer in runner.finish().items():
+                if answer.error is not None:
+                    errors[number] = str(answer.error)
+                    runner.free(number)
+                elif answer.decision is not None and answer.decision.is_wait:
+                    asks.append(Ask(number))
+                elif answer.decision is not None and not answer.decision.is_stop:
+                    tokens[number].append(70 + number)
+                    asks.append(Ask(number, (70 + number,), sampled=70 + number))
+    text = trace.read_text()
+    assert '"wait":true' in text and "\N{HOURGLASS WITH FLOWING SAND}" in text and "steps in a row" in errors[3]
+    found = list(replay(trace, config(checkpoint, store), step_ms=1_000))
+    assert found == [None] * len(text.splitlines())
+    tampered = text.replace("slow\\n", "fast\\n")
+    trace.write_text(tampered)
+    assert next(each for each in replay(trace, config(checkpoint, store)) if each).operation == "mid_process"
 
 
 def test_a_trace_of_another_runtime_differs(checkpoint: Path, store: Path, tmp_path: Path) -> None:

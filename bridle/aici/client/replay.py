@@ -1,12 +1,16 @@
 """Playing a recorded trace again: every request goes to a fresh runtime, and the replies must be the same.
 
-Times are left out of the comparison. The format is that of `recording`.
+Times are left out of the comparison, and so is when an answer came: a controller that was late, or waited, in the
+record may be in time now, and the other way round. What counts is what each sequence said, one answer after the other.
+An answer that comes sooner than in the record is kept until its turn, and the sequence is not asked meanwhile; one that
+is not there yet is asked for again. The format is that of `recording`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,15 @@ from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
 from bridle.errors import InvalidRequest, ProtocolError
 
 #: Fields whose values differ from run to run.
-_VOLATILE = frozenset({"micros", "time", "updated_at", "compiled_size", "$rid"})
+_VOLATILE = frozenset({"micros", "time", "updated_at", "compiled_size", "$rid", "num_masks"})
 _MAX_LINE_BYTES = 256 << 20
+#: How long an answer may take that the record has, in seconds, and how often it is asked for.
+_PATIENCE, _PAUSE = 60.0, 0.005
+#: Log lines in which the runtime says that a controller is late begin so.
+_LATE = "\N{HOURGLASS WITH FLOWING SAND}"
+_TIMEOUT = "timeout"
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +41,23 @@ class Difference:
     got: Any
 
 
-def replay(path: Path, config: RuntimeConfig) -> Iterator[Difference | None]:
-    """Play a trace against a fresh runtime: one item per exchange, None where the reply is the same."""
-    process = RuntimeProcess(config)
+def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[Difference | None]:
+    """Play a trace against a fresh runtime: one item per exchange, None where the reply is the same. Controllers get
+    `step_ms` for a step, so that a busy machine does not make them late; one that never answers ends after two."""
+    patient = ("--wasm-max-step-time", str(step_ms), "--wasm-max-timeout-steps", "1") if config.dialect == 2 else ()
+    process = RuntimeProcess(replace(config, extra_args=(*config.extra_args, *patient)))
     try:
+        player = _Player(process)
         for number, entry in enumerate(_entries(path), 1):
-            yield _play(process, number, entry)
+            yield player.play(number, entry)
     finally:
         process.kill()
         process.close()
 
 
 class _Entry(msgspec.Struct):
-    cmd: dict[str, Any]
-    resp: dict[str, Any]
+    cmd: Json
+    resp: Json
     suff: str = ""
     timestamp: float = 0
 
@@ -59,19 +73,107 @@ def _entries(path: Path) -> Iterator[_Entry]:
                 raise InvalidRequest(f"{path}: line {number} is no exchange: {error}") from None
 
 
-def _play(process: RuntimeProcess, number: int, entry: _Entry) -> Difference | None:
-    side = entry.suff == "-side"
-    channel = process.link.side if side else process.link.main
-    channel.send(msgspec.json.encode(entry.cmd), 10.0, process.is_alive)
-    reply = channel.receive(process.config.start_timeout, process.is_alive)
-    if reply is None:
-        raise ProtocolError(f"the runtime did not answer exchange {number}")
-    got, expected = _stable(msgspec.json.decode(reply)), _stable(entry.resp)
-    return None if got == expected else Difference(number, str(entry.cmd.get("op")), expected, got)
+@dataclass(slots=True)
+class _Said:
+    """What a sequence has said in one of the two runs: up to its next answer, and that answer if it came early."""
+
+    logs: str = ""
+    storage: list[Any] = field(default_factory=list)
+    answer: Json | None = None
+
+    def hear(self, result: Json) -> None:
+        """Take in a result of a step."""
+        self.logs += "".join(line for line in str(result["logs"]).splitlines(True) if not line.startswith(_LATE))
+        self.storage += result["storage"]
+        if not _waits(result):
+            self.answer = result
+
+    def take(self) -> Json:
+        """The answer with all that was said before it."""
+        answer = {**(self.answer or {}), "logs": self.logs, "storage": self.storage}
+        if _TIMEOUT in str(answer.get("error", "")):  # it says how long was waited, and where the guest was
+            answer |= {"error": _TIMEOUT, "logs": ""}
+        self.logs, self.storage, self.answer = "", [], None
+        return answer
+
+
+class _Player:
+    """Plays exchanges against a process."""
+
+    def __init__(self, process: RuntimeProcess) -> None:
+        self._process = process
+        self._recorded: dict[str, _Said] = {}
+        self._now: dict[str, _Said] = {}
+
+    def play(self, number: int, entry: _Entry) -> Difference | None:
+        """One exchange."""
+        if entry.cmd.get("op") == "mid_process" and "freed" in entry.cmd and entry.resp.get("type") == "ok":
+            expected, got = self._step(number, entry.cmd, entry.resp)
+        else:
+            expected, got = entry.resp, self._exchange(number, entry.cmd, side=entry.suff == "-side")
+        expected, got = _stable(expected), _stable(got)
+        return None if got == expected else Difference(number, str(entry.cmd.get("op")), expected, got)
+
+    def _exchange(self, number: int, command: Json, *, side: bool = False) -> Json:
+        channel = self._process.link.side if side else self._process.link.main
+        channel.send(msgspec.json.encode(command), 10.0, self._process.is_alive)
+        reply = channel.receive(self._process.config.start_timeout, self._process.is_alive)
+        if reply is None:
+            raise ProtocolError(f"the runtime did not answer exchange {number}")
+        data: Json = msgspec.json.decode(reply)
+        return data
+
+    # -- steps of dialect 2 ------------------------------------------------------------------------------
+
+    def _step(self, number: int, command: Json, recorded: Json) -> tuple[Json, Json]:
+        """Both replies, with those answers that the record has here."""
+        ops = [op for op in command["ops"] if self._of(self._now, op["id"]).answer is None]
+        now = self._exchange(number, {**command, "ops": ops, "deadline_ms": None, "reply_ms": None})
+        if now.get("type") != "ok":
+            return recorded, now
+        self._hear(self._recorded, recorded)
+        self._hear(self._now, now)
+        due = [key for key in recorded["data"]["seqs"] if self._of(self._recorded, key).answer is not None]
+        for key in due:
+            if int(key) not in command["freed"]:
+                self._await(number, key)
+        answers = [{key: self._of(run, key).take() for key in due} for run in (self._recorded, self._now)]
+        for run in (self._recorded, self._now):
+            for freed in command["freed"]:
+                run.pop(str(freed), None)
+        expected, got = ({**reply["data"], "seqs": seqs} for reply, seqs in zip((recorded, now), answers, strict=True))
+        return {"data": expected}, {"data": got}
+
+    def _await(self, number: int, key: str) -> None:
+        """The record has an answer: ask until it is there."""
+        deadline = time.monotonic() + _PATIENCE
+        op = {"id": int(key), "backtrack": 0, "tokens": [], "sampled": None}
+        while self._of(self._now, key).answer is None and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+            reply = self._exchange(number, {"op": "mid_process", "ops": [op], "freed": []})
+            if reply.get("type") != "ok":
+                return
+            self._hear(self._now, reply)
+
+    def _hear(self, run: dict[str, _Said], reply: Json) -> None:
+        for key, result in reply["data"]["seqs"].items():
+            self._of(run, key).hear(result)
+
+    def _of(self, run: dict[str, _Said], key: str | int) -> _Said:
+        return run.setdefault(str(key), _Said())
+
+
+def _waits(result: Json) -> bool:
+    """Whether a result says "not now": late, or waiting for time or for a variable."""
+    branches = (result.get("result") or {}).get("branches") or []
+    return len(branches) == 1 and branches[0].get("wait") is True
 
 
 def _stable(value: Any) -> Any:
-    """The value without what differs from run to run."""
+    """The value without what differs from run to run; of a mask, only that there is one."""
     if isinstance(value, dict):
-        return {key: _stable(item) for key, item in value.items() if key not in _VOLATILE}
+        kept = {key: _stable(item) for key, item in value.items() if key not in _VOLATILE}
+        if kept.get("sample_mask") is not None:
+            kept["sample_mask"] = True
+        return kept
     return [_stable(item) for item in value] if isinstance(value, list) else value
