@@ -1,4 +1,4 @@
-"""One control runtime for all scripts in JavaScript and JSON, as users share a server."""
+"""Control runtimes that all scripts share, as users share a server: one for JavaScript and JSON, one for Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def script_pool(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def runner(pool: RuntimePool, name: str) -> Run:
-    module = Scripts(pool, "").upload(standard.load(name))
+    return named(pool, Scripts(pool, "").upload(standard.load(name)))
+
+
+def named(pool: RuntimePool, module: str) -> Run:
+    """Runs scripts with a controller that the runtime knows by this name."""
 
     def run(source: str, *lines: str, prompt: str = "", **sampling: object) -> Scripts:
         scripts = Scripts(pool, module, lines)
@@ -39,3 +43,19 @@ def runner(pool: RuntimePool, name: str) -> Run:
 @pytest.fixture(scope="session")
 def js(script_pool: RuntimePool) -> Run:
     return runner(script_pool, "jsctrl")
+
+
+@pytest.fixture(scope="session")
+def py_pool(tokenizer: Path, request: pytest.FixtureRequest) -> Iterator[RuntimePool]:  # noqa: F811
+    """Its store outlives the session, because compiling an interpreter takes a while."""
+    store = request.config.cache.mkdir("bridle-py-store")
+    arguments = ("--store", str(store), "--wasm-max-step-time", "2000", "--limit", "max_prepare_wait=170000")
+    config = RuntimeConfig(str(tokenizer), extra_args=(*arguments, "--limit", "max_init_time=10000"))
+    pool = RuntimePool(config, VOCAB_SIZE)
+    yield pool
+    pool.shutdown()
+
+
+@pytest.fixture(scope="session")
+def py(py_pool: RuntimePool) -> Run:
+    return named(py_pool, "pyctrl")

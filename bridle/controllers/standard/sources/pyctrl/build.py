@@ -1,25 +1,69 @@
-"""Build pyctrl: CPython with `guest/`, as a component, made offline by componentize-py."""
+"""Build pyctrl: CPython with `guest/` in it, as a component, made offline by componentize-py.
+
+The tool runs the interpreter once, lets it import everything, and keeps a picture of its memory. `reproducible.c` keeps
+chance and time out of the picture. What is left are traces of inode numbers in memory that nobody initialized or uses
+any more: a few bytes that differ between any two builds, and are set to zero. So the same sources give the same
+bytes (on Linux).
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sysconfig
 import tempfile
 from pathlib import Path
 
-from bridle.controllers.standard.toolchain import run
+from bridle.controllers.standard.toolchain import run, zig_cc
+from bridle.errors import InvalidRequest
 
-GUEST = Path(__file__).parent / "guest"
+HERE = Path(__file__).parent
 WIT = Path(__file__).parents[4] / "aici" / "runtime" / "wit"
 
 SOURCES: dict[str, str] = {}
-TOOLS = {"componentize-py": "0.25.1"}
+TOOLS = {"componentize-py": "0.25.1", "ziglang": "0.17.1"}
+
+#: Enough that no trace is the same byte in all of them.
+_NUM_BUILDS = 3
+_MAX_TRACES = 500
+_CHUNK = 4096
 
 
 def build(out: Path) -> None:
     """Write the module to `out`."""
+    with tempfile.TemporaryDirectory(prefix="bridle-pyctrl-") as name:
+        folder = Path(name)
+        zig_cc(["-shared", "-fPIC", "-O1", "-o", folder / "reproducible.so", HERE / "reproducible.c"])
+        out.write_bytes(_common([_build(folder, number) for number in range(_NUM_BUILDS)]))
+
+
+def _build(folder: Path, number: int) -> bytes:
+    """One picture, taken in a folder of its own."""
+    place = folder / str(number)
+    shutil.copytree(HERE / "guest", place / "guest", ignore=shutil.ignore_patterns("__pycache__"))
+    (place / "lib" / "site-packages").mkdir(parents=True)  # empty, instead of what is installed here
     tool = Path(sysconfig.get_path("scripts")) / "componentize-py"
-    with tempfile.TemporaryDirectory(prefix="bridle-pyctrl-") as folder:
-        guest = shutil.copytree(GUEST, Path(folder) / "guest", ignore=shutil.ignore_patterns("__pycache__"))
-        command = [str(tool), "--quiet", "--wit-path", str(WIT), "--world", "controller", "componentize", "app"]
-        run([*command, "--python-path", str(guest), "--output", str(out)])
+    preload = str(folder / "reproducible.so")
+    environment = {"PATH": os.defpath, "TMPDIR": str(place), "LD_PRELOAD": preload, "VIRTUAL_ENV": str(place)}
+    command = [str(tool), "--quiet", "--wit-path", str(WIT), "--world", "controller", "componentize", "app"]
+    run([*command, "--python-path", "guest", "--output", "out.wasm"], cwd=place, environment=environment)
+    return (place / "out.wasm").read_bytes()
+
+
+def _common(pictures: list[bytes]) -> bytes:
+    """What all pictures show, zeros elsewhere. Raises `InvalidRequest` if that is more than traces."""
+    first, *others = pictures
+    common = bytearray(first)
+    num_traces = 0
+    for other in others:
+        if len(other) != len(first):
+            raise InvalidRequest(f"two builds of pyctrl have {len(first)} and {len(other)} bytes: not reproducible")
+        for start in range(0, len(first), _CHUNK):
+            if first[start : start + _CHUNK] != other[start : start + _CHUNK]:
+                for place in range(start, min(start + _CHUNK, len(first))):
+                    if first[place] != other[place]:
+                        common[place] = 0
+                        num_traces += 1
+    if num_traces > _MAX_TRACES:
+        raise InvalidRequest(f"two builds of pyctrl differ in {num_traces} bytes: not reproducible")
+    return bytes(common)

@@ -50,9 +50,7 @@ class _Session:
         if not self._is_first:
             callbacks.post_process(step["backtrack"], step["tokens"])
         self._is_first = False
-        decision = callbacks.mid_process(step["fork_group"]).lower()
-        tokens.end_call()
-        return decision
+        return callbacks.mid_process(step["fork_group"]).lower()
 
 
 _session = _Session()
@@ -79,7 +77,9 @@ class WitWorld(wit_world.WitWorld):
 def _attempt(action: Callable[[], Any]) -> Any:
     """Run code of the script. Raises `script.Failed` with what to tell the user."""
     try:
-        return action()
+        result = action()
+        tokens.end_call()
+        return result
     except script.Failed:
         raise
     except BaseException as error:

@@ -181,8 +181,9 @@ async def fork(forks: int | Sequence[Branch]) -> int:
     member = _ForkMember()
     await member
     number = member.fork_group.index(self_seq_id())
+    seed = random.getrandbits(64)
     if number:
-        random.seed(random.getrandbits(64) + number)  # forks would all throw the same dice
+        random.seed(seed + number)  # forks would all throw the same dice
     return number
 
 
