@@ -1,4 +1,4 @@
-"""Servers to test clients with: one that behaves like the genuine one, and connections that break where they are told."""
+"""Servers to test clients with: one that behaves like the genuine one, and connections that break as told."""
 
 from __future__ import annotations
 
