@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,6 +123,8 @@ async def run(body: RunBody, request: Request) -> Response:
         model = await hold_model(request, body.model)
         ticket = reserve(http, call, model, 1, 1)
         engine_request = ticket.seat(await _engine_request(body, request, model))
+        call.submitted = time.monotonic()
+        call.max_new_tokens = engine_request.sampling.max_tokens
         stream = model.client.submit(engine_request)
         call.resources.callback(stream.cancel)
         running = _Run(stream, RunShaper(engine_request), call)

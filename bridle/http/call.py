@@ -39,6 +39,7 @@ class Call:
     usage: Usage | None = None
     submitted: float | None = None
     queued: float = 0.0
+    max_new_tokens: int | None = None
     first_token: float | None = None
     last_token: float | None = None
     finish: list[str] = field(default_factory=list)

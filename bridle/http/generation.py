@@ -107,6 +107,7 @@ class Generation:
         Raises the first error of any output. Whatever happens, nothing keeps running.
         """
         self.call.submitted = time.monotonic()
+        self.call.max_new_tokens = self.parts[0].request.sampling.max_tokens
         streams = {part.number: self._submit(part) for part in self.parts if part.shares is None}
         try:
             async with asyncio.TaskGroup() as group:

@@ -14,6 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bridle.http.metrics_genai import GenAiMetrics
+from bridle.http.metrics_tgi import TgiMetrics
+
 if TYPE_CHECKING:
     from bridle.http.call import Call
     from bridle.service import ModelRegistry
@@ -64,10 +67,13 @@ class Metrics:
         self._seconds = self._histogram("request_seconds", "Whole duration of a call.", _SECONDS)
         self._first = self._histogram("first_token_seconds", "From a call to its first token.", _SECONDS)
         self._pace = self._histogram("token_seconds", "Mean time per further token.", _TOKEN_SECONDS)
+        self._others = (TgiMetrics(self._registry, models), GenAiMetrics(self._registry))
         self.in_flight = Gauge("bridle_http_in_flight", "Requests in flight.", registry=self._registry)
 
     def observe(self, call: Call, seconds: float) -> None:
         """Count a call that just ended."""
+        for other in self._others:
+            other.observe(call, seconds)
         route = call.path if call.path in _ROUTES else "other"
         model = call.model or ""
         self._calls.labels(route, model, str(call.status or 499)).inc()

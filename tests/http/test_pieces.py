@@ -207,6 +207,24 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return found
 
 
+def test_metrics_also_have_the_names_of_other_servers() -> None:
+    with local_client(scripted_model(next_token=saying("Hi."))) as client:
+        client.post("/generate", json={"inputs": "a", "parameters": {"max_new_tokens": 9}})
+        client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}], "model": "nobody"})
+        client.get("/v1/models")
+        lines = client.get("/metrics").text.splitlines()
+    assert {
+        "tgi_request_count 2.0",
+        "tgi_request_success 1.0",
+        'tgi_request_failure{err="validation"} 1.0',
+        "tgi_queue_size 0.0",
+        "tgi_request_max_new_tokens_sum 9.0",
+        "tgi_request_queue_duration_count 1.0",
+    } <= set(lines)
+    label = 'gen_ai_operation_name="text_completion",gen_ai_request_model="scripted"'
+    assert f"gen_ai_server_time_to_first_token_seconds_count{{{label}}} 1.0" in lines
+
+
 def test_metrics_count_calls_tokens_and_the_engine() -> None:
     model = scripted_model(next_token=saying("Hello."))
     with local_client(model) as client:
