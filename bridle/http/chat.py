@@ -42,7 +42,9 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     ticket = reserve(http, call, model, 1, sampling.n)
     prompt = await chat_prompt(body, model)
     tenant = identity_of(request).user
-    generation = await prepare(http, call, model, ticket, [prompt], sampling, tenant, steering)
+    generation = await prepare(
+        http, call, model, ticket, [prompt], sampling, tenant, steering, tell_resuming=body.wants_resuming
+    )
     answer = _Answer(generation, call.id, body.top_logprobs or 0, wants_tools(body), body.wants_stream_usage)
     if body.stream:
         return SseResponse(answer.stream, http.settings)

@@ -41,7 +41,9 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     _check_steering(body, plan, steering)
     ticket = reserve(http, call, model, len(body.prompt), plan.sampling.n)
     tenant = identity_of(request).user
-    generation = await prepare(http, call, model, ticket, body.prompt, plan.sampling, tenant, steering)
+    generation = await prepare(
+        http, call, model, ticket, body.prompt, plan.sampling, tenant, steering, tell_resuming=body.wants_resuming
+    )
     answer = _Answer(generation, plan, call.id)
     if body.stream:
         return SseResponse(answer.stream, http.settings)

@@ -22,7 +22,7 @@ from bridle.http.control import Steering
 from bridle.http.identity import LOCAL_USER
 from bridle.http.notes import Note, NoteReader
 from bridle.http.state import HttpState
-from bridle.outputs import CompletionOutput, Event, FinishReason, PromptEvent, TokenEvent, Usage
+from bridle.outputs import CompletionOutput, Event, FinishReason, PromptEvent, Resuming, TokenEvent, Usage
 from bridle.sampling import MAX_SEED, SamplingParams
 from bridle.service import (
     Delta,
@@ -80,6 +80,8 @@ class Part:
         self.collector.add(events)
         if self.is_steered:
             self.notes.add(events)
+        elif self.request.tell_resuming:
+            self.notes.add(event for event in events if isinstance(event, Resuming))
 
     def take(self) -> list[tuple[Delta, Note]]:
         """What is new of each output since the last call, text and notes."""
@@ -200,9 +202,11 @@ async def prepare(
     tenant: str = "",
     steering: Steering | None = None,
     adapter: str | None = None,
+    tell_resuming: bool = False,
 ) -> Generation:
     """Check and tokenize everything; nothing is submitted yet. A rendered chat comes as tokens. Cached prompts are
-    shared only within one `tenant`. `steering` is what steers each prompt, `adapter` what is added to the model."""
+    shared only within one `tenant`. `steering` is what steers each prompt, `adapter` what is added to the model. With `tell_resuming`
+    a loss of the device is told."""
     steering = steering or Steering()
     if steering.constraint is not None:
         await model.try_constraint(steering.constraint)
@@ -225,7 +229,8 @@ async def prepare(
             timeout=timeout,
             tenant=tenant,
         )
-        request = replace(request, turn=ticket.charge(len(tokens) * num_copies))
+        turn = ticket.charge(len(tokens) * num_copies)
+        request = replace(request, turn=turn, tell_resuming=tell_resuming)
         first = Part(number * num_copies, prompt, request, steering.rewind)
         parts += [first, *(_choice(call, first, copy) for copy in range(1, num_copies))]
     return Generation(model, call, parts)

@@ -1,4 +1,5 @@
-"""What controllers say beside text, output by output: logs, variables written, where a fork came from.
+"""What there is to say beside text, output by output: logs, variables written, where a fork came from, and that an
+output waits for a device that was lost.
 
 Shared by all routes that carry controllers. `NoteReader` keeps what was not told yet; that is bounded, however much a
 controller says and however slowly its client reads.
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridle.outputs import Event, Forked, Log, Stored
+from bridle.outputs import Event, Forked, Log, Resuming, Stored
 
 MAX_LOG_CHARS = 1 << 20
 MAX_WRITES = 1 << 10
@@ -25,6 +26,7 @@ class Note:
     logs: str = ""
     writes: list[Stored] = field(default_factory=list)
     parent: int | None = None
+    is_resuming: bool = False
     _num_bytes: int = 0
 
     def log(self, text: str) -> None:
@@ -48,7 +50,7 @@ class Note:
 
     def fields(self) -> dict[str, Any]:
         """Extra fields of a choice: only those that say something."""
-        shown = {"logs": self.logs, "storage": self.storage}
+        shown = {"logs": self.logs, "storage": self.storage, "resuming": self.is_resuming}
         return {name: value for name, value in shown.items() if value}
 
 
@@ -68,6 +70,8 @@ class NoteReader:
                     self._of(event).write(event)
                 case Forked():
                     self._of(event).parent = event.parent
+                case Resuming():
+                    self._of(event).is_resuming = True
 
     def take(self, index: int) -> Note:
         """What was not told yet of one output; empty if there is nothing."""

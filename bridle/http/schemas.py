@@ -116,11 +116,12 @@ JsonObjects = list[dict[str, Any]]
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries beside its chunks."""
+    """What a stream carries beside its chunks: counts in the end, and a word when the device was lost."""
 
     model_config = ConfigDict(strict=True)
 
     include_usage: bool | None = None
+    include_resuming: bool | None = None
 
 
 class SamplingFields(BaseModel):
@@ -165,6 +166,11 @@ class SamplingFields(BaseModel):
     @property
     def wants_stream_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_resuming(self) -> bool:
+        wants = self.stream_options is not None and bool(self.stream_options.include_resuming)
+        return wants and bool(self.stream)
 
     def sampling(self, **changes: Any) -> SamplingParams:
         """Sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
