@@ -47,6 +47,11 @@ class ChatTemplate:
     def is_present(self) -> bool:
         return bool(self._sources)
 
+    @property
+    def text(self) -> str:
+        """The source; of several templates, one after the other."""
+        return "\n".join(self._sources.values())
+
     def render(
         self,
         messages: Sequence[Message],

@@ -108,6 +108,10 @@ class Tokenizer:
                 return False
         return True
 
+    def id_of(self, token: str) -> int | None:
+        """The token that is written so in the vocabulary; None if there is none."""
+        return self._id_of(token)
+
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
 
@@ -172,6 +176,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether the model comes with a chat template."""
         return self._template.is_present
+
+    @property
+    def template_text(self) -> str:
+        """The source of the chat template; of several, one after the other."""
+        return self._template.text
 
     def render_chat(
         self,

@@ -26,6 +26,10 @@ class ByteTokenizer:
     bos_token_id: int | None = None
     special_token_ids = frozenset({EOS})
     has_chat_template = True
+    template_text = ""
+
+    def id_of(self, token: str) -> int | None:
+        return None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())

@@ -1,0 +1,85 @@
+"""What a reader of tool calls finds in growing text: content, the beginning of a call, more of its arguments."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text that is no call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """The model calls the function `name`. Calls of an output are numbered from 0."""
+
+    number: int
+    name: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the JSON text of a call's arguments."""
+
+    number: int
+    text: str
+
+
+Piece = Content | CallBegun | CallArguments
+
+
+class ToolReader(Protocol):
+    """Tells calls from other text while it grows. How the text is cut makes no difference to what all pieces together
+    say."""
+
+    def push(self, text: str, is_last: bool = False) -> list[Piece]:
+        """What became certain with `text`."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class Call:
+    """A whole call; `arguments` is JSON text."""
+
+    name: str
+    id: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Found:
+    """Pieces put together."""
+
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, pieces: Iterable[Piece]) -> Found:
+        for piece in pieces:
+            match piece:
+                case Content():
+                    self.content += piece.text
+                case CallBegun():
+                    self.calls.append(Call(piece.name, piece.id))
+                case CallArguments():
+                    self.calls[piece.number].arguments += piece.text
+        return self
+
+
+def new_call_id() -> str:
+    """An id that no other call has. Nine letters and digits: some models' templates take nothing else."""
+    return "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(9))
+
+
+def held_back(text: str, mark: str) -> int:
+    """How many of the last characters of `text` could be the beginning of `mark`."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-length:]):
+            return length
+    return 0

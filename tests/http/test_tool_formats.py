@@ -1,0 +1,256 @@
+"""Calls are found in text however it arrives, in every format, and grammars let exactly such calls pass."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.constraints import vocabulary_of
+from bridle.constraints.grammar import grammar_of
+from bridle.constraints.matcher import Matcher
+from bridle.constraints.vocabulary import Vocabulary
+from bridle.http.tools.formats import ToolFormat, format_of
+from bridle.http.tools.grammar import Function
+from bridle.http.tools.hermes import CLOSE, OPEN, Hermes
+from bridle.http.tools.llama import Llama
+from bridle.http.tools.mistral import Mistral
+from bridle.http.tools.pieces import Found
+from bridle.text import Tokenizer
+
+ARGUMENTS = '{"a": "<b> } </tool_call> \\" [", "c": [{"d": {}}]}'
+CALL = f'{OPEN}{{"name": "f", "arguments": {ARGUMENTS}}}{CLOSE}'
+LAMA = f'{{"name": "f", "parameters": {ARGUMENTS}}}'
+WANT = ("f", json.loads(ARGUMENTS))
+FORMATS: list[ToolFormat] = [Hermes(), Llama(), Mistral(["</s>"])]
+
+
+def read(kind: ToolFormat, pieces: list[str], is_open: bool = False) -> tuple[str, list[tuple[str, Any]]]:
+    """Content and calls of text that arrives in pieces."""
+    reader, found = kind.reader(is_open), Found()
+    for position, piece in enumerate(pieces):
+        found.add(reader.push(piece, is_last=position == len(pieces) - 1))
+    return found.content, [(call.name, _json(call.arguments)) for call in found.calls]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("plain", "plain", []),
+        ("", "", []),
+        (CALL, "", [WANT]),
+        ("Let me see.\n" + CALL + "\n" + CALL + "\n", "Let me see.\n", [WANT] * 2),
+        (CALL.removesuffix(CLOSE), "", [WANT]),
+        (CALL + " done", " done", [WANT]),
+        (CALL.removesuffix("}" + CLOSE) + "\n" + CLOSE, "", [WANT]),
+        (CALL[: CALL.index(ARGUMENTS) + 9], "", [("f", ARGUMENTS[:9])]),
+        ('<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
+        ('<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', "", [("f", {"x": 1})]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", {"x": 1})]),
+        ("<tool_call>no json</tool_call>", "<tool_call>no json</tool_call>", []),
+        ("<tool_call>[1]</tool_call>!", "<tool_call>[1]</tool_call>!", []),
+        ('<tool_call>{"name": 5}</tool_call>!', '<tool_call>{"name": 5}</tool_call>!', []),
+        ("a < b <tool", "a < b <tool", []),
+        ("<tool_call>", "<tool_call>", []),
+        ("<tool_call>" + "[" * 100_000, "<tool_call>" + "[" * 100_000, []),
+        ("<tool_call>" + "{" * 20_000, "<tool_call>" + "{" * 20_000, []),
+    ],
+)
+def test_calls_between_tags(text: str, content: str, calls: list[Any]) -> None:
+    assert read(Hermes(), [text]) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("plain", "plain", []),
+        ("   ", "   ", []),
+        (LAMA, "", [WANT]),
+        ("<|python_tag|>" + LAMA, "", [WANT]),
+        (f"\n{LAMA}; {LAMA}\n", "", [WANT] * 2),
+        ('{"temperature": 5}', '{"temperature": 5}', []),
+        ("Here: " + LAMA, "Here: " + LAMA, []),
+        ("<|py", "<|py", []),
+        (LAMA + " and so on", " and so on", [WANT]),
+    ],
+)
+def test_calls_as_bare_json(text: str, content: str, calls: list[Any]) -> None:
+    assert read(Llama(), [text]) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("plain</s>", "plain", []),
+        (f'[TOOL_CALLS][{{"name": "f", "arguments": {ARGUMENTS}}}]</s>', "", [WANT]),
+        (f'Well.[TOOL_CALLS] [{{"name": "f", "arguments": {ARGUMENTS}, "id": "x"}}, {{"name": "g"}}]</s>', "Well.",
+         [WANT, ("g", {})]),
+        (f"[TOOL_CALLS]f[ARGS]{ARGUMENTS}</s>", "", [WANT]),
+        (f"[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{ARGUMENTS}[TOOL_CALLS]f{ARGUMENTS}</s>", "", [WANT] * 2),
+        ("[TOOL_CALLS]never mind", "never mind", []),
+    ],
+)  # fmt: skip
+def test_calls_after_a_token(text: str, content: str, calls: list[Any]) -> None:
+    assert read(Mistral(["</s>"]), [text]) == (content, calls)
+
+
+def test_calls_after_a_token_that_stood_in_the_prompt() -> None:
+    text = f'[{{"name": "f", "arguments": {ARGUMENTS}}}]'
+    assert read(Mistral(["</s>"]), [text], is_open=True) == ("", [WANT])
+
+
+PARTS = [CALL, LAMA, "a", "<", OPEN, CLOSE, "<tool", "{}", "b <", "{", '"', "[TOOL_CALLS]", "[", "]", ",", "; ", "f",
+         "[ARGS]", "</s", "</s>", "\n", '{"name": "f", ', '"arguments": {', "<|python_tag|>", "<|py", "}"]  # fmt: skip
+
+
+@given(
+    st.sampled_from(FORMATS),
+    st.lists(st.sampled_from(PARTS), max_size=7),
+    st.lists(st.integers(0, 400), max_size=12),
+    st.booleans(),
+)
+def test_calls_do_not_depend_on_how_the_text_arrives(
+    kind: ToolFormat, parts: list[str], cuts: list[int], is_open: bool
+) -> None:
+    text = "".join(parts)
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    whole_content, whole_calls = read(kind, [text], is_open)
+    content, calls = read(kind, [text[start:end] for start, end in pairwise(bounds)], is_open)
+    assert calls == whole_calls
+    assert content.split() == whole_content.split()
+
+
+def test_a_call_streams_from_its_name_on() -> None:
+    reader, seen = Hermes().reader(), []
+    for char in CALL:
+        seen.append(len(reader.push(char)))
+    first = CALL.index(ARGUMENTS)
+    assert not any(seen[:first])
+    assert seen[first] == 2  # the call, and the first character of its arguments
+    assert seen[first + 1 : first + len(ARGUMENTS)] == [1] * (len(ARGUMENTS) - 1)
+
+
+def test_ids_differ_and_suit_every_template() -> None:
+    found = Found().add(Hermes().reader().push(CALL + CALL, is_last=True))
+    first, second = (call.id for call in found.calls)
+    assert first != second
+    assert len(first) == 9
+    assert first.isalnum()
+
+
+# -- grammars ----------------------------------------------------------------------------------------------------
+
+CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/C"}}, "required": ["city"],
+        "additionalProperties": False, "$defs": {"C": {"enum": ["Rome", "Oslo"]}}}  # fmt: skip
+FUNCTIONS = [Function("find", CITY), Function('odd "name"', None)]
+GOOD = '{"name": "find", "%s": {"city": "Rome"}}'
+ODD = '{"name": "odd \\"name\\"", "%s": {}}'
+BAD = ['{"name": "find", "%s": {"city": "Paris"}}', '{"name": "fund", "%s": {}}', '{"name": "find", "%s": {}}']
+
+
+@cache
+def vocabulary() -> tuple[Tokenizer, Vocabulary]:
+    tokenizer = Tokenizer.load("demo")
+    return tokenizer, vocabulary_of(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+
+
+def passes(matcher: Matcher, text: str) -> bool:
+    """Whether a grammar lets the whole text pass, and end there."""
+    tokenizer, _ = vocabulary()
+    twin = matcher.copy()
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        if not twin.mask()[token >> 3] >> (token & 7) & 1:
+            return False
+        twin.commit([token])
+    return twin.is_accepting
+
+
+def wrapped(kind: ToolFormat, *calls: str) -> str:
+    """A text of calls as the format writes them."""
+    if isinstance(kind, Hermes):
+        return "\n".join(f"{OPEN}\n{call % 'arguments'}\n{CLOSE}" for call in calls)
+    if isinstance(kind, Llama):
+        return "; ".join(call % "parameters" for call in calls)
+    return "[" + ", ".join(call % "arguments" for call in calls) + "]"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_must_be_calls_is_nothing_else(kind: ToolFormat) -> None:
+    form = kind.must_call(FUNCTIONS, 3)
+    matcher = Matcher(vocabulary()[1], grammar_of(form.constraint()))
+    for calls in ([GOOD], [ODD], [GOOD, ODD, GOOD]):
+        text = wrapped(kind, *calls)
+        assert passes(matcher, text), text
+        content, found = read(kind, [text], is_open=True)
+        assert content == ""
+        assert [name for name, _ in found] == [json.loads(call % "x")["name"] for call in calls]
+    for text in ("", "Hello", wrapped(kind, *[GOOD] * 4), *(wrapped(kind, bad) for bad in BAD)):
+        assert not passes(matcher, text), text
+    single = Matcher(vocabulary()[1], grammar_of(kind.must_call(FUNCTIONS[:1], 1).constraint()))
+    assert passes(single, wrapped(kind, GOOD))
+    assert not passes(single, wrapped(kind, GOOD, GOOD))
+    assert not passes(single, wrapped(kind, ODD))
+
+
+@pytest.mark.parametrize("kind", FORMATS[:2])
+def test_what_may_be_calls_is_right_where_it_is(kind: ToolFormat) -> None:
+    form = kind.may_call(FUNCTIONS)
+    assert form is not None
+    matcher = Matcher(vocabulary()[1], grammar_of(form.constraint()))
+    for text in ("", "Hello.", " a { b", "<tool", "x\ny", wrapped(kind, GOOD), wrapped(kind, GOOD, ODD)):
+        assert passes(matcher, text), text
+    for bad in BAD:
+        assert not passes(matcher, wrapped(kind, bad))
+    if isinstance(kind, Hermes):
+        text = wrapped(kind, GOOD)
+        assert passes(matcher, f"Well: {text} and {text}\nDone.")
+        assert not passes(matcher, f"Well: {text} and {wrapped(kind, BAD[0])}")
+
+
+# -- the choice of a format --------------------------------------------------------------------------------------
+
+
+class Learned:
+    """What a tokenizer tells of what its model has learned."""
+
+    eos_token_ids = (2,)
+
+    def __init__(self, template: str, *tokens: str) -> None:
+        self.template_text, self._tokens = template, tokens
+
+    def id_of(self, token: str) -> int | None:
+        return 7 if token in self._tokens else None
+
+    def token_text(self, token: int) -> str:
+        return "</s>"
+
+
+@pytest.mark.parametrize(
+    ("learned", "kind"),
+    [
+        (Learned("... <tool_call> ..."), Hermes),
+        (Learned("... [TOOL_CALLS] ..."), Mistral),
+        (Learned("", "[TOOL_CALLS]"), Mistral),
+        (Learned("", "<|python_tag|>"), Llama),
+        (Learned('{"name": function name, "parameters": dictionary}'), Llama),
+        (Learned(""), Hermes),
+    ],
+)
+def test_the_template_tells_the_format(learned: Any, kind: type) -> None:
+    assert isinstance(format_of(learned), kind)
+
+
+def test_the_demo_model_writes_tags() -> None:
+    assert isinstance(format_of(vocabulary()[0]), Hermes)
