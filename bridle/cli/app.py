@@ -16,6 +16,7 @@ from bridle.cli.control import infer, run, tag, tags, upload
 from bridle.cli.doctor import doctor
 from bridle.cli.generate import generate
 from bridle.cli.keys import app as keys
+from bridle.cli.lmtp import lmtp
 from bridle.cli.new_controller import new_controller
 from bridle.cli.runtime import replay, runtime
 from bridle.cli.serve import serve
@@ -58,6 +59,7 @@ app["keys"].group = SERVING
 app.command(runtime, group=SERVING, help_flags=[], version_flags=[])
 app.command(generate, group=USING)
 app.command(chat, group=USING)
+app.command(lmtp, group=USING)
 for command in (run, infer, upload, tag, tags):
     app.command(command, group=CONTROL)
 app.command(new_controller, group=CONTROL)

@@ -4,7 +4,7 @@
 
 The prompt is what comes before the first word of the form `name=`, without the spaces between the two. A value is a
 Python literal and may hold spaces; nothing is ever evaluated. `prompt="Hello there "` says a prompt that the rule
-cannot express.
+cannot express, `prompt=[15496, 612]` one of tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OURS = ("model", "stream_id")
 class Line:
     """A prompt and what to ask of the server with it."""
 
-    prompt: str
+    prompt: str | list[int]
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -42,8 +42,9 @@ def parse_line(text: str) -> Line:
     given = options.pop("prompt", None)
     if given is None:
         return Line(prompt, options)
-    if prompt or not isinstance(given, str):
-        raise InvalidRequest('prompt= takes the text in quotes, as in prompt="Hello ", and nothing before it', "prompt")
+    is_tokens = isinstance(given, list) and all(type(token) is int for token in given)
+    if prompt or not (isinstance(given, str) or is_tokens):
+        raise InvalidRequest("prompt= takes a text in quotes or a list of token ids, and nothing before it", "prompt")
     return Line(given, options)
 
 

@@ -87,8 +87,11 @@ class Client:
     ) -> TokenStream:
         """Begin a stream, and give it as soon as it is sent. `options` are further sampling parameters, by the
         server's names. Waits while as many streams are open as may be."""
-        if max_tokens < 1:
-            raise InvalidRequest(f"max_tokens is {max_tokens}; must be at least 1", "max_tokens")
+        for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
+            if not isinstance(value, int) or value < 1:
+                raise InvalidRequest(f"{name} is {value!r}; must be an integer of at least 1", name)
+        if not isinstance(temperature, (int, float)):
+            raise InvalidRequest(f"temperature is {temperature!r}; must be a number", "temperature")
         request = Generate(
             stream_id=0,
             model=model or self.model,

@@ -1,0 +1,139 @@
+"""The interactive client: lines in, text or tokens out as they come, several prompts at once.
+
+Knows neither a terminal nor a keyboard: lines come from an iterator, and a `Screen` takes what is to be shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from bridle.errors import BridleError, InvalidRequest
+from bridle.lmtp.client import Client, TokenStream
+from bridle.lmtp.command_line import QUIT, Line, parse_line
+from bridle.lmtp.messages import Event, Token
+
+
+class Screen(Protocol):
+    """Where answers appear. `number` tells prompts apart."""
+
+    def begin(self, number: int, prompt: str) -> None:
+        """A prompt is on its way."""
+
+    def text(self, number: int, text: str) -> None:
+        """What it was answered, piece by piece."""
+
+    def token(self, number: int, token: dict[str, Any]) -> None:
+        """One token object."""
+
+    def end(self, number: int) -> None:
+        """There is no more."""
+
+    def note(self, text: str) -> None:
+        """Something else worth knowing."""
+
+    def ask(self) -> None:
+        """A line may be typed."""
+
+
+class Interactive:
+    """One session. With `shows_tokens`, token objects are shown as they come, and the whole text at the end."""
+
+    def __init__(self, client: Client, screen: Screen, *, shows_tokens: bool = False) -> None:
+        self._client = client
+        self._screen = screen
+        self._shows_tokens = shows_tokens
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._num_prompts = 0
+        client.on_event = self._tell
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether any prompt is still being answered."""
+        return bool(self._running)
+
+    async def run(self, lines: AsyncIterator[str], *, leaves_at_once: bool) -> None:
+        """Take lines until `quit` or their end. `leaves_at_once`: `quit` cuts what is being answered."""
+        self._screen.ask()
+        async for line in lines:
+            if line.strip() in QUIT:
+                if leaves_at_once:
+                    self.stop()
+                break
+            self._take(line)
+        while self._running:
+            await asyncio.wait(self._running.values())
+
+    def stop(self) -> None:
+        """Cut whatever is being answered."""
+        for task in self._running.values():
+            task.cancel()
+
+    def _take(self, text: str) -> None:
+        try:
+            line = parse_line(text)
+            _check(line)
+        except BridleError as error:
+            self._screen.note(str(error))
+            self._screen.ask()
+            return
+        if not line.prompt:
+            self._screen.ask()
+            return
+        self._num_prompts += 1
+        number = self._num_prompts
+        task = asyncio.get_running_loop().create_task(self._answer(number, line))
+        self._running[number] = task
+        task.add_done_callback(lambda _: self._done(number))
+
+    def _done(self, number: int) -> None:
+        self._screen.end(number)
+        del self._running[number]
+        if not self._running:
+            self._screen.ask()
+
+    async def _answer(self, number: int, line: Line) -> None:
+        shown = line.prompt if isinstance(line.prompt, str) else ""
+        try:
+            stream = await self._client.generate(line.prompt, **{"text": True, **line.options})
+            async with stream:
+                await self._show(number, shown, stream)
+        except BridleError as error:
+            self._screen.note(f"[{number}] {error}")
+
+    async def _show(self, number: int, prompt: str, stream: TokenStream) -> None:
+        if not self._shows_tokens:
+            self._screen.begin(number, prompt)
+        texts: list[str] = []
+        async for token in stream:
+            if self._shows_tokens:
+                self._screen.token(number, _object(token))
+                texts.append(token.text or "")
+            else:
+                self._screen.text(number, f" {token.token}" if token.text is None else token.text)
+        if self._shows_tokens and any(texts):
+            self._screen.begin(number, prompt)
+            self._screen.text(number, "".join(texts))
+
+    def _tell(self, event: Event) -> None:
+        about = ", ".join(f"{name} {value}" for name, value in event.data.items())
+        self._screen.note(f"[the server: {event.event}{': ' if about else ''}{about}]")
+
+
+def _object(token: Token) -> dict[str, Any]:
+    """A token as it is on the wire."""
+    known: dict[str, Any] = {"token": token.token, "stream_id": token.stream_id, "logprob": token.logprob}
+    known["finish_reason"] = token.finish_reason
+    known["top_logprobs"] = {str(key): value for key, value in (token.top_logprobs or {}).items()}
+    return known if token.text is None else {**known, "text": token.text}
+
+
+def _check(line: Line) -> None:
+    """Literals can be more than messages can say."""
+    for name, value in line.options.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise InvalidRequest(f"{name}= cannot be sent: {value!r} has no JSON form", name) from None
