@@ -205,8 +205,8 @@ async def prepare(
     tell_resuming: bool = False,
 ) -> Generation:
     """Check and tokenize everything; nothing is submitted yet. A rendered chat comes as tokens. Cached prompts are
-    shared only within one `tenant`. `steering` is what steers each prompt, `adapter` what is added to the model. With `tell_resuming`
-    a loss of the device is told."""
+    shared only within one `tenant`. `steering` is what steers each prompt, `adapter` what is added to the model. With
+    `tell_resuming` a loss of the device is told."""
     steering = steering or Steering()
     if steering.constraint is not None:
         await model.try_constraint(steering.constraint)
