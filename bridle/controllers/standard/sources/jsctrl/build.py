@@ -14,13 +14,12 @@ QUICKJS = "quickjs-ng==0.17.0.2"
 SOURCES = {QUICKJS: "43d2e48272208721a7aaea8e3f02d4b9318f12ef20cc4f5421b59d9a470706ef"}
 TOOLS = {"ziglang": ZIG, "wasmtime": "50.0.1"}
 HERE = Path(__file__).parent
-#: Module names in the order of the files; a script may import `aici` and `_aici`.
-LIBRARY = {
-    "aici": "aici.js",
-    "_aici": "native.js",
-    **{f"aici/{name}": f"{name}.js" for name in ("constraints", "driver", "gen", "level", "main", "results", "steps")},
-    **{f"aici/{name}": f"{name}.js" for name in ("text", "tokens")},
+#: The files that every interpreter has, by the names of their modules.
+COMMON = {
+    f"aici/{path}": HERE / "lib" / f"{path}.js"
+    for path in ("constraints", "driver", "gen", "level", "results", "steps", "text", "tokens")
 }
+_SCRIPTS = {"aici": "aici.js", "_aici": "native.js", "aici/globals": "globals.js", "aici/main": "main.js"}
 _ENGINE = ("dtoa.c", "libregexp.c", "libunicode.c", "quickjs.c")
 _FLAGS = (
     "--target=wasm32-wasi",
@@ -41,11 +40,11 @@ _FLAGS = (
 
 def build(out: Path) -> None:
     """Compile, start and save."""
-    make(out, {name: HERE / "lib" / file for name, file in LIBRARY.items()})
+    make(out, COMMON | {name: HERE / "lib" / file for name, file in _SCRIPTS.items()})
 
 
 def make(out: Path, library: dict[str, Path]) -> None:
-    """An interpreter with these modules built in."""
+    """An interpreter with these modules built in; it begins with `aici/main`."""
     with tempfile.TemporaryDirectory(prefix="bridle-quickjs-") as name:
         folder = Path(name)
         engine = unpack(folder)

@@ -41,6 +41,6 @@ export {
   tokensRepr,
   TokenSet,
 } from "aici/tokens"
-export { $, panic } from "aici/main"
+export { $, panic } from "aici/globals"
 
 export const helpers = { cfgConstraint, larkConstraint, jsonConstraint, regexConstraint, substrConstraint }

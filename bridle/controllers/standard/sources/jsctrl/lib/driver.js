@@ -11,6 +11,7 @@ import { describe, log } from "aici/text"
 const MAX_PENDING = 2048
 
 const state = {
+  program: { name: "JsCtrl", run: runScript },
   tokens: [], // of the sequence, with what is pending
   promptLength: 0,
   pending: null, // {backtrack, tokens, removed}, not handed over yet
@@ -66,7 +67,7 @@ export function prompt(text) {
   state.tokens = told.prompt
   state.promptLength = told.prompt.length
   guarded(() => {
-    finish(host.run(host.argument())) // `settle` tells how that went wrong
+    finish() // `settle` tells how that went wrong
     settle()
   })
   return text
@@ -88,12 +89,21 @@ export function rejected(promise, reason, isHandled) {
   else state.unhandled.set(promise, reason)
 }
 
-async function finish(body) {
-  await body
+async function finish() {
+  await state.program.run()
+  state.stopped = true
+  log(`${state.program.name}: done`)
+}
+
+async function runScript() {
+  await host.run(host.argument())
   if (!state.main && !state.hasRun) throw new Error("the script called neither start() nor test()")
   await state.main
-  state.stopped = true
-  log("JsCtrl: done")
+}
+
+/** Have something else than a script of the user steer. */
+export function setProgram(name, run) {
+  state.program = { name, run }
 }
 
 /** Let promises run; the first rejection that nobody handles ends the sequence. */

@@ -1,13 +1,9 @@
-// What is there before the script: globals, and the callbacks that the shim calls.
+// What a script need not import.
 import * as host from "aici/host"
-import { mid, prompt, rejected, start } from "aici/driver"
+import { start } from "aici/driver"
 import { gen, genTokens } from "aici/gen"
 import { fixed, fork, waitVars } from "aici/steps"
 import { assert, console, describe, inspect, log } from "aici/text"
-import "aici"
-import "_aici"
-
-export const callbacks = { mid, prompt, rejected }
 
 /** Fixed text: await $`2 and ${2} is`. */
 export function $(strings, ...values) {

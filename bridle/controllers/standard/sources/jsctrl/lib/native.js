@@ -13,4 +13,4 @@ export {
   tokensRepr,
   TokenSet,
 } from "aici/tokens"
-export { panic } from "aici/main"
+export { panic } from "aici/globals"

@@ -56,6 +56,12 @@ export class TokenSet {
     if (value && spare) this.#words[this.#words.length - 1] >>>= spare
   }
 
+  /** Add all tokens of another set. */
+  addAll(other) {
+    other.#words.forEach((word, i) => (this.#words[i] |= word))
+    return this
+  }
+
   numSet() {
     let count = 0
     for (let word of this.#words) for (; word; word &= word - 1) count++
