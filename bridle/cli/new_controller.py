@@ -16,6 +16,7 @@ def new_controller(
     /,
     *,
     lang: Annotated[Language, Parameter(name=["--lang", "-l"])] = "js",
+    module: Annotated[bool, Parameter(negative="")] = False,
     into: Annotated[Path, Parameter(name="--into")] = _HERE,
 ) -> int:
     """Make a folder with a small controller that builds and is tested with one command.
@@ -29,12 +30,14 @@ def new_controller(
         Small letters, digits and dashes: the name of the folder, and the tag that `make upload` sets.
     lang
         The language.
+    module
+        Make Python a module of its own, with all of the interpreter in it, instead of a script.
     into
         Where to make the folder. Default: here.
     """
     from bridle.controllers import kit
 
-    made = kit.new_controller(name, lang, into)
+    made = kit.new_controller(name, lang, into, as_module=module)
     for path in made.files:
         print(path)
     print(f"\nThe controller is {made.first}; next: cd {made.folder} && make && make test")

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             row[token] = 9.0 - rank
         return row
 
-    with controlled_model(tmp_path_factory.mktemp("store"), next_token=prefers) as model, served(lent(model)) as url:
+    store, patient = tmp_path_factory.mktemp("store"), ("--limit", "max_prepare_wait=600000")
+    with controlled_model(store, *patient, next_token=prefers) as model, served(lent(model)) as url:
         client = Client(url)
         yield client
         client.close()
@@ -48,6 +50,32 @@ def test_a_folder_has_everything(language: Language, tmp_path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         assert "@NAME@" not in text and ".in" not in path.suffix and text.endswith("\n")
     assert "my-own" in (made.folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_python_may_be_a_module_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new-controller", "mine", "--lang", "python", "--module", "--into", str(tmp_path)]) == 0
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {
+        *("app.py", "controller.wit", "common.mk", "Makefile", "README.md", "test_controller.py"),
+    }
+    assert "max_compile_time" in (tmp_path / "mine" / "test_controller.py").read_text()
+    compile((tmp_path / "mine" / "app.py").read_text(), "app.py", "exec")
+    assert main(["new-controller", "other", "--lang", "js", "--module", "--into", str(tmp_path)]) == 2
+    assert "write it in assemblyscript" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_python_module_builds_and_runs(tmp_path: Path) -> None:
+    pytest.importorskip("componentize_py", reason="the tool that makes components is not installed")
+    made = new_controller("mine", "python", tmp_path, as_module=True)
+    _make(made.folder, f"COMPONENTIZE={Path(sysconfig.get_path('scripts')) / 'componentize-py'}")
+    patient = ("--limit", "max_compile_time=300000")
+    with controlled_model(tmp_path / "store", *patient) as model, served(lent(model)) as url:
+        client = Client(url)
+        module = client.upload(made.folder.joinpath("mine.wasm").read_bytes())
+        assert text_of(client.run(module, "only this", prompt="Some")) == "only this"
+        items = client.run(module, prompt="Some")
+        assert text_of(items).isdigit() and "the text is complete" in str(items)
+        client.close()
 
 
 def test_the_command_tells_what_is_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +139,18 @@ def _make(folder: Path, *words: str) -> None:
     if done.returncode and "ENOTFOUND" in done.stderr + done.stdout:
         pytest.skip("the package registry of npm cannot be reached")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "language",
+    ["js", pytest.param("python", marks=pytest.mark.slow)],  # its interpreter compiles for long
+)
+def test_a_script_runs(language: Language, client: Client, tmp_path: Path) -> None:
+    made = new_controller("mine", language, tmp_path)
+    name = {"js": "jsctrl", "python": "pyctrl"}[language]
+    items = client.run(name, made.first.read_text(encoding="utf-8"), prompt="")
+    assert text_of(items) == "The ultimate answer is 44, or so it seems.", last_fork(items)
+    assert last_fork(items)["finish_reason"] == "aici-stop" and "the model says 44" in str(items)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ _SUFFIX = ".in"
 _PLACEHOLDER = "@NAME@"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}\Z")
 _SCRIPTS = ("js", "python")
+#: The interface that components are built against.
+_WIT = FOLDER.parents[1] / "aici" / "runtime" / "wit" / "controller.wit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,13 @@ class Made:
     first: Path
 
 
-def new_controller(name: str, language: Language, parent: Path) -> Made:
-    """Make the folder `parent/name`. Raises `InvalidRequest` for a bad name, or if there is something already."""
+def new_controller(name: str, language: Language, parent: Path, *, as_module: bool = False) -> Made:
+    """Make the folder `parent/name`. With `as_module`, Python becomes a module of its own instead of a script. Raises
+    `InvalidRequest` for a bad name, or if there is something already."""
     if language not in LANGUAGES:
         raise InvalidRequest(f"the language is {language!r}; must be one of {', '.join(LANGUAGES)}", "lang")
+    if as_module and language == "js":
+        raise InvalidRequest("JavaScript is a script; as a module, write it in assemblyscript", "lang")
     if _NAME.match(name) is None:
         raise InvalidRequest(
             f"the name is {name[:80]!r}; must be 1 to 40 small letters, digits and dashes, a letter first", "NAME"
@@ -46,22 +51,29 @@ def new_controller(name: str, language: Language, parent: Path) -> Made:
     folder = parent / name
     if folder.exists():
         raise InvalidRequest(f"{folder} exists already; nothing was changed", "NAME")
-    files = tuple(_write(source, folder / target, name) for source, target in _sources(name, language))
+    template = f"{language}-module" if as_module and language in _SCRIPTS else language
+    files = tuple(_write(source, folder / target, name) for source, target in _sources(name, template))
     return Made(folder, files, files[0])
 
 
-def _sources(name: str, language: Language) -> Iterator[tuple[Path, str]]:
-    """Files to copy and where to, the controller itself first."""
-    common = _TEMPLATES / ("script" if language in _SCRIPTS else "module")
-    found = [(path, path.relative_to(base)) for base in (_TEMPLATES / language, common) for path in base.rglob("*.in")]
-    targets = [(path, str(target).removesuffix(_SUFFIX).replace(_PLACEHOLDER, name)) for path, target in found]
-    yield from sorted(targets, key=lambda item: (not _is_program(item[1], name), item[1]))
-    if language == "c":
+def _sources(name: str, template: str) -> Iterator[tuple[Path, str]]:
+    """Files to copy and where to, the controller itself first. A template's own files come before common ones."""
+    common = _TEMPLATES / ("script" if template in _SCRIPTS else "module")
+    found: dict[str, Path] = {}
+    for base in (common, _TEMPLATES / template):
+        for path in base.rglob(f"*{_SUFFIX}"):
+            target = path.relative_to(base).as_posix().removesuffix(_SUFFIX).replace(_PLACEHOLDER, name)
+            found[target] = path
+    for target in sorted(found, key=lambda target: (not _is_program(target, name), target)):
+        yield found[target], target
+    if template == "c":
         yield from ((path, f"include/{path.name}") for path in sorted((FOLDER / "include").glob("*.h")))
+    if template == "python-module":
+        yield _WIT, _WIT.name
 
 
 def _is_program(target: str, name: str) -> bool:
-    return Path(target).stem in (name, "lib", "index")
+    return Path(target).stem in (name, "lib", "index", "app")
 
 
 def _write(source: Path, target: Path, name: str) -> Path:
