@@ -64,6 +64,7 @@ class BridlePeer:
         quantization: Literal["none", "int8"] = "none",
         num_threads: int | None = None,
         capacity: int = 1 << 14,
+        max_num_seqs: int | None = None,
     ) -> None:
         from bridle.engine import Engine
         from bridle.model import load_executor
@@ -76,7 +77,8 @@ class BridlePeer:
             kv_memory=capacity * checkpoint.token_bytes,
         )
         # Prompts come back in later rounds: a prefix cache would win unfairly.
-        self.engine = Engine(load_executor(config), EngineConfig(enable_prefix_caching=False))
+        settings = EngineConfig(enable_prefix_caching=False, max_num_seqs=max_num_seqs)
+        self.engine = Engine(load_executor(config), settings)
         self._num_requests = 0
 
     def generate(self, prompts: Prompts, num_new: int) -> Run:

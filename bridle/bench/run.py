@@ -19,6 +19,9 @@ BENCHMARKS = {
     "control": "bridle.bench.control",
     "controllers": "bridle.bench.controllers",
     "constraints": "bridle.bench.constraints",
+    "lmtp": "bridle.bench.lmtp",
+    "serve": "bridle.bench.serve",
+    "shard": "bridle.bench.shard",
     "sampler": "bridle.bench.sampler",
     "detokenizer": "bridle.bench.detokenizer",
 }

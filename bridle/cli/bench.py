@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-Benchmark = Literal["engine", "overhead", "control", "controllers", "constraints", "sampler", "detokenizer"]
+Benchmark = Literal[
+    "engine", "overhead", "control", "controllers", "constraints", "lmtp", "serve", "shard", "sampler", "detokenizer"
+]
 
 
 def bench(
@@ -17,6 +20,7 @@ def bench(
     model_size: Annotated[tuple[Literal["20m", "0.5b"], ...], Parameter(negative="")] = (),
     batch: Annotated[tuple[int, ...], Parameter(negative="")] = (),
     threads: int | None = None,
+    lmql: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Measure a part of bridle on this machine.
@@ -24,7 +28,9 @@ def bench(
     `engine`: generated tokens per second beside transformers' `generate` and its continuous batching, on
     models made on the spot, with the share of the memory-bandwidth limit. `overhead`: Python time of a step
     outside the model. `control`: what steering costs. `controllers`: what scripts cost. `constraints`: masks
-    beside llguidance's own, steps beside free ones. `sampler`: time to choose tokens. `detokenizer`: time to
+    beside llguidance's own, steps beside free ones. `serve`: the HTTP server under load, beside the offline
+    engine. `shard`: a step through another process beside
+    one in this. `lmtp`: LMQL's traffic, beside LMQL's own server. `sampler`: time to choose tokens. `detokenizer`: time to
     spell them.
 
     Parameters
@@ -34,15 +40,19 @@ def bench(
     quick
         Fewer tokens and rounds: minutes become seconds, ratios become rough.
     model_size
-        For `engine`: `20m`, `0.5b` or both (default: both, with --quick the small one).
+        For `engine` and `lmtp`: `20m`, `0.5b` or both (default: both, for `lmtp` the large one, with --quick the
+        small one).
     batch
-        Sequences at once; may be given several times. Default: what suits the benchmark.
+        Sequences or streams at once; may be given several times. Default: what suits the benchmark.
     threads
         CPU threads that compute. Default: as many as there are physical cores.
+    lmql
+        For `lmtp`: folder of a virtual environment with the genuine LMQL, made there if it is missing (minutes, a
+        gigabyte). Default: in the user's cache folder.
     as_json
         Print one line of JSON with all figures, last.
     """
     from bridle.bench import Settings, run
 
-    run(name, Settings(quick=quick, model_sizes=model_size, batches=batch, threads=threads, as_json=as_json))
+    run(name, Settings(quick, model_size, batch, threads, as_json, lmql))
     return 0
