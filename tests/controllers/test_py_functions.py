@@ -111,7 +111,7 @@ def allowed(constraint):
     tokens = aici.TokenSet()
     tokens[3] = True  # is overwritten
     constraint.allow_tokens(tokens)
-    return "".join(sorted(aici.detokenize([t]).decode() or "^" for t in tokens.tokens(50)))
+    return "".join(sorted(aici.detokenize([t]).decode(errors="replace") or "^" for t in tokens.tokens()))
 
 def feed(constraint, text):
     for token in text.encode():
