@@ -113,6 +113,12 @@ class _Fields:
             raise InvalidRequest(f"{name} is {_shown(value)}; must be true or false", name)
         return value
 
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        value = self.take(name, choices[0])
+        if value not in choices:
+            raise InvalidRequest(f"{name} is {_shown(value)}; must be one of {', '.join(choices)}", name)
+        return str(value)
+
     def mapping(self, name: str) -> dict[str, Any] | None:
         value = self.take(name)
         if value is not None and not isinstance(value, dict):
@@ -164,7 +170,7 @@ def _read_generate(given: _Fields) -> Generate:
         controller_arg=given.take("controller_arg"),
         constraint=given.mapping("constraint"),
         adapter=given.text("adapter"),
-        rewind=given.text("rewind") or "hold",
+        rewind=given.choice("rewind", ("hold", "event")),
         options=given.rest(),
     )
 

@@ -30,7 +30,7 @@ class Buffer:
         return tuple(await asyncio.shield(self._tokens))
 
     def fill(self, tokens: tuple[int, ...]) -> None:
-        """Give it its tokens, unless it was dropped. Too many of them fail it."""
+        """Give it its tokens. Too many of them fail it."""
         if self._tokens.done():
             return
         try:
@@ -44,7 +44,7 @@ class Buffer:
         """It will have no tokens, unless it has some."""
         if not self._tokens.done():
             self._tokens.set_exception(error)
-            self._home.forget(self)
+            self._home.release(self)
 
 
 @dataclass(slots=True)
@@ -57,7 +57,8 @@ class Buffers:
     _num_tokens: int = 0
 
     def reserve(self, name: str, model: str) -> Buffer:
-        """Take a name for a buffer to be filled; one that had it loses it. Raises `InvalidRequest` beyond the limit."""
+        """Take a name for a buffer to be filled. One that had it loses it, but still serves those that referred to it
+        before. Raises `InvalidRequest` beyond the limit."""
         if name not in self._named and len(self._named) >= self.max_buffers:
             raise InvalidRequest(f"the connection has {self.max_buffers} buffers, the most it can: drop one", "name")
         self.drop(name)
@@ -79,16 +80,12 @@ class Buffers:
         """Forget a name; unknown ones are no error."""
         buffer = self._named.get(name)
         if buffer is not None:
-            buffer.fail(InvalidRequest(f"buffer {name!r} was dropped before it was filled", "buffer"))
-            self.forget(buffer)
-
-    def clear(self) -> None:
-        """Forget everything: the connection is gone."""
-        for name in list(self._named):
-            self.drop(name)
+            self.release(buffer)
 
     def claim(self, buffer: Buffer, num_tokens: int) -> None:
-        """Take room for the tokens of a buffer. Raises `InvalidRequest` if there is none."""
+        """Take room for the tokens of a buffer, if it still has its name. Raises `InvalidRequest` if there is none."""
+        if self._named.get(buffer.name) is not buffer:
+            return
         if self._num_tokens + num_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"buffer {buffer.name!r} of {num_tokens} tokens does not fit: the connection's buffers hold "
@@ -98,7 +95,7 @@ class Buffers:
         buffer.num_tokens = num_tokens
         self._num_tokens += num_tokens
 
-    def forget(self, buffer: Buffer) -> None:
+    def release(self, buffer: Buffer) -> None:
         """Its name is free, and so is its room."""
         if self._named.get(buffer.name) is buffer:
             del self._named[buffer.name]

@@ -63,7 +63,6 @@ class Connection:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._do_all(self._session.close())
-            self._streams.close()
             for task in sides:
                 task.cancel()
             results = await asyncio.gather(*sides, return_exceptions=True)

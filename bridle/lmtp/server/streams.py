@@ -145,10 +145,6 @@ class Streams:
         self._num_filling += 1
         self._home.spawn(self._fill(asked, parent, buffer))
 
-    def close(self) -> None:
-        """The connection is gone."""
-        self._buffers.clear()
-
     async def _fill(self, asked: BufferRequest, parent: Buffer | None, buffer: Buffer) -> None:
         try:
             prefix = await parent.tokens() if parent is not None else ()

@@ -5,6 +5,7 @@ Whatever goes wrong, on whatever way, the stream is told once, and everything ta
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from bridle.outputs import PromptEvent, Rewind, TokenEvent
 from bridle.service import Admission, LoadedModel, ModelRegistry, ModelState, Ticket
 from bridle.service.keys import Identity
 
+#: A request that has not begun after so many seconds is said to be queued.
+_LONG_WAIT = 0.2
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.lmtp")
 
 
@@ -113,9 +116,10 @@ class Work:
         """Submit the request and tell its events until the stream is over. Leaving early ends the request."""
         context = _Context()
         async with model.client.submit(request) as stream:
-            self._tell_wait(model)
+            notice = asyncio.get_running_loop().call_later(_LONG_WAIT, self._tell_wait, model)
             try:
                 async for events in stream:
+                    notice.cancel()
                     ticket.note(events)
                     if self.save is not None:
                         context.add(events)
@@ -127,14 +131,13 @@ class Work:
             except BridleError as error:  # the engine is gone, or a controller broke its word
                 for answer in teller.fail(error):
                     self.relay.put(answer)
+            finally:
+                notice.cancel()
         if self.save is not None and not teller.has_failed:
             self.save.fill(tuple(context.tokens))
 
     def _tell_wait(self, model: LoadedModel) -> None:
-        if self.is_extended:
-            num_ahead = model.client.statistics().num_waiting
-            if num_ahead:
-                self._say("queued", ahead=num_ahead)
+        self._say("queued", num_waiting=model.client.statistics().num_waiting)
 
     def _say(self, event: str, **data: Any) -> None:
         """A notice, to those who know what one is."""

@@ -1,0 +1,379 @@
+"""A server as its clients see it: text, buffers, resuming, cancelling, limits. A real engine over a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from bridle.lmtp.client import memory_pair
+from bridle.lmtp.server import LmtpSettings
+from bridle.lmtp.server.server import LOCAL_USER
+from bridle.service import Admission
+from tests.http.harness import saying, scripted_model, tokenizer
+from tests.lmtp.harness import Object, running
+
+STORY = "Zoë naïvely said: 日本 🙂, and left."
+
+
+def tokens_of(found: list[Object]) -> list[int]:
+    return [body["token"] for body in found]
+
+
+def text_of(found: list[Object]) -> str:
+    return "".join(body["text"] for body in found)
+
+
+def ids(text: str) -> list[int]:
+    return tokenizer().encode(text, add_special_tokens=False)
+
+
+# -- text ----------------------------------------------------------------------------------------------------
+
+
+async def test_text_in_text_out_whole_characters() -> None:
+    async with running(scripted_model(next_token=saying(STORY))) as setup:
+        found = await setup.connect().ask("GENERATE", prompt="Tell: ", max_tokens=200)
+        assert text_of(found) == STORY
+        assert all("\ufffd" not in body["text"] for body in found)
+        assert tokens_of(found) == [*ids(STORY), tokenizer().eos_token_ids[0]]
+        assert found[-1]["finish_reason"] == "stop"
+        plain = await setup.connect().ask("GENERATE", prompt="Tell: ", max_tokens=200, text=False)
+        assert tokens_of(plain) == tokens_of(found)
+        assert not any("text" in body for body in plain)
+        given = await setup.connect().ask("GENERATE", prompt=[5], text=True, max_tokens=200, stop=["naïvely"])
+        assert text_of(given) == "Zoë "
+
+
+async def test_text_is_scored_too() -> None:
+    async with running() as setup:
+        wire = setup.connect()
+        by_text = await wire.ask("SCORE", prompt=[5, 6], scored=" hello")
+        by_ids = await wire.ask("SCORE", prompt=[5, 6], scored=ids(" hello"))
+        assert by_text == by_ids
+
+
+# -- buffers -------------------------------------------------------------------------------------------------
+
+
+async def test_a_prefix_by_name() -> None:
+    async with running() as setup:
+        wire = setup.connect()
+        plain = await wire.ask("GENERATE", prompt=[9, 8, 7, 6], max_tokens=4)
+        (named,) = await wire.ask("BUFFER", name="b", prompt=[9, 8, 7])
+        assert (named["buffer"], named["num_tokens"]) == ("b", 3)
+        assert await wire.ask("GENERATE", buffer="b", prompt=[6], max_tokens=4) == plain
+        (longer,) = await wire.ask("BUFFER", name="c", parent="b", length=1, prompt=[8, 7, 6])
+        assert longer["num_tokens"] == 4
+        assert await wire.ask("GENERATE", buffer="c", max_tokens=4) == plain
+        by_buffer = await wire.ask("SCORE", buffer="b", scored=[6, 5])
+        assert by_buffer == await wire.ask("SCORE", prompt=[9, 8, 7], scored=[6, 5])
+
+
+async def test_a_stream_is_continued_by_name_even_before_it_ends() -> None:
+    async with running() as setup:
+        wire = setup.connect()
+        whole = await wire.ask("GENERATE", prompt=[9, 8], max_tokens=8)
+        await wire.send("GENERATE", prompt=[9, 8], max_tokens=3, save="turn", stream_id=1)
+        await wire.send("GENERATE", buffer="turn", max_tokens=5, save="turn", stream_id=2)
+        await wire.send("GENERATE", buffer="turn", max_tokens=1, stream_id=3)
+        rest = await wire.stream(2)
+        assert tokens_of(rest) == tokens_of(whole)[3:]
+        assert len(await wire.stream(3)) == 1
+
+
+async def test_what_is_wrong_with_buffers() -> None:
+    async with running(settings=LmtpSettings(max_buffers=2, max_buffer_tokens=10)) as setup:
+        wire = setup.connect()
+        (body,) = await wire.ask("GENERATE", buffer="nope", prompt=[1])
+        assert "no buffer 'nope'" in body["error"] and body["param"] == "buffer"
+        await wire.ask("BUFFER", name="a", prompt=[1] * 8)
+        (body,) = await wire.ask("BUFFER", name="b", prompt=[1] * 3)
+        assert "does not fit" in body["error"]
+        await wire.ask("BUFFER", name="b", prompt=[1])
+        (body,) = await wire.ask("BUFFER", name="c", prompt=[1])
+        assert "2 buffers" in body["error"]
+        await wire.ask("BUFFER", name="a", drop=True)
+        (body,) = await wire.ask("BUFFER", name="c", prompt=[1] * 8)
+        assert body["num_tokens"] == 8
+        (body,) = await setup.connect().ask("GENERATE", buffer="b", prompt=[1])
+        assert "no buffer" in body["error"]  # names are a connection's own
+        await wire.ask("BUFFER", name="b", drop=True)
+        await wire.send("GENERATE", prompt=[5] * 600, save="x", stream_id=1)
+        await wire.send("GENERATE", buffer="x", stream_id=2)
+        first, second = await wire.stream(1), await wire.stream(2)
+        assert first[-1]["code"] == "context_length_exceeded"
+        assert "its stream failed" in second[-1]["error"]
+
+
+# -- ends ----------------------------------------------------------------------------------------------------
+
+
+async def test_cancel_frees_at_once() -> None:
+    async with running() as setup:
+        wire = setup.connect()
+        await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
+        await wire.next()
+        await wire.send("CANCEL", stream_id=1)
+        *_, last = await wire.stream(1)
+        assert (last["code"], last.get("retryable", False)) == ("cancelled", False)
+        await setup.settle()
+        assert setup.model.client.statistics().num_sampled_tokens < 400
+
+
+async def test_a_lost_connection_frees_its_streams() -> None:
+    async with running() as setup:
+        wire = setup.connect()
+        for stream_id in range(5):
+            await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=stream_id)
+        await wire.next()
+        await wire.link.close()
+        await setup.settle()
+        assert setup.server.num_connections == 0
+        assert setup.model.client.statistics().num_sampled_tokens < 5 * 400
+
+
+async def test_draining_ends_open_streams_in_an_error() -> None:
+    async with running() as setup:
+        old, new = setup.connect(), setup.connect()
+        await new.hello()
+        for wire in (old, new):
+            await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
+            await wire.next()
+        setup.server.drain(5.0)
+        for wire in (old, new):
+            (refused,) = await wire.ask("GENERATE", prompt=[5], stream_id=2)
+            assert (refused["code"], refused["retryable"]) == ("engine_closed", True)
+        await setup.server.close()
+        for wire in (old, new):
+            *_, last = await wire.stream(1)
+            assert (last["code"], last["retryable"]) == ("engine_closed", True)
+        assert any(frame.startswith("EVENT") and "draining" in frame for frame in new.frames)
+        assert not any(frame.startswith("EVENT") for frame in old.frames)
+
+
+async def test_a_stopped_engine_is_told() -> None:
+    async with running() as setup:
+        wire = setup.connect()
+        await wire.hello()
+        await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
+        while (await wire.next())[0] != "TOKEN":
+            pass
+        await asyncio.to_thread(setup.model.close)
+        *_, last = await wire.stream(1)
+        assert last["code"] == "engine_closed"
+        (refused,) = await wire.ask("GENERATE", prompt=[5], stream_id=2)
+        assert refused["code"] == "engine_closed"
+
+
+# -- resuming ------------------------------------------------------------------------------------------------
+
+KEYED = {"prompt": [5, 6], "max_tokens": 60, "temperature": 1.0, "key": "k", "logit_bias": {"2": -1000}}
+
+
+def check_once(found: list[Object], num: int) -> None:
+    assert [body["position"] for body in found] == list(range(num))
+    assert found[-1]["finish_reason"] == "length"
+
+
+async def test_a_stream_goes_on_after_its_connection_is_lost() -> None:
+    async with running() as setup:
+        wire = setup.connect()
+        await wire.send("GENERATE", stream_id=1, **KEYED)
+        seen = [(await wire.next())[1] for _ in range(5)]
+        await wire.link.close()
+        wire = setup.connect()
+        await wire.send("RESUME", {"stream_id": "again", "key": "k", "position": 5})
+        check_once([*seen, *await wire.stream("again")], 60)
+        # The same request with the same key is the same stream, also when it is over.
+        check_once(await wire.ask("GENERATE", stream_id=3, **KEYED), 60)
+        assert setup.model.client.statistics().num_requests == 1
+
+
+async def test_the_newest_connection_gets_the_stream() -> None:
+    async with running() as setup:
+        first, second = setup.connect(), setup.connect()
+        await first.send("GENERATE", stream_id=1, **KEYED)
+        await first.next()
+        check_once(await second.ask("GENERATE", stream_id=9, **KEYED), 60)
+        await first.send("MODEL_INFO", stream_id=2)
+        assert (await first.stream(2))[0]["kind"] == "MSG"
+
+
+async def test_what_cannot_be_resumed() -> None:
+    async with running(settings=LmtpSettings(max_replay_tokens=40, max_detached=1)) as setup:
+        wire = setup.connect()
+        (body,) = await wire.ask("RESUME", key="k")
+        assert body["code"] == "unknown_stream"
+        (body,) = await wire.ask("GENERATE", **{**KEYED, "position": 3})
+        assert body["code"] == "unknown_stream"
+        await wire.ask("GENERATE", **KEYED)
+        (body,) = await wire.ask("GENERATE", **{**KEYED, "prompt": [7]})
+        assert (body["code"], body["param"]) == ("invalid_request", "key")
+        (body,) = await wire.ask("RESUME", key="k", position=61)
+        assert body["code"] == "unknown_stream"
+        (body,) = await wire.ask("RESUME", key="k", position=3)  # forty are remembered
+        assert "answers 20 to 60" in body["error"]
+        assert len(await wire.ask("RESUME", key="k", position=20)) == 40
+        (body,) = await setup.connect("bob").ask("RESUME", key="k", position=30)
+        assert body["code"] == "unknown_stream"  # keys are a user's own
+        await wire.ask("GENERATE", **{**KEYED, "key": "other"})
+        (body,) = await wire.ask("RESUME", key="k", position=60)
+        assert body["code"] == "unknown_stream"  # only one is kept
+
+
+async def test_nobody_comes_back() -> None:
+    async with running(settings=LmtpSettings(resume_time=0.05)) as setup:
+        wire = setup.connect()
+        await wire.send("GENERATE", stream_id=1, **{**KEYED, "max_tokens": 500})
+        await wire.next()
+        await wire.link.close()
+        await setup.settle()
+        async with asyncio.timeout(10):
+            while True:
+                (body,) = await setup.connect().ask("RESUME", key="k", position=1)
+                if body.get("code") == "unknown_stream":
+                    break
+
+
+async def test_a_cancelled_stream_is_forgotten() -> None:
+    async with running() as setup:
+        wire = setup.connect()
+        await wire.send("GENERATE", stream_id=1, **{**KEYED, "max_tokens": 400})
+        await wire.next()
+        await wire.send("CANCEL", stream_id=1)
+        assert (await wire.stream(1))[-1]["code"] == "cancelled"
+        (body,) = await wire.ask("RESUME", key="k")
+        assert body["code"] == "unknown_stream"
+        await setup.settle()
+
+
+# -- limits and company --------------------------------------------------------------------------------------
+
+
+async def test_a_full_server_says_when_to_come_back() -> None:
+    async with running(admission=Admission(max_requests=1)) as setup:
+        wire = setup.connect()
+        await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
+        await wire.next()
+        (body,) = await wire.ask("GENERATE", prompt=[5], stream_id=2)
+        assert (body["code"], body["retryable"]) == ("overloaded", True)
+        assert body["retry_after"] >= 1
+
+
+async def test_streams_of_all_kinds_share_a_batch_and_nothing_else() -> None:
+    """Any interleaving keeps the order within each stream, and each gets just what it would get alone."""
+    chance = random.Random(0)
+    jobs: list[dict[str, Any]] = [
+        {
+            "prompt": [chance.randrange(3, 200) for _ in range(chance.randrange(1, 40))],
+            "max_tokens": chance.randrange(1, 12),
+            "temperature": chance.choice([0.0, 0.0, 0.8]),
+            "top_logprobs": chance.randrange(1, 5),
+            "seed": number,
+            **({"logit_bias": {str(number + 5): 100, "7": 100}} if number % 3 == 0 else {}),
+        }
+        for number in range(24)
+    ]
+    async with running() as setup:
+        alone = [await setup.connect().ask("GENERATE", stream_id=1, **job) for job in jobs]
+        wires = [setup.connect() for _ in range(3)]
+        for number, job in enumerate(jobs):
+            await wires[number % 3].send("GENERATE", stream_id=number, **job)
+        found: dict[int, list[Object]] = {number: [] for number in range(len(jobs))}
+        for number, wire in enumerate(wires):
+            own = [each for each in found if each % 3 == number]
+            while not all(found[each] and found[each][-1]["finish_reason"] for each in own):
+                kind, body = await wire.next()
+                assert kind == "TOKEN"
+                found[body["stream_id"]].append(body)
+        for number, expected in enumerate(alone):
+            assert [{**body, "stream_id": 1} for body in found[number]] == expected
+        await setup.settle()
+
+
+async def test_prefixes_are_computed_once() -> None:
+    async with running() as setup:
+        prompt = list(range(3, 103))
+        await setup.connect().ask("GENERATE", prompt=prompt, max_tokens=2)
+        before = setup.model.client.statistics().num_computed_tokens
+        await setup.connect().ask("GENERATE", prompt=[*prompt, 5, 6], max_tokens=2)
+        await setup.connect().ask("SCORE", prompt=prompt, scored=[7, 8])
+        assert setup.model.client.statistics().num_computed_tokens - before < 30
+
+
+async def test_half_a_large_vocabulary_in_a_mask() -> None:
+    """A message of a megabyte, most of whose ids the model does not even have."""
+    async with running() as setup:
+        wire = setup.connect()
+        bias = {str(token): 100 for token in range(1, 128_000, 2)}
+        await wire.send("GENERATE", prompt=[5], max_tokens=2, logit_bias=bias, stream_id=1)
+        await wire.send("MODEL_INFO", stream_id=2)
+        found = await wire.stream(1)
+        assert [body["token"] % 2 for body in found] == [1] * len(found)
+
+
+async def test_a_client_that_does_not_read_is_not_read_from() -> None:
+    async with running() as setup:
+        ours, theirs = memory_pair(4)
+        task = asyncio.create_task(setup.server.serve(theirs, LOCAL_USER))
+        num_sent = 0
+        try:
+            async with asyncio.timeout(0.2):
+                while True:
+                    await ours.send("PING")
+                    num_sent += 1
+        except TimeoutError:
+            pass
+        assert num_sent < 5_000
+        await ours.close()
+        await task
+
+
+async def test_a_constraint_shapes_the_text() -> None:
+    async with running() as setup:
+        found = await setup.connect().ask(
+            "GENERATE", prompt=[5], text=True, max_tokens=9, constraint={"regex": "(yes|no)!"}
+        )
+        assert text_of(found) in ("yes!", "no!")
+        assert found[-1]["finish_reason"] == "stop"
+        (body,) = await setup.connect().ask("GENERATE", prompt=[5], constraint={"regex": "("})
+        assert body["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"controller": "x"}, "controller"),
+        ({"controller_arg": "x"}, "controller_arg"),
+        ({"adapter": "x"}, "adapter"),
+        ({"stop": 5}, "stop"),
+        ({"top_p": 2}, "top_p"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+        ({"logit_bias": {"5": "nan"}}, "logit_bias"),
+        ({"rewind": "mark"}, "rewind"),
+    ],
+)
+async def test_fields_are_checked(fields: dict[str, Any], param: str) -> None:
+    async with running() as setup:
+        (body,) = await setup.connect().ask("GENERATE", prompt=[5], **fields)
+        assert body["param"] == param
+
+
+async def test_notices_for_those_who_know_them() -> None:
+    go_on = threading.Event()
+    async with running(scripted_model(on_forward=lambda plan: go_on.wait(20) and None)) as setup:
+        try:
+            wire, old = setup.connect(), setup.connect()
+            await wire.hello()
+            for each in (old, wire):
+                await each.send("GENERATE", prompt=[5], max_tokens=3, logit_bias={"2": -1000}, stream_id=1)
+            kind, notice = await wire.next()
+            assert (kind, notice["event"], notice["stream_id"]) == ("EVENT", "queued", 1)
+        finally:
+            go_on.set()
+        assert (await wire.stream(1))[-1]["usage"]["completion_tokens"] == 3
+        assert all("usage" not in body and "event" not in body for body in await old.stream(1))
