@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +15,4 @@ class Settings:
     batches: tuple[int, ...] = ()
     threads: int | None = None
     as_json: bool = False
+    lmql: Path | None = None  # an environment with the genuine LMQL

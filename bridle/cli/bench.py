@@ -25,13 +25,12 @@ def bench(
 ) -> int:
     """Measure a part of bridle on this machine.
 
-    `engine`: generated tokens per second beside transformers' `generate` and its continuous batching, on
-    models made on the spot, with the share of the memory-bandwidth limit. `overhead`: Python time of a step
-    outside the model. `control`: what steering costs. `controllers`: what scripts cost. `constraints`: masks
-    beside llguidance's own, steps beside free ones. `serve`: the HTTP server under load, beside the offline
-    engine. `shard`: a step through another process beside
-    one in this. `lmtp`: LMQL's traffic, beside LMQL's own server. `sampler`: time to choose tokens. `detokenizer`: time to
-    spell them.
+    `engine`: generated tokens per second beside transformers' `generate` and its continuous batching, on models made
+    on the spot, with the share of the memory-bandwidth limit. `overhead`: Python time of a step outside the model.
+    `control`: what steering costs. `controllers`: what scripts cost. `constraints`: masks beside llguidance's own,
+    steps beside free ones. `serve`: the HTTP server under load, beside the offline engine. `shard`: a step through
+    another process beside one in this. `lmtp`: LMQL's traffic, beside LMQL's own server. `sampler`: time to choose
+    tokens. `detokenizer`: time to spell them.
 
     Parameters
     ----------
