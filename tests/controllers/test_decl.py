@@ -169,7 +169,7 @@ def test_inner_constraints(decl: Run) -> None:
         ({"IfEq": {"a": s("x"), "b": s("x"), "eq": s("same"), "neq": s("not")}}, "same"),
         ({"IfEq": {"a": s("x"), "b": s("y"), "eq": s("same"), "neq": s("not")}}, "not"),
         ({"Extract": {"from": s("a1b22"), "rx": "[a-z]([0-9]+)"}}, "1"),
-        ({"Extract": {"from": s("a1b22"), "rx": "[a-z](.)", "template": "<$0/${1}>", "list": True}}, "<a1/1>\uff0c<b2/2>"),
+        ({"Extract": {"from": s("a1b2"), "rx": "[a-z](.)", "template": "$0=${1}", "list": True}}, "a1=1\uff0cb2=2"),
         ({"Extract": {"from": s("k=v"), "rx": "(?P<key>.)=(.)", "template": "$2$$${key}"}}, "v$k"),
         ({"Extract": {"from": s("nothing"), "rx": "([0-9])"}}, ""),
     ],

@@ -1,0 +1,65 @@
+"""The example scripts run as they stand in the folder, on the demo model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bridle import LLM, SamplingParams, WasmController
+from bridle.demo.corpus.world import GROUPS
+from bridle.outputs import FinishReason, RequestOutput
+from bridle.service import ControlSettings
+from tests.sources import ROOT
+
+FOLDER = ROOT / "examples"
+Example = Callable[[str], RequestOutput]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
+    control = ControlSettings(store=tmp_path_factory.mktemp("store"))
+    sampling = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+    with LLM("demo", control=control) as llm:
+
+        def one(name: str) -> RequestOutput:
+            controller = WasmController("jsctrl", (FOLDER / f"{name}.js").read_text(encoding="utf-8"))
+            (output,) = llm.generate("\n", sampling, controller=controller)
+            assert all(o.finish_reason is FinishReason.CONTROLLER for o in output.outputs), output.outputs
+            return output
+
+        yield one
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.js")), ids=lambda path: path.stem)
+def test_examples_say_what_they_are_for(path: Path) -> None:
+    assert f"bridle run examples/{path.name}\n" in path.read_text(encoding="utf-8")
+
+
+def test_the_ultimate_answer(run: Example) -> None:
+    assert run("ultimate_answer").outputs[0].text == "Life, the universe and everything: 19 + 23 = 42"
+
+
+def test_the_list_has_five_items(run: Example) -> None:
+    output = run("list_of_five").outputs[0]
+    line = next(line for line in output.logs.splitlines() if line.startswith("JSON-OUT: "))
+    items = json.loads(line.removeprefix("JSON-OUT: "))
+    assert len(set(items)) == 5 and set(items) <= set(GROUPS["fruits"])
+    assert output.text.splitlines()[1:] == [f"{number}. {item}" for number, item in enumerate(items, 1)]
+
+
+def test_the_judges_agree(run: Example) -> None:
+    first, *others = run("judges").outputs
+    assert first.text.endswith(": a dog is a mammal.") and len(others) == 2
+    assert [other.text.rsplit(" ", 1)[1] for other in others] == ["Yes", "No"]
+
+
+def test_banned_phrases_are_taken_back(run: Example) -> None:
+    output = run("phrase_ban")
+    text, logs = output.outputs[0].text, output.outputs[0].logs
+    assert text.startswith("Once upon a time") and len(text) > 80
+    assert not any(phrase in text for phrase in ("had an idea", "very much", "The next day"))
+    assert logs.count("taken back:") >= 2
+    assert output.outputs[0].usage.rewound_tokens >= 4
