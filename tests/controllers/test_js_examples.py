@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridle import LLM, SamplingParams, WasmController
+from bridle.controllers import standard
 from bridle.demo.corpus.world import GROUPS
 from bridle.outputs import FinishReason, RequestOutput
 from bridle.service import ControlSettings
@@ -23,9 +24,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
     control = ControlSettings(store=tmp_path_factory.mktemp("store"))
     sampling = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
     with LLM("demo", control=control) as llm:
+        module = llm.upload(standard.load("jsctrl"))
 
         def one(name: str) -> RequestOutput:
-            controller = WasmController("jsctrl", (FOLDER / f"{name}.js").read_text(encoding="utf-8"))
+            controller = WasmController(module, (FOLDER / f"{name}.js").read_text(encoding="utf-8"))
             (output,) = llm.generate("\n", sampling, controller=controller)
             assert all(o.finish_reason is FinishReason.CONTROLLER for o in output.outputs), output.outputs
             return output
