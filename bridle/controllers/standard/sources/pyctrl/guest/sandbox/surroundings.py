@@ -8,6 +8,7 @@ and nothing else can be.
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import importlib.abc
 import random
@@ -98,8 +99,6 @@ def close() -> None:
     """While the component is built: load what will be there, and shut the door."""
     for name in (*MODULES, *(f"encodings.{codec}" for codec in _CODECS)):
         importlib.import_module(name)
-    for codec in _CODECS:
-        "".encode(codec) if codec != "hex_codec" else None
     builtins.open = _no_files
     time.sleep = _no_sleep
     sys.path.clear()
@@ -107,6 +106,8 @@ def close() -> None:
     sys.meta_path.append(_Hint())
     importlib.import_module("pyaici.server")
     importlib.import_module("pyaici.server_native")
+    gc.collect()
+    gc.freeze()  # collections need not look at all this, nor copy its pages after a fork
 
 
 def enter() -> None:

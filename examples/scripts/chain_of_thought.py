@@ -1,0 +1,27 @@
+"""Think first, keep the answer alone.
+
+    bridle run examples/scripts/chain_of_thought.py
+
+The model works in the open; then everything since the question is taken back, and the result is put in its place. Who
+reads the output, and whoever asks the model to go on, sees a question and an answer.
+"""
+
+import pyaici.server as aici
+
+QUESTION = "What is 47 + 38?"
+
+
+async def main():
+    await aici.FixedTokens(f"<|system|>Think before you answer.<|end|><|user|>{QUESTION}<|end|><|assistant|>")
+    after_question = aici.Label()
+    await aici.FixedTokens("<think>\n")
+    work = await aici.gen_text(stop_at="</think>", max_tokens=80)
+    print("work:", work.removesuffix("</think>").split("\n"))
+    await aici.FixedTokens("\n\n")
+    result = await aici.gen_text(regex=r"47 \+ 38 = \d+", max_tokens=20)
+    answer = result.split()[-1]
+    await aici.FixedTokens(f"The answer is {answer}.", following=after_question)
+    aici.set_var("answer", answer)
+
+
+aici.start(main())

@@ -1,0 +1,28 @@
+"""Let the model think, but not for ever.
+
+    bridle run examples/scripts/thinking_budget.py
+
+After so many tokens of thought the script ends the thinking itself, and the model answers from what it has. The
+log-probabilities of the answer's first token tell how sure it is.
+"""
+
+import pyaici.server as aici
+
+BUDGET = 12  # tokens
+QUESTION = "What is 23 + 45?"
+
+
+async def main():
+    await aici.FixedTokens(f"<|system|>Think before you answer.<|end|><|user|>{QUESTION}<|end|><|assistant|><think>\n")
+    thoughts = await aici.gen(stop_at="</think>", max_tokens=BUDGET)
+    if thoughts.reason == "max_tokens":
+        print("enough thought:", repr(thoughts.text))
+        await aici.FixedTokens("\n</think>")
+    await aici.FixedTokens("\n\n23 + 45 = ")
+    answer = await aici.gen(regex=r"\d{1,3}", top_logprobs=3)
+    first = answer.candidates[0]
+    print("answer:", answer.text, *(f"{seen.text!r} {seen.probability:.0%}" for seen in first))
+    aici.set_var("answer", answer.text)
+
+
+aici.start(main())

@@ -1,0 +1,31 @@
+"""A prompt that ends in the middle of a word goes on as if it did not.
+
+    bridle run examples/scripts/token_healing.py --prompt "The capital of France is Pa"
+
+Models have hardly ever seen " Pa" before "ris": text is cut into tokens at other places. So the last tokens are taken
+back, to where the word begins, and the model is asked for tokens that spell the same text again and go on.
+"""
+
+import re
+
+import pyaici.server as aici
+
+MAX_BACK = 4  # tokens
+
+
+async def main():
+    if len(await aici.GetPrompt()) < 2:
+        await aici.FixedTokens("The capital of France is Pa")
+    word = aici.Label()
+    while word.ptr > len(aici.get_tokens()) - MAX_BACK and not word.text_since().startswith(" "):
+        word.ptr -= 1
+    begun = word.text_since()
+    await aici.FixedTokens("", following=word)
+    token = aici.ConstrainedToken(lambda: aici.RegexConstraint(re.escape(begun) + r"(?s:.)*"))
+    while len(word.text_since()) < len(begun):
+        await token
+    print(f"{begun!r} became {word.text_since()!r}")
+    await aici.gen_text(stop_at=".", max_tokens=10)
+
+
+aici.start(main())

@@ -1,0 +1,79 @@
+"""The scripts in `examples/scripts` run as they stand, on the demo model, and say something sensible."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bridle import LLM, RequestOutput, SamplingParams, WasmController
+from bridle.service import ControlSettings
+from tests.sources import ROOT
+
+FOLDER = ROOT / "examples" / "scripts"
+
+RunExample = Callable[..., RequestOutput]
+
+
+@pytest.fixture(scope="module")
+def run(request: pytest.FixtureRequest) -> Iterator[RunExample]:
+    """Runs an example by its name."""
+    limits = ("max_prepare_wait=170000", "max_init_time=10000")
+    args = ("--wasm-max-step-time=2000", *(word for limit in limits for word in ("--limit", limit)))
+    settings = ControlSettings("on", args=args, store=request.config.cache.mkdir("bridle-py-store"))
+    with LLM("demo", control=settings) as llm:
+
+        def once(name: str, prompt: str = "") -> RequestOutput:
+            controller = WasmController("pyctrl", (FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+            sampling = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
+            (output,) = llm.generate([prompt], sampling, controller=controller)
+            return output
+
+        yield once
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_scripts_say_what_they_are_for(path: object) -> None:
+    text = path.read_text(encoding="utf-8")  # type: ignore[attr-defined]
+    assert f"bridle run examples/scripts/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")  # type: ignore[attr-defined]
+
+
+def test_yes_or_no(run: RunExample) -> None:
+    output = run("yesno")
+    assert output.text == "Q: Is Paris the capital of France?\nA: Yes, it is."
+    assert output.usage.sampled_tokens == 1
+
+
+def test_json_by_schema(run: RunExample) -> None:
+    output = run("json_by_schema")
+    record = json.loads(output.text.partition("A: ")[2])
+    assert record == {"name": "Emma", "age": 34, "city": "Lisbon"}
+    assert "Emma will be 35 next year" in output.outputs[0].logs
+
+
+def test_chain_of_thought(run: RunExample) -> None:
+    output = run("chain_of_thought")
+    assert output.text.endswith("What is 47 + 38?The answer is 85.") and "<think>" not in output.text
+    assert "ones: 7 + 8 = 15" in output.outputs[0].logs and output.usage.rewound_tokens > 20
+
+
+def test_thinking_budget(run: RunExample) -> None:
+    output = run("thinking_budget")
+    assert output.text.endswith("tens\n</think>\n\n23 + 45 = 68")
+    assert "enough thought" in output.outputs[0].logs and "answer: 68 '6'" in output.outputs[0].logs
+
+
+@pytest.mark.parametrize("prompt", ["", "The capital of Italy is Ro"])
+def test_token_healing(run: RunExample, prompt: str) -> None:
+    output = run("token_healing", prompt)
+    whole = prompt + output.text
+    assert whole.endswith("The capital of Italy is Rome." if prompt else "The capital of France is Paris."), whole
+
+
+def test_tool_call(run: RunExample) -> None:
+    output = run("tool_call")
+    call = json.loads(output.text.partition("<tool_call>\n")[2].removesuffix("\n</tool_call>"))
+    assert call == {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert output.usage.sampled_tokens < 10 < output.usage.forced_tokens
