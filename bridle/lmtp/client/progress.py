@@ -99,7 +99,8 @@ class Progress:
             prompt=rest.prompt,
             parent=rest.buffer,
         )
-        return [context, replace(rest, buffer=name, prompt=tuple(self.tokens), text=rest.text or None)]
+        text = isinstance(rest.prompt, str) if rest.text is None else rest.text
+        return [context, replace(rest, buffer=name, prompt=tuple(self.tokens), text=text or None)]
 
     def resume(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
         """What goes on with the stream on another connection."""
