@@ -143,7 +143,7 @@ def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -
     from bridle.http.logs import configure_logs
     from bridle.http.server import load_registry
     from bridle.lmtp.server import LmtpServer, LocalHost
-    from bridle.lmtp.server.stdio import stdio_link
+    from bridle.lmtp.server.lines import stdio_link
     from bridle.service import Admission
 
     configure_logs(settings.log_format, settings.log_level)

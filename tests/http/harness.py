@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -20,6 +20,7 @@ from bridle.controllers import PythonControllerPool
 from bridle.engine import AsyncEngine, Engine
 from bridle.http import HttpSettings, ServeSettings, create_app
 from bridle.http.server import bind, uvicorn_config
+from bridle.http.sockets import SocketFrontMaker
 from bridle.service import LoadedModel, ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.testing.scripted import ScriptedExecutor
@@ -92,18 +93,26 @@ def local_client(model: LoadedModel, settings: HttpSettings | None = None, **opt
 
 
 @contextlib.contextmanager
-def served(model: LoadedModel, settings: HttpSettings | None = None, keys: KeyStore | None = None) -> Iterator[str]:
+def served(
+    model: LoadedModel,
+    settings: HttpSettings | None = None,
+    keys: KeyStore | None = None,
+    fronts: Iterable[SocketFrontMaker] = (),
+) -> Iterator[str]:
     """The base URL of a server on a free port of the loopback interface."""
-    with serving(ModelRegistry([model]), settings, keys) as url:
+    with serving(ModelRegistry([model]), settings, keys, fronts) as url:
         yield url
 
 
 @contextlib.contextmanager
 def serving(
-    registry: ModelRegistry, settings: HttpSettings | None = None, keys: KeyStore | None = None
+    registry: ModelRegistry,
+    settings: HttpSettings | None = None,
+    keys: KeyStore | None = None,
+    fronts: Iterable[SocketFrontMaker] = (),
 ) -> Iterator[str]:
     """The same for a whole registry, which is closed at the end."""
-    app = create_app(registry, settings, keys)
+    app = create_app(registry, settings, keys, fronts)
     listener = bind("127.0.0.1", 0)
     listener.listen(128)
     config = uvicorn_config(app, ServeSettings(http=settings or HttpSettings(), max_header_bytes=16_384))

@@ -11,11 +11,21 @@ from bridle.lmtp.messages import FEATURES, UNAVAILABLE, ModelInfo, Msg
 from bridle.service import LoadedModel, ModelRegistry, ModelState
 
 
+#: What clients call the server's first model if they do not know its name.
+AUTO = "auto"
+
+
+def served_name(registry: ModelRegistry, name: str) -> str | None:
+    """The name to resolve; None for the default."""
+    return None if name == AUTO and AUTO not in registry.names else name
+
+
 def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
     """The answer to a MODEL_INFO, without waiting: of a model that is not loaded it says just that."""
     try:
-        if registry.state_of(asked.model) is ModelState.LOADED:
-            return Msg(stream_id=asked.stream_id, model_info=facts(registry.resolve(asked.model)))
+        name = served_name(registry, asked.model)
+        if registry.state_of(name) is ModelState.LOADED:
+            return Msg(stream_id=asked.stream_id, model_info=facts(registry.resolve(name)))
     except BridleError as error:
         return Msg(
             stream_id=asked.stream_id,

@@ -15,6 +15,7 @@ from bridle.lmtp.failures import error_text
 from bridle.lmtp.messages import Answer, Generate, Msg, Score, StreamAnswer, StreamId
 from bridle.lmtp.messages import Buffer as BufferRequest
 from bridle.lmtp.server.buffers import Buffer, Buffers
+from bridle.lmtp.server.info import served_name
 from bridle.lmtp.server.relay import Key, KeyedRelay, Memory, Relay
 from bridle.lmtp.server.requests import context_of
 from bridle.lmtp.server.settings import LmtpSettings
@@ -150,7 +151,8 @@ class Streams:
             prefix = await parent.tokens() if parent is not None else ()
             prefix = prefix if asked.length is None else prefix[: max(asked.length, 0)]
             timeout = self._home.settings.load_timeout
-            with await self._home.host.registry.acquire(asked.model, timeout) as model:
+            registry = self._home.host.registry
+            with await registry.acquire(served_name(registry, asked.model), timeout) as model:
                 buffer.fill(await context_of(model, asked.prompt, prefix))
             tokens = await buffer.tokens()
         except BridleError as error:

@@ -18,6 +18,7 @@ from bridle.errors import BridleError, InternalError, InvalidRequest
 from bridle.lmtp.failures import failure_of
 from bridle.lmtp.messages import Event, Generate, Score
 from bridle.lmtp.server.buffers import Buffer
+from bridle.lmtp.server.info import served_name
 from bridle.lmtp.server.relay import Relay
 from bridle.lmtp.server.requests import generate_request, score_request, wants_text
 from bridle.lmtp.server.settings import LmtpSettings
@@ -97,13 +98,14 @@ class Work:
         await self._read(model, ticket, ticket.seat(request), teller)
 
     async def _acquire(self, held: ExitStack) -> LoadedModel:
-        registry, name = self.host.registry, self.asked.model
+        registry = self.host.registry
+        name = served_name(registry, self.asked.model)
         is_loaded = registry.state_of(name) is ModelState.LOADED
         if not is_loaded:
-            self._say("loading", model=name)
+            self._say("loading", model=self.asked.model)
         model = held.enter_context(await registry.acquire(name, self.settings.load_timeout))
         if not is_loaded:
-            self._say("loaded", model=name)
+            self._say("loaded", model=self.asked.model)
         return model
 
     def _telling(self, model: LoadedModel, asked: Generate) -> Telling:

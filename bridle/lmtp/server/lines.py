@@ -1,14 +1,19 @@
-"""LMTP over a pair of byte streams: one message a line, for children of programs in any language."""
+"""LMTP over byte streams: one message a line, for parents, children and neighbors on the same machine, in any language.
+
+A child process speaks on its standard input and output, two processes over a socket pair or a Unix-domain socket.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sys
 from typing import BinaryIO
 
 from bridle.errors import ConnectionLost
 from bridle.lmtp.messages import MAX_MESSAGE_BYTES
+from bridle.lmtp.server.server import LmtpServer
 
 _CHUNK = 1 << 16
 
@@ -67,5 +72,21 @@ async def stdio_link(source: BinaryIO | None = None, sink: BinaryIO | None = Non
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source or sys.stdin.buffer)
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sink or sys.stdout.buffer)
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), sink or sys.stdout.buffer
+    )
     return LineLink(reader, asyncio.StreamWriter(transport, protocol, None, loop))
+
+
+async def socket_link(sock: socket.socket) -> LineLink:
+    """A link over a connected socket, such as one end of `socket.socketpair()`."""
+    return LineLink(*await asyncio.open_connection(sock=sock))
+
+
+async def serve_unix(server: LmtpServer, path: str) -> asyncio.Server:
+    """Serve whoever connects to a Unix-domain socket, until the result is closed."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.serve(LineLink(reader, writer))
+
+    return await asyncio.start_unix_server(serve, path)

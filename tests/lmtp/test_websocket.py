@@ -1,0 +1,155 @@
+"""LMTP on the port of the HTTP server: who may come in, what `/` means, large messages, two processes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from bridle.lmtp.server import LmtpSettings, websocket_front
+from bridle.service.keys import KeyStore
+from tests.http.harness import NAME, scripted_model, served
+
+SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    settings = LmtpSettings(path="/deep/lmtp", allowed_origins=("https://friend.example",))
+    with served(scripted_model(), fronts=[websocket_front(settings)]) as url:
+        yield url.removeprefix("http://")
+
+
+def open_socket(address: str, path: str = "/", **options: Any) -> ClientConnection:
+    return connect(f"ws://{address}{path}", max_size=None, open_timeout=SECONDS, compression=None, **options)
+
+
+def ask(socket: ClientConnection, message: str) -> list[Any]:
+    """The objects of one stream."""
+    socket.send(message)
+    found: list[Any] = []
+    while not found or not (found[-1].get("finish_reason") or "error" in found[-1] or "model_info" in found[-1]):
+        found += json.loads(str(socket.recv(SECONDS)).partition(" ")[2])
+    return found
+
+
+GENERATE = f'GENERATE {{"model": "{NAME}", "prompt": [5, 6], "stream_id": 1, "max_tokens": 3}}'
+
+
+@pytest.mark.parametrize("path", ["/", "/deep/lmtp", "/?key=unneeded"])
+def test_an_upgrade_is_lmtp(address: str, path: str) -> None:
+    with open_socket(address, path) as socket:
+        socket.send(b"GENERATE {}")  # binary frames say nothing
+        assert len(ask(socket, GENERATE)) == 3
+
+
+def test_anything_else_keeps_its_meaning(address: str) -> None:
+    browser = httpx.get(f"http://{address}/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert browser.status_code == 200
+    assert "<html" in browser.text
+    assert httpx.get(f"http://{address}/deep/lmtp").status_code == 404
+    with pytest.raises(InvalidStatus):
+        open_socket(address, "/elsewhere")
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null"])
+def test_pages_of_others_may_not_use_a_users_browser(address: str, origin: str) -> None:
+    with pytest.raises(InvalidStatus) as refusal:
+        open_socket(address, origin=origin)
+    assert refusal.value.response.status_code == 403
+
+
+def test_own_pages_and_friends_may(address: str) -> None:
+    for origin in (f"http://{address}", "https://friend.example"):
+        with open_socket(address, origin=origin) as socket:
+            assert len(ask(socket, GENERATE)) == 3
+
+
+def test_large_messages(address: str) -> None:
+    with open_socket(address) as socket:
+        (answer,) = ask(socket, 'FOO {"stream_id": 1, "x": "' + "x" * ((16 << 20) - 60) + '"}')
+        assert answer["error"] == "Unknown command: FOO"
+        with pytest.raises(ConnectionClosed) as closed:
+            ask(socket, "x" * ((16 << 20) + 1))
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+
+
+def test_keys_are_asked_for_before_the_upgrade(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys")
+    key = keys.add("ann")
+    basic = base64.b64encode(f"ann:{key}".encode()).decode()
+    try:
+        with served(scripted_model(), keys=keys, fronts=[websocket_front()]) as url:
+            address = url.removeprefix("http://")
+            for wrong in ({}, {"Authorization": "Bearer nope"}, {"Authorization": "Basic !"}):
+                with pytest.raises(InvalidStatus) as refusal:
+                    open_socket(address, additional_headers=wrong)
+                assert refusal.value.response.status_code == 401
+                assert "API key" in json.loads(refusal.value.response.body or b"{}")["error"]["message"]
+            for path, headers in (
+                ("/", {"Authorization": f"Basic {basic}"}),
+                ("/", {"Authorization": f"Bearer {key}"}),
+                (f"/lmtp?key={key}", {}),
+            ):
+                with open_socket(address, path, additional_headers=headers) as socket:
+                    assert len(ask(socket, GENERATE)) == 3
+            assert httpx.get(f"{url}/v1/models?key={key}").status_code == 401  # addresses end up in logs
+    finally:
+        keys.close()
+
+
+def start(*args: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bridle", "serve-model", "demo", "--control", "off", *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_serve_model_says_where_and_drains(tmp_path: Path) -> None:
+    with start("--port", "0", "--verbose", "--cuda", stderr=subprocess.PIPE) as server:
+        assert server.stdout is not None and server.stderr is not None
+        try:
+            assert server.stdout.readline().startswith("[Loading demo with bridle.LLM('demo'")
+            line = server.stdout.readline()
+            assert line.startswith("[Serving LMTP endpoint on ws://127.0.0.1:")
+            address = line.rpartition("ws://")[2].removesuffix("/]\n")
+            assert server.stdout.readline().startswith("[demo ready on device ")
+            with open_socket(address) as socket:
+                message = GENERATE.replace(NAME, "demo")
+                assert len(ask(socket, message)) == 3
+                assert server.stdout.readline() == message + "\n"
+                server.send_signal(signal.SIGTERM)
+                with pytest.raises(ConnectionClosed):
+                    socket.recv(SECONDS)
+        finally:
+            server.kill()
+        server.wait(SECONDS)
+
+
+def test_lines_for_a_parent_process() -> None:
+    with start("--transport", "stdio", stdin=subprocess.PIPE) as server:
+        assert server.stdout is not None and server.stdin is not None
+        try:
+            long = "x" * ((16 << 20) + 1)
+            server.stdin.write(f"{long}\n\n" + GENERATE.replace(NAME, "demo") + "\n")
+            server.stdin.flush()
+            kind, _, body = server.stdout.readline().partition(" ")
+            assert (kind, json.loads(body)[0]["stream_id"]) == ("MSG", None)
+            found: list[Any] = []
+            while not found or found[-1]["finish_reason"] is None:
+                kind, _, body = server.stdout.readline().partition(" ")
+                assert kind == "TOKEN"
+                found += json.loads(body)
+            assert len(found) == 3
+            server.stdin.close()
+            assert server.wait(SECONDS) == 0
+        finally:
+            server.kill()
