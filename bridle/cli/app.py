@@ -18,6 +18,7 @@ from bridle.cli.generate import generate
 from bridle.cli.keys import app as keys
 from bridle.cli.lmtp import lmtp
 from bridle.cli.new_controller import new_controller
+from bridle.cli.run_batch import run_batch
 from bridle.cli.runtime import replay, runtime
 from bridle.cli.serve import serve
 from bridle.cli.serve_model import serve_model
@@ -59,6 +60,7 @@ app["keys"].group = SERVING
 app.command(runtime, group=SERVING, help_flags=[], version_flags=[])
 app.command(generate, group=USING)
 app.command(chat, group=USING)
+app.command(run_batch, group=USING)
 app.command(lmtp, group=USING)
 for command in (run, infer, upload, tag, tags):
     app.command(command, group=CONTROL)

@@ -1,0 +1,89 @@
+"""`bridle run-batch`: a file of requests in, a file of answers out, no server."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+from cyclopts import Parameter
+
+from bridle.cli.options import ModelOptions
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from bridle.http.batch import BatchRequest
+
+_MODEL = ModelOptions()
+
+
+def run_batch(
+    file: Path,
+    /,
+    *,
+    model: Annotated[str, Parameter(name="--model")] = "demo",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    max_in_flight: int = 64,
+    options: ModelOptions = _MODEL,
+) -> int:
+    """Answer a file of requests in OpenAI's batch format, offline.
+
+    `bridle run-batch requests.jsonl --model Qwen/Qwen3-0.6B -o answers.jsonl`
+
+    A line is `{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}`. The whole file is
+    checked before the model is loaded. Answers come in the order in which they are done; a request that is refused or
+    fails has its error in its answer, and the exit code is then 1.
+
+    Parameters
+    ----------
+    file
+        The requests, one JSON object a line.
+    model
+        The model that answers. What a request says in `model` may be its name or nothing.
+    output
+        Where to write the answers. Default: standard output.
+    max_in_flight
+        Requests that are worked on at once.
+    """
+    from bridle.cli.loading import loaded_model
+    from bridle.http import HttpSettings, create_app
+    from bridle.http.batch import read_requests
+    from bridle.http.logs import configure_logs
+    from bridle.service import ModelRegistry
+
+    if max_in_flight < 1:
+        raise InvalidRequest(f"max_in_flight is {max_in_flight}; must be at least 1", "max_in_flight")
+    configure_logs("auto", "warning")
+    with ExitStack() as stack:
+        try:
+            requests = list(read_requests(stack.enter_context(file.open("rb"))))
+            target = sys.stdout.buffer if output is None else stack.enter_context(output.open("wb"))
+        except OSError as error:
+            raise InvalidRequest(f"{error.filename}: {error.strerror}", "FILE") from None
+        loaded = stack.enter_context(loaded_model(options.to_config(model)))
+        app = create_app(ModelRegistry([loaded]), HttpSettings(max_requests=max(max_in_flight, 1)))
+        num_failed = asyncio.run(_run(app, requests, target, max_in_flight))
+    print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)
+    return 1 if num_failed else 0
+
+
+async def _run(app: FastAPI, requests: list[BatchRequest], target: BinaryIO, max_in_flight: int) -> int:
+    """Write every answer; gives the number of those that are errors."""
+    import msgspec
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from bridle.http.batch import answer_batch
+
+    num_failed = 0
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("requests", total=len(requests))
+        async for answer in answer_batch(app, requests, max_in_flight, lambda: progress.advance(task)):
+            num_failed += answer["response"]["status_code"] >= 400
+            target.write(msgspec.json.encode(answer) + b"\n")
+            target.flush()
+    return num_failed

@@ -1,0 +1,118 @@
+"""OpenAI's batch files, answered offline: a line per request in, a line per answer out.
+
+The requests go through the application itself, without a socket, so that they are checked and answered exactly as over
+HTTP; many are in flight at once and share the engine's batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Scope
+
+from bridle.errors import InvalidRequest
+from bridle.service import new_request_id
+
+MAX_LINE_BYTES = 16 << 20
+URLS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/generate"})
+
+
+class BatchRequest(msgspec.Struct):
+    """A line of a batch file."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+    method: str = "POST"
+
+
+def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
+    """The requests of a file, checked one by one; raises `InvalidRequest` that names the line."""
+    seen: set[str] = set()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if len(line) > MAX_LINE_BYTES:
+            raise InvalidRequest(f"line {number} has {len(line)} bytes; at most {MAX_LINE_BYTES}", "FILE")
+        try:
+            request = msgspec.json.decode(line, type=BatchRequest)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"line {number} is no request of a batch: {error}", "FILE") from None
+        if request.method != "POST" or request.url not in URLS:
+            shown = f"{request.method} {request.url}"[:80]
+            raise InvalidRequest(
+                f"line {number} asks for {shown!r}; a batch may POST to {', '.join(sorted(URLS))}", "FILE"
+            )
+        if request.custom_id in seen:
+            raise InvalidRequest(f"line {number} repeats custom_id {request.custom_id[:80]!r}", "FILE")
+        seen.add(request.custom_id)
+        yield request
+
+
+async def answer_batch(
+    app: ASGIApp, requests: Iterable[BatchRequest], max_in_flight: int, on_done: Callable[[], None] = lambda: None
+) -> AsyncIterator[dict[str, Any]]:
+    """Answers as they come, each with the `custom_id` of its request. A request that fails is an answer too."""
+    waiting = iter(requests)
+    running: set[asyncio.Task[dict[str, Any]]] = set()
+    try:
+        while True:
+            while len(running) < max_in_flight and (request := next(waiting, None)) is not None:
+                running.add(asyncio.create_task(_answer(app, request)))
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                on_done()
+                yield task.result()
+    finally:
+        for task in running:
+            task.cancel()
+
+
+async def _answer(app: ASGIApp, request: BatchRequest) -> dict[str, Any]:
+    body = msgspec.json.encode(request.body | {"stream": False})
+    status, headers, content = await _call(app, request.url, body)
+    answer = {"status_code": status, "request_id": headers.get(b"x-request-id", b"").decode()}
+    return {
+        "id": f"batch_req_{new_request_id()}",
+        "custom_id": request.custom_id,
+        "response": answer | {"body": msgspec.json.decode(content)},
+        "error": None,
+    }
+
+
+async def _call(app: ASGIApp, path: str, body: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
+    """One request to an application in this process: status, headers, body."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"batch")],
+        "client": None,
+        "server": ("batch", 80),
+    }
+    incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    outgoing: list[Message] = []
+
+    async def receive() -> Message:
+        if incoming:
+            return incoming.pop()
+        await asyncio.Event().wait()  # the client stays
+        raise AssertionError("unreachable")
+
+    async def send(message: Message) -> None:
+        outgoing.append(message)
+
+    await app(scope, receive, send)
+    start, *rest = outgoing
+    return start["status"], dict(start["headers"]), b"".join(message.get("body", b"") for message in rest)
