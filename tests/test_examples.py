@@ -37,7 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_examples_say_what_they_are_for(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert f"python examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
+    command = "bridle run" if "import pyaici" in text else "python"
+    assert f"{command} examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
 
 
 def test_steer_writes_valid_json(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

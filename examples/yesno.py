@@ -1,6 +1,6 @@
 """One of two words, and nothing else.
 
-    bridle run examples/scripts/yesno.py
+    bridle run examples/yesno.py
 
 The model reads the question; of its answer only the choice is its own. Each option is spelled as its own text is
 spelled, so " Yes" and "Yes" are different choices: after "A:" a space comes first.

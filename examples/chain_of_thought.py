@@ -1,6 +1,6 @@
 """Think first, keep the answer alone.
 
-    bridle run examples/scripts/chain_of_thought.py
+    bridle run examples/chain_of_thought.py
 
 The model works in the open; then everything since the question is taken back, and the result is put in its place. Who
 reads the output, and whoever asks the model to go on, sees a question and an answer.

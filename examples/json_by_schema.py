@@ -1,6 +1,6 @@
 """JSON that fits a schema, whatever the model is.
 
-    bridle run examples/scripts/json_by_schema.py
+    bridle run examples/json_by_schema.py
 
 Names of fields, quotation marks and commas are no choice of the model's: they are appended without asking it.
 """

@@ -1,6 +1,6 @@
 """Let the model think, but not for ever.
 
-    bridle run examples/scripts/thinking_budget.py
+    bridle run examples/thinking_budget.py
 
 After so many tokens of thought the script ends the thinking itself, and the model answers from what it has. The
 log-probabilities of the answer's first token tell how sure it is.

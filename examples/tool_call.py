@@ -1,6 +1,6 @@
 """A tool call that is always one of the tools, with arguments of the right types.
 
-    bridle run examples/scripts/tool_call.py
+    bridle run examples/tool_call.py
 
 The model decides by itself whether to call a tool: what it would say next tells. If it does, a schema made of the
 tools' own schemas leaves it no way to invent a tool, an argument or a type.
