@@ -33,8 +33,9 @@ _STREAMS = (1, 8, 64)
 _MAX_TOKENS = 16  # LMQL's chunk size
 _MAX_USED = 8
 _NUM_ALLOWED = 32
-_BURST = 8
+_BURST = 4
 _NUM_SCORED = 4
+_SCORE_PROMPT = 64  # LMQL's server keeps logits of whole prompts for 32 requests at once: gigabytes
 _OWN_TOKENS = 8
 
 
@@ -43,11 +44,11 @@ class Workload:
     """How much each stream does."""
 
     num_shared: int = 256
-    num_rounds: int = 8
-    num_bursts: int = 4
+    num_rounds: int = 4
+    num_bursts: int = 2
 
 
-_QUICK = Workload(num_shared=64, num_rounds=3, num_bursts=1)
+_QUICK = Workload(num_rounds=2, num_bursts=1)
 
 
 @dataclass(slots=True)
@@ -82,7 +83,8 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
         _print_table(console, name, found)
         figures += found
     rows = [{key: value for key, value in asdict(figure).items() if key != "outputs"} for figure in figures]
-    return {"lmql": VERSION, "workload": asdict(workload), "figures": rows}
+    threads = {} if settings.threads is None else {"threads": settings.threads}
+    return {"lmql": VERSION, **threads, "workload": asdict(workload), "figures": rows}
 
 
 def _measure_model(checkpoint: Checkpoint, settings: Settings, workload: Workload, python: Path) -> list[Figure]:
@@ -169,7 +171,7 @@ class Load:
         choice = random.Random(query.seed)
         for _ in range(self._workload.num_bursts):
             scored = [choice.choices(range(3, self._checkpoint.vocab_size), k=_NUM_SCORED) for _ in range(_BURST)]
-            await asyncio.gather(*(query.client.score(query.prompt, each) for each in scored))
+            await asyncio.gather(*(query.client.score(query.prompt[:_SCORE_PROMPT], each) for each in scored))
 
     def _tokens(self, count: int) -> list[int]:
         return self._random.choices(range(3, self._checkpoint.vocab_size), k=count)
