@@ -337,3 +337,19 @@ def test_a_modern_guest_under_an_old_engine(llm1: Llm) -> None:
     assert data["pre_seqs"]["62"]["logs"].replace(" ", "").startswith('{"backtrack":2,"tokens":[7]')
     assert '"fork_group":[60,61,62,63]' in data["pre_seqs"]["62"]["logs"]
     assert [data["pre_seqs"][str(s)]["result"]["num_forks"] for s in (60, 61, 62, 63)] == [0, 0, 0, 0]
+
+
+def test_a_modern_guest_that_forks_behind_forced_tokens(llm1: Llm) -> None:
+    """An old engine takes one or the other: it gets the tokens, and the fork in the next step."""
+    fork = [result({"branches": [splice([5]), splice([6])]})]
+    data = bind(llm1, llm1.upload(guest2([force([11, 12]), fork, END])), 70)
+    assert data["pre_seqs"]["70"]["result"] == {"suspend": False, "num_forks": 1, "ff_tokens": [11, 12]}
+    assert mid(llm1, 70)["seqs"]["70"]["result"] == {"ff_tokens": [], "backtrack": 1}
+    assert step(llm1, post=[(70, [], 1)])["pre_seqs"]["70"]["result"] == {
+        "suspend": False,
+        "num_forks": 2,
+        "ff_tokens": [],
+    }
+    data = mid(llm1, 70, (71, 70))
+    assert [data["seqs"][str(s)]["result"]["ff_tokens"] for s in (70, 71)] == [[5], [6]]
+    step(llm1, post=[(70, [5], 0), (71, [6], 0)], freed=[70, 71])

@@ -33,6 +33,7 @@ class _Stage:
     told: list[int] = field(default_factory=list)  # D2 guest, D1 engine: tokens not told yet
     told_backtrack: int = 0
     cached_pre: PreResult | None = None  # D1b: result of the pre that ran at instantiation
+    deferred: Choice | None = None  # D2 guest, D1 engine: a fork that comes after forced tokens
 
     def copy(self, branch: int) -> _Stage:
         return _Stage(self.choice, branch, self.wants_mid, None, None, None, list(self.told), self.told_backtrack)
@@ -206,6 +207,9 @@ class Hosted:
         stage = self._stage
         if self._still_waits():
             return PreResult(suspend=True)
+        if stage.deferred is not None:
+            stage.choice, stage.deferred = stage.deferred, None
+            return PreResult(False, len(stage.choice.branches), [])
         forced: list[int] = []
         for _ in range(MAX_ROUNDS + 1):
             told, backtrack = stage.told, stage.told_backtrack
@@ -221,6 +225,9 @@ class Hosted:
             if choice.is_noop:
                 return PreResult(False, 1, forced) if forced else PreResult(suspend=True)
             splice = choice.branches[0].splices[0] if choice.branches[0].sample_mask is None else None
+            if len(choice.branches) > 1 and forced:  # D1 has no answer with both: the tokens first
+                stage.deferred, stage.choice = choice, Choice([noop()])
+                return PreResult(False, 1, forced)
             if len(choice.branches) > 1 or splice is None or splice.backtrack:
                 stage.choice = choice
                 return PreResult(False, len(choice.branches), forced)
