@@ -11,8 +11,6 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
 from bridle.http.call import call_of
-from bridle.http.chat_prompt import chat_prompt, wants_tools
-from bridle.http.control import Steering, steering_of
 from bridle.http.errors import json_response
 from bridle.http.generation import Generation, Part, prepare, reserve
 from bridle.http.identity import identity_of
@@ -24,10 +22,11 @@ from bridle.http.openai_shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_
 from bridle.http.schemas import ChatBody
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
-from bridle.http.tool_calls import ToolCall, ToolCallReader
+from bridle.http.tools.pieces import CallArguments, CallBegun, Content, Found, Piece, Thought
+from bridle.http.turn import Turn, TurnReader, plan_turn
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
-from bridle.service import Delta, RewindPolicy
+from bridle.service import Delta
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -37,15 +36,20 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
     model = await hold_model(request, body.model)
     sampling = _sampling(body)
-    steering = steering_of(body, request, model)
-    _check_steering(body, steering)
     ticket = reserve(http, call, model, 1, sampling.n)
-    prompt = await chat_prompt(body, model)
-    tenant = identity_of(request).user
+    turn = await plan_turn(body, request, model, sampling)
     generation = await prepare(
-        http, call, model, ticket, [prompt], sampling, tenant, steering, tell_resuming=body.wants_resuming
+        http,
+        call,
+        model,
+        ticket,
+        [turn.prompt],
+        turn.sampling,
+        identity_of(request).user,
+        turn.steering,
+        tell_resuming=body.wants_resuming,
     )
-    answer = _Answer(generation, call.id, body.top_logprobs or 0, wants_tools(body), body.wants_stream_usage)
+    answer = _Answer(generation, turn, call.id, body.top_logprobs or 0, body.wants_stream_usage)
     if body.stream:
         return SseResponse(answer.stream, http.settings)
     await run_while_connected(request.receive, generation.run())
@@ -63,25 +67,17 @@ def _sampling(body: ChatBody) -> SamplingParams:
     return body.sampling(max_tokens=limits.pop() if limits else None, logprobs=body.num_logprobs())
 
 
-def _check_steering(body: ChatBody, steering: Steering) -> None:
-    """Tool calls are told when they are complete; they cannot be taken back. A constraint would not let any pass."""
-    if steering.constraint is not None and wants_tools(body):
-        raise InvalidRequest("tools do not go with a constraint; set tool_choice to 'none'", "tools")
-    if body.stream and steering.rewind is not RewindPolicy.HOLD and wants_tools(body):
-        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; with tools it must be 'hold'", "rewind")
-
-
 @dataclass(slots=True)
 class _Answer:
     """Writes the outputs of a generation in this route's shape."""
 
     generation: Generation
+    turn: Turn
     call_id: str
     num_top: int
-    has_tools: bool
     wants_usage: bool
     created: int = field(default_factory=lambda: int(time.time()))
-    _readers: dict[int, ToolCallReader] = field(default_factory=dict)
+    _readers: dict[int, TurnReader] = field(default_factory=dict)
     _numbers: ChoiceNumbers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +88,7 @@ class _Answer:
         """The answer of a call that does not stream."""
         choices = [self._choice(part, output) for part in self.generation.parts for output in part.outputs]
         choices.sort(key=lambda choice: int(choice["index"]))
-        return self._envelope("chat.completion", choices) | {"usage": usage_shape(self.generation.usage)}
+        return self._envelope("chat.completion", choices) | {"usage": self._usage()}
 
     async def stream(self, writer: SseWriter) -> None:
         """The chunks of a call that streams."""
@@ -102,21 +98,22 @@ class _Answer:
 
         await self.generation.run(sink)
         if self.wants_usage:
-            usage = usage_shape(self.generation.usage)
-            await writer.send(self._envelope("chat.completion.chunk", []) | {"usage": usage})
+            await writer.send(self._envelope("chat.completion.chunk", []) | {"usage": self._usage()})
         await writer.done()
 
     def _choice(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
-        content, calls = ToolCallReader().push(output.text, is_last=True) if self.has_tools else (output.text, [])
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if calls:
-            message["content"] = content or None
-            message["tool_calls"] = [call.shape() for call in calls]
+        found = Found().add(self.turn.reader().push(output.text, is_last=True))
+        message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
+        if found.thoughts:
+            message["reasoning_content"] = found.thoughts
+        if found.calls:
+            message["content"] = found.content or None
+            message["tool_calls"] = [_call_shape(call.id, call.name, call.arguments) for call in found.calls]
         return {
             "index": self._numbers.of(part.number, output.index),
             "message": message,
-            "logprobs": self._logprobs(tuple(output.token_ids), output.logprobs),
-            "finish_reason": _finish(output, bool(calls)),
+            "logprobs": self._logprobs(part, tuple(output.token_ids), output.logprobs),
+            "finish_reason": _finish(output, bool(found.calls)),
             "stop_reason": output.stop_reason,
             **self._note_fields(part, part.notes.take(output.index)),
             "seed": part.request.sampling.seed,
@@ -124,22 +121,19 @@ class _Answer:
 
     def _chunks(self, part: Part, delta: Delta, note: Note) -> list[dict[str, Any]]:
         """The first chunk of a choice carries its role, the last one how it ended."""
-        chunks = []
-        content, calls = delta.text, list[ToolCall]()
         index = self._numbers.of(part.number, delta.index)
-        reader = self._readers.setdefault(index, ToolCallReader())
-        num_before = reader.num_calls
-        if self.has_tools:
-            content, calls = reader.push(delta.text, delta.is_last)
-        if delta.is_first:
-            chunks.append(self._chunk(index, {"role": "assistant", "content": ""}))
+        if index not in self._readers:
+            self._readers[index] = self.turn.reader()
+        reader = self._readers[index]
+        chunks = [self._chunk(index, {"role": "assistant", "content": ""})] if delta.is_first else []
         extra = rewind_fields(delta, part.policy) | self._note_fields(part, note)
-        if content or extra or (delta.logprobs and not calls):
-            entries = list(delta.logprobs) if part.request.sampling.logprobs is not None else None
-            logprobs = self._logprobs(delta.tokens, entries)
-            chunks.append(self._chunk(index, {"content": content}, logprobs, extra))
-        for position, call in enumerate(calls, num_before):
-            chunks.append(self._chunk(index, {"tool_calls": [{"index": position} | call.shape()]}))
+        logprobs = self._logprobs(part, delta.tokens, list(delta.logprobs)) if delta.tokens else None
+        shapes = [_delta_shape(piece) for piece in reader.push(delta.text, delta.is_last)]
+        if not shapes and (extra or logprobs):
+            shapes = [{"content": ""}]
+        for shape in shapes:
+            chunks.append(self._chunk(index, shape, logprobs, extra))
+            logprobs, extra = None, {}
         if delta.is_last:
             chunks.append(self._last_chunk(part, delta.index, reader.num_calls > 0))
         return chunks
@@ -171,8 +165,12 @@ class _Answer:
             return note.fields()
         return {"forked_from": self._numbers.of(part.number, note.parent)} | note.fields()
 
-    def _logprobs(self, tokens: tuple[int, ...], entries: list[Any] | None) -> dict[str, Any] | None:
-        if entries is None:
+    def _usage(self) -> dict[str, Any]:
+        outputs = [output for part in self.generation.parts for output in part.outputs]
+        return usage_shape(self.generation.usage, sum(self.turn.num_thinking(output.token_ids) for output in outputs))
+
+    def _logprobs(self, part: Part, tokens: tuple[int, ...], entries: list[Any] | None) -> dict[str, Any] | None:
+        if entries is None or part.request.sampling.logprobs is None:
             return None
         return chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.num_top)
 
@@ -190,3 +188,20 @@ class _Answer:
 def _finish(output: CompletionOutput, has_calls: bool) -> str | None:
     reason = finish_reason(output)
     return "tool_calls" if has_calls and reason == "stop" else reason
+
+
+def _delta_shape(piece: Piece) -> dict[str, Any]:
+    """What a chunk says of something that was found."""
+    match piece:
+        case Thought():
+            return {"reasoning_content": piece.text}
+        case Content():
+            return {"content": piece.text}
+        case CallBegun():
+            return {"tool_calls": [{"index": piece.number} | _call_shape(piece.id, piece.name, "")]}
+        case CallArguments():
+            return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
+
+
+def _call_shape(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

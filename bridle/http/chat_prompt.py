@@ -1,4 +1,4 @@
-"""From a chat body to the tokens of its prompt: messages and tools are checked, then rendered by the model's
+"""From a chat body to the text of its prompt: messages and tools are checked, then rendered by the model's
 template."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from typing import Any
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.schemas import ChatBody
+from bridle.http.tools.offer import offer_of
 from bridle.service import LoadedModel, check_length
 
 # Names that mean something to whoever renders the template, beside the template's own variables.
@@ -14,14 +15,9 @@ _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-async def chat_prompt(body: ChatBody, model: LoadedModel) -> list[int]:
-    """Prompt tokens of a conversation. Raises `InvalidRequest` naming the message at fault."""
-    text = await render_prompt(body, model)
-    return await model.in_text_thread(model.tokenizer.encode, text, False)
-
-
-async def render_prompt(body: ChatBody, model: LoadedModel) -> str:
-    """The text of the prompt of a conversation. Raises `InvalidRequest` naming the message at fault."""
+async def render_prompt(body: ChatBody, model: LoadedModel, has_tools: bool | None = None) -> str:
+    """The text of the prompt of a conversation; `has_tools` says whether tools are offered to the model (None: if there
+    are any). Raises `InvalidRequest` naming the message at fault."""
     if not model.tokenizer.has_chat_template:
         raise UnsupportedFeature(f"{model.name!r} has no chat template; use /v1/completions", "messages")
     if not body.messages:
@@ -29,23 +25,10 @@ async def render_prompt(body: ChatBody, model: LoadedModel) -> str:
     num_chars = sum(_check_message(position, each, model) for position, each in enumerate(body.messages))
     check_length(model, num_chars, "messages")
     options = _template_options(body)
-    tools = body.tools if wants_tools(body) else None
+    if has_tools is None:
+        has_tools = bool(offer_of(body.tools, body.tool_choice, body.parallel_tool_calls).functions)
+    tools = body.tools if has_tools else None
     return await model.in_text_thread(_render, model, body.messages, tools, options)
-
-
-def wants_tools(body: ChatBody) -> bool:
-    """Whether tools are offered to the model. Raises `UnsupportedFeature` for a choice that cannot be
-    enforced."""
-    for position, tool in enumerate(body.tools or ()):
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict):
-            raise InvalidRequest(f"tools[{position}] must be of type 'function' and have a function", "tools")
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise InvalidRequest(f"tools[{position}].function.name must be a non-empty string", "tools")
-    choice = body.tool_choice
-    if choice in (None, "auto", "none"):
-        return bool(body.tools) and choice != "none"
-    raise UnsupportedFeature(f"tool_choice is {str(choice)[:80]!r}; this server takes 'auto' and 'none'", "tool_choice")
 
 
 def _render(
@@ -55,7 +38,7 @@ def _render(
 
 
 def _template_options(body: ChatBody) -> dict[str, Any]:
-    options = body.chat_template_kwargs or {}
+    options = body.template_options
     for name in options:
         if name in _RESERVED or not name.isidentifier():
             raise InvalidRequest(f"chat_template_kwargs may not set {name[:80]!r}", "chat_template_kwargs")

@@ -21,6 +21,7 @@ from bridle.service import LoadedModel, RewindPolicy
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool, WasmController
+    from bridle.controllers.free_part import FreePart
     from bridle.http.schemas import SamplingFields
 
 #: The controller that does nothing: plain generation.
@@ -32,7 +33,7 @@ MAX_NAME_CHARS = 200
 class Steering:
     """What steers the request behind a body: a controller, a constraint, or nothing."""
 
-    controller: WasmController | None = None
+    controller: WasmController | FreePart | None = None
     constraint: Constraint | None = None
     rewind: RewindPolicy = RewindPolicy.HOLD
 

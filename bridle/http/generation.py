@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bridle.constraints import Constraint
+from bridle.controllers.free_part import FreePart
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, DeadlineExceeded, EngineClosed, InternalError, InvalidRequest
 from bridle.http.call import Call
@@ -68,8 +69,9 @@ class Part:
 
     @property
     def is_steered(self) -> bool:
-        """Whether a program steers it, which may fork, log, and rewrite the prompt. A constraint does not."""
-        return self.request.controller is not None and not isinstance(self.request.controller, Constraint)
+        """Whether a program steers it, which may fork, log, and rewrite the prompt. What only says how the text must
+        look does not."""
+        return self.request.controller is not None and not isinstance(self.request.controller, (Constraint, FreePart))
 
     def pieces(self, events: list[Event]) -> list[list[Event]]:
         """Events between two looks of a reader."""

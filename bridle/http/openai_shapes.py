@@ -19,7 +19,7 @@ def finish_reason(output: CompletionOutput) -> str | None:
     return None if output.finish_reason is None else _FINISH.get(output.finish_reason, "stop")
 
 
-def usage_shape(usage: Usage) -> dict[str, Any]:
+def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
     """Token counts. The details beyond OpenAI's tell what was sampled, forced, taken back and shared."""
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -27,6 +27,7 @@ def usage_shape(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
+            "reasoning_tokens": num_thinking,
             "sampled_tokens": usage.sampled_tokens,
             "forced_tokens": usage.forced_tokens,
             "rewound_tokens": usage.rewound_tokens,

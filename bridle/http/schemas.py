@@ -115,6 +115,16 @@ LogitBias = Annotated[
 JsonObjects = list[dict[str, Any]]
 
 
+class ReasoningFields(BaseModel):
+    """How much a model may think, as some open servers spell it."""
+
+    model_config = ConfigDict(strict=True)
+
+    enabled: bool | None = None
+    max_tokens: int | None = None
+    effort: str | None = None
+
+
 class StreamOptions(BaseModel):
     """What a stream carries beside its chunks: counts in the end, and a word when the device was lost."""
 
@@ -221,7 +231,35 @@ class ChatBody(SamplingFields):
     top_logprobs: int | None = None
     tools: Annotated[JsonObjects | None, _objects("tools", MAX_TOOLS)] = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    thinking_budget: int | None = None
+    reasoning: ReasoningFields | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def budget(self) -> int | None:
+        """How many tokens the model may think; None for as many as it likes. Raises `InvalidRequest`."""
+        asked = self.reasoning.max_tokens if self.reasoning is not None else None
+        budget = asked if self.thinking_budget is None else self.thinking_budget
+        if budget is not None and budget < 0:
+            raise InvalidRequest(f"thinking_budget is {budget}; must be at least 0", "thinking_budget")
+        return budget
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Variables of the chat template: what is asked of the model's thinking, under the names that templates use,
+        and what the client sets itself."""
+        options: dict[str, Any] = {}
+        enabled = self.reasoning.enabled if self.reasoning is not None else None
+        if enabled is None and self.budget is not None:
+            enabled = self.budget > 0
+        effort = self.reasoning_effort or (self.reasoning.effort if self.reasoning is not None else None)
+        if enabled is not None:
+            options["enable_thinking"] = enabled
+        if effort is not None:
+            options["reasoning_effort"] = effort
+        return options | (self.chat_template_kwargs or {})
 
     def num_logprobs(self) -> int | None:
         """How many alternatives are wanted; None for no log-probabilities at all."""

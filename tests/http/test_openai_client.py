@@ -310,8 +310,9 @@ def test_tool_calls() -> None:
 
         chunks = list(client.chat.completions.create(**options, stream=True))  # type: ignore[call-overload]
         assert not any(chunk.choices[0].delta.content for chunk in chunks)
-        (piece,) = [each for chunk in chunks for each in chunk.choices[0].delta.tool_calls or ()]
-        assert (piece.index, piece.function.name) == (0, "get_time")
+        pieces = [each for chunk in chunks for each in chunk.choices[0].delta.tool_calls or ()]
+        assert (pieces[0].index, pieces[0].function.name) == (0, "get_time")
+        assert json.loads("".join(piece.function.arguments for piece in pieces)) == {"city": "Oslo"}
         assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
         bare = client.chat.completions.create(model=NAME, messages=HI).choices[0]  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""The small parts: tool calls in text, log-probability lists, metrics, pages, logs, cross-origin calls."""
+"""The small parts: log-probability lists, metrics, pages, logs, cross-origin calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,66 +21,9 @@ from bridle.http import HttpSettings
 from bridle.http.errors import describe_validation, error_body, error_response, status_of
 from bridle.http.logprob_shapes import CompletionLogprobs
 from bridle.http.logs import configure_logs
-from bridle.http.tool_calls import CLOSE_TAG, OPEN_TAG, ToolCallReader, parse_call
 from bridle.outputs import Logprob
 from tests.http.harness import local_client, saying, scripted_model, tokenizer
 from tests.service.fakes import ByteTokenizer, fake_model
-
-CALL = '<tool_call>{"name": "f", "arguments": {"a": "<b>"}}</tool_call>'
-
-
-# -- tool calls ---------------------------------------------------------------------------------------------
-
-
-def read(pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
-    """Content and calls of text that arrives in pieces."""
-    reader, content, calls = ToolCallReader(), "", []
-    for position, piece in enumerate(pieces):
-        text, made = reader.push(piece, is_last=position == len(pieces) - 1)
-        content += text
-        calls += [(call.name, json.loads(call.arguments)) for call in made]
-    return content, calls
-
-
-@pytest.mark.parametrize(
-    ("text", "content", "calls"),
-    [
-        ("plain", "plain", []),
-        (CALL, "", [("f", {"a": "<b>"})]),
-        ("Let me see.\n" + CALL + "\n" + CALL + "\n", "Let me see.\n", [("f", {"a": "<b>"})] * 2),
-        (CALL.removesuffix(CLOSE_TAG), "", [("f", {"a": "<b>"})]),
-        ("<tool_call>no json</tool_call>", "<tool_call>no json</tool_call>", []),
-        ("<tool_call>[1]</tool_call>!", "<tool_call>[1]</tool_call>!", []),
-        ("a < b <tool", "a < b <tool", []),
-        ("<tool_call>", "<tool_call>", []),
-        ("<tool_call>" + "[" * 100_000, "<tool_call>" + "[" * 100_000, []),
-    ],
-)
-def test_calls_are_found_and_other_text_is_left_alone(text: str, content: str, calls: list[Any]) -> None:
-    assert read([text]) == (content, calls)
-
-
-@given(
-    st.lists(st.sampled_from([CALL, "a", "<", OPEN_TAG, CLOSE_TAG, "<tool", "{}", "b <"]), max_size=6),
-    st.lists(st.integers(0, 400), max_size=12),
-)
-def test_calls_do_not_depend_on_how_the_text_arrives(parts: list[str], cuts: list[int]) -> None:
-    text = "".join(parts)
-    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[start:end] for start, end in pairwise(bounds)]
-    whole_content, whole_calls = read([text])
-    content, calls = read(pieces)
-    assert calls == whole_calls
-    assert content.split() == whole_content.split()
-
-
-def test_a_call_without_arguments_is_a_call_and_each_has_its_own_id() -> None:
-    first, second = parse_call('{"name": "f"}'), parse_call(' {"name": "f", "arguments": {}}\n')
-    assert first is not None
-    assert second is not None
-    assert first.arguments == second.arguments == "{}"
-    assert first.id != second.id
-
 
 # -- log-probabilities --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a reader of tool calls finds in growing text: content, the beginning of a call, more of its arguments."""
+"""What readers find in growing text: thoughts, content, the beginning of a call, more of its arguments."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from typing import Protocol
 @dataclass(frozen=True, slots=True)
 class Content:
     """Text that is no call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Text of the model's reasoning, before its answer."""
 
     text: str
 
@@ -32,7 +39,7 @@ class CallArguments:
     text: str
 
 
-Piece = Content | CallBegun | CallArguments
+Piece = Thought | Content | CallBegun | CallArguments
 
 
 class ToolReader(Protocol):
@@ -57,12 +64,15 @@ class Call:
 class Found:
     """Pieces put together."""
 
+    thoughts: str = ""
     content: str = ""
     calls: list[Call] = field(default_factory=list)
 
     def add(self, pieces: Iterable[Piece]) -> Found:
         for piece in pieces:
             match piece:
+                case Thought():
+                    self.thoughts += piece.text
                 case Content():
                     self.content += piece.text
                 case CallBegun():

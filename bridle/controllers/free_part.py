@@ -1,0 +1,132 @@
+"""Free text first, then a grammar: a model thinks within a budget and answers in a form, or calls tools after a token.
+
+The text up to the end token is the model's own. When its budget is used up the end is forced, and what follows is held
+to a grammar if there is one. Nothing is ever taken back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+from bridle.constraints.matcher import Matcher, end_row
+from bridle.constraints.vocabulary import Vocabulary
+from bridle.controllers.python import Controller, SequenceView
+from bridle.engine.decision import Decision
+
+_INVERTED = bytes(255 - byte for byte in range(256))
+
+
+class Grammar:
+    """A compiled grammar, and the vocabulary that it was compiled for. A copy goes its own way from there."""
+
+    def __init__(self, matcher: Matcher, vocabulary: Vocabulary) -> None:
+        self.matcher, self.vocabulary = matcher, vocabulary
+
+    def __deepcopy__(self, memo: object) -> Grammar:
+        return Grammar(self.matcher.copy(), self.vocabulary)
+
+    def decide(self, extra: int | None = None) -> Decision:
+        """What may follow: tokens that must, a choice among those that may (and `extra`), or the end."""
+        matcher = self.matcher
+        if matcher.is_complete:
+            return Decision.stop()
+        forced = matcher.forced() if extra is None else ()
+        if forced:
+            return Decision.splice(0, forced)
+        mask = matcher.mask()
+        if extra is not None:
+            return Decision.sample(_with(mask, extra))
+        if mask == end_row(self.vocabulary) or (matcher.is_accepting and not mask.strip(b"\0")):
+            return Decision.stop()
+        return Decision.sample(mask)
+
+    def all_but_ends(self) -> bytes:
+        """The mask that lets everything pass but the end."""
+        return end_row(self.vocabulary).translate(_INVERTED)
+
+
+class _Phase(Enum):
+    BEFORE = "before"  # the first token decides whether there is a free part
+    FREE = "free"
+    GAP = "gap"  # between the end token and what the grammar knows
+    BOUND = "bound"
+
+
+@dataclass(slots=True)
+class FreePart(Controller):
+    """`end` is the token that ends the free part; `opening`, if given, begins it, as the first token of the output or
+    not at all. After `budget` tokens of the free part `closing` follows, the last of which is `end`, and after the end
+    `gap`, if a grammar holds what comes `then`. The output may end within the free part only if it `may_stop`.
+    """
+
+    end: int
+    opening: int | None = None
+    budget: int | None = None
+    closing: tuple[int, ...] = ()
+    gap: tuple[int, ...] = ()
+    then: Grammar | None = None
+    may_stop: bool = True
+
+    #: For those who show text as it comes.
+    max_rewind: ClassVar[int] = 0
+
+    _phase: _Phase = field(default=_Phase.FREE, init=False)
+    _num_free: int = field(default=0, init=False)
+    _num_gap: int = field(default=0, init=False)
+    _is_cut: bool = field(default=False, init=False)
+    _mask: bytes = field(default=b"", init=False)
+
+    def __post_init__(self) -> None:
+        self._phase = _Phase.FREE if self.opening is None else _Phase.BEFORE
+
+    def next(self, view: SequenceView) -> Decision:
+        if len(view.tokens) > view.num_prompt:
+            for token in view.new_tokens:
+                self._see(token)
+        if self._phase is _Phase.FREE:
+            return self._in_free_part()
+        if self.then is None:
+            return Decision.sample(self._without_end(view) if self._is_cut else None)
+        if self._phase is _Phase.GAP:
+            return Decision.splice(0, self.gap[self._num_gap :])
+        return self.then.decide(self.opening if self._phase is _Phase.BEFORE else None)
+
+    def _in_free_part(self) -> Decision:
+        if self.budget is not None and self._num_free >= self.budget:
+            self._is_cut = True
+            return Decision.splice(0, self.closing)
+        if self.then is not None and not self.may_stop:
+            return Decision.sample(self.then.all_but_ends())
+        return Decision.sample()
+
+    def _without_end(self, view: SequenceView) -> bytes:
+        """The mask that lets everything pass but the end token: a model that was cut off still means to write it."""
+        if not self._mask:
+            self._mask = view.mask_of([self.end]).translate(_INVERTED)
+        return self._mask
+
+    def _see(self, token: int) -> None:
+        """One more token of the output."""
+        match self._phase:
+            case _Phase.BEFORE if token == self.opening:
+                self._phase = _Phase.FREE
+            case _Phase.FREE if token != self.end:
+                self._num_free += 1
+            case _Phase.FREE:
+                self._phase = _Phase.GAP if self.gap else _Phase.BOUND
+            case _Phase.GAP:
+                self._num_gap += 1
+                if self._num_gap == len(self.gap):
+                    self._phase = _Phase.BOUND
+            case _:
+                self._phase = _Phase.BOUND
+                if self.then is not None:
+                    self.then.matcher.commit([token])
+
+
+def _with(mask: bytes, token: int) -> bytes:
+    row = bytearray(mask)
+    row[token >> 3] |= 1 << (token & 7)
+    return bytes(row)

@@ -1,0 +1,191 @@
+"""An assistant's turn: from a chat body to the request behind it, and from its growing text to what a client is told.
+
+One path for every API with conversations: messages become a prompt, tools and thoughts become something that steers
+the request, and a reader tells thoughts, calls and the answer apart. Knows no wire format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from fastapi import Request
+
+from bridle.constraints import Constraint, OneOf
+from bridle.controllers.free_part import FreePart, Grammar
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.chat_prompt import render_prompt
+from bridle.http.control import Steering, steering_of
+from bridle.http.reasoning import GAP, ReasoningReader, Tags, tags_of
+from bridle.http.schemas import ChatBody
+from bridle.http.tools.formats import ToolFormat, format_of
+from bridle.http.tools.offer import Offer, offer_of
+from bridle.http.tools.pieces import Content, Piece, Thought, ToolReader
+from bridle.sampling import SamplingParams
+from bridle.service import LoadedModel, RewindPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the engine is asked for, and how its text is read. `is_thinking` says that the prompt ends inside of
+    thoughts, `is_calling` that it ends with the token that begins calls."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    steering: Steering
+    format: ToolFormat | None
+    tags: Tags | None
+    is_thinking: bool
+    is_calling: bool
+
+    def reader(self) -> TurnReader:
+        """A reader for one output."""
+        tools = None if self.format is None else self.format.reader(self.is_calling)
+        thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
+        return TurnReader(thoughts, tools)
+
+    def num_thinking(self, tokens: list[int]) -> int:
+        """How many of an output's tokens are thoughts, tags included."""
+        if self.tags is None or not tokens or not (self.is_thinking or self.tags.opening_token in tokens[:2]):
+            return 0
+        closing = self.tags.closing_token
+        return tokens.index(closing) + 1 if closing in tokens else len(tokens)
+
+
+class TurnReader:
+    """Tells thoughts, calls and content of one output apart."""
+
+    def __init__(self, thoughts: ReasoningReader | None, tools: ToolReader | None) -> None:
+        self._thoughts, self._tools = thoughts, tools
+        self.num_calls = 0
+
+    def push(self, text: str, is_last: bool = False) -> list[Piece]:
+        """What became certain with `text`."""
+        pieces: list[Piece] = []
+        if self._thoughts is not None:
+            thoughts, text = self._thoughts.push(text, is_last)
+            pieces += [Thought(thoughts)] if thoughts else []
+        if self._tools is None:
+            return [*pieces, Content(text)] if text else pieces
+        found = self._tools.push(text, is_last)
+        self.num_calls += sum(getattr(piece, "name", None) is not None for piece in found)
+        return pieces + found
+
+
+async def plan_turn(body: ChatBody, request: Request, model: LoadedModel, sampling: SamplingParams) -> Turn:
+    """Check, render and compile everything; nothing is submitted. Raises `InvalidRequest` that names the field."""
+    steering = steering_of(body, request, model)
+    offer = offer_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    _check(body, steering, offer)
+    text = await render_prompt(body, model, has_tools=bool(offer.functions))
+    prompt = await model.in_text_thread(model.tokenizer.encode, text, False)
+    kind = format_of(model.tokenizer) if offer.functions else None
+    tags = tags_of(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
+    is_thinking = tags is not None and text.rstrip().endswith(tags.opening)
+    plan = _Plan(model, tags, is_thinking, body.budget)
+    is_calling = kind is not None and offer.is_required and kind.opening_token is not None
+    if kind is not None and kind.opening_token is not None:
+        token = model.tokenizer.id_of(kind.opening_token)
+        if token is None:
+            raise UnsupportedFeature(f"{model.name!r} has no token {kind.opening_token}, so it cannot call", "tools")
+        sampling = sampling.with_(skip_special_tokens=False)
+        prompt = [*prompt, token] if is_calling else prompt
+        plan = replace(plan, call_token=token, tags=None if is_calling else tags)
+    if steering.controller is None:
+        steering = await plan.steer(steering, kind, offer)
+    return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling)
+
+
+def _check(body: ChatBody, steering: Steering, offer: Offer) -> None:
+    """Refuse what does not go together with a controller, which decides by itself, and may take text back."""
+    if steering.controller is not None and offer.is_required:
+        raise InvalidRequest("tool_choice does not go with a controller, which decides by itself", "tool_choice")
+    if steering.controller is not None and body.budget is not None:
+        raise InvalidRequest("a thinking budget does not go with a controller", "thinking_budget")
+    if body.stream and steering.rewind is not RewindPolicy.HOLD and offer.functions:
+        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; with tools it must be 'hold'", "rewind")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How an output is steered."""
+
+    model: LoadedModel
+    tags: Tags | None
+    is_thinking: bool
+    budget: int | None
+    call_token: int | None = None
+
+    async def steer(self, given: Steering, kind: ToolFormat | None, offer: Offer) -> Steering:
+        """What steers a request with these tools and the constraint `given`: a constraint, a controller, or nothing."""
+        form = await self._form(kind, offer, given.constraint)
+        if self.tags is not None and (self.budget is not None or (self.is_thinking and form is not None)):
+            if form is not None and self.call_token is not None and not offer.is_required:
+                raise UnsupportedFeature("strict tools do not go with thoughts in front of them here", "tools")
+            return replace(given, constraint=None, controller=await self._thinking(self.tags, form))
+        if self.budget and not offer.is_required:
+            raise UnsupportedFeature(f"{self.model.name!r} has no thoughts to put a budget on", "thinking_budget")
+        if self.call_token is not None and not offer.is_required and form is not None:
+            calls = FreePart(self.call_token, then=await self._grammar(form))
+            return replace(given, constraint=None, controller=calls)
+        return replace(given, constraint=form)
+
+    async def _form(self, kind: ToolFormat | None, offer: Offer, constraint: Constraint | None) -> Constraint | None:
+        """What the text after the thoughts must look like."""
+        if kind is None:
+            return constraint
+        if offer.is_required:
+            return await self._usable(kind, offer)
+        if constraint is not None:
+            if self.call_token is not None:
+                raise UnsupportedFeature(
+                    f"{self.model.name!r} begins calls with a token that no constraint knows: "
+                    "tools do not go with a constraint here; set tool_choice to 'none' or 'required'",
+                    "tools",
+                )
+            return OneOf(await self._usable(kind, offer), constraint)
+        if not offer.is_strict:
+            return None
+        loose = offer.loosened()
+        form = kind.may_call(loose.functions) or kind.must_call(loose.functions, offer.max_calls)
+        return await self._checked(form.constraint())
+
+    async def _usable(self, kind: ToolFormat, offer: Offer) -> Constraint:
+        """The grammar of calls. Schemas that cannot be used are left out where the client does not insist."""
+        loose = offer.loosened()
+        try:
+            return await self._checked(kind.must_call(offer.functions, offer.max_calls).constraint())
+        except InvalidRequest:
+            if loose == offer:
+                raise
+            return await self._checked(kind.must_call(loose.functions, offer.max_calls).constraint())
+
+    async def _checked(self, form: Constraint) -> Constraint:
+        """Compiled before the request runs. Raises `InvalidRequest` about the tools."""
+        try:
+            await self.model.try_constraint(form)
+        except InvalidRequest as error:
+            error.param = "tools"
+            raise
+        return form
+
+    async def _thinking(self, tags: Tags, form: Constraint | None) -> FreePart:
+        encode = self.model.tokenizer.encode
+        gap = tuple(encode(GAP, add_special_tokens=False))
+        return FreePart(
+            end=tags.closing_token,
+            opening=None if self.is_thinking else tags.opening_token,
+            budget=self.budget,
+            closing=(*encode("\n", add_special_tokens=False), tags.closing_token, *(() if form else gap)),
+            gap=gap if form else (),
+            then=await self._grammar(form) if form else None,
+            may_stop=form is None,
+        )
+
+    async def _grammar(self, form: Constraint | None) -> Grammar:
+        pool = self.model.constraints
+        if pool is None or form is None:
+            raise UnsupportedFeature(f"{self.model.name!r} is served without constraints", "tools")
+        compiling = pool.compiler.compile(form)
+        matcher = await asyncio.shield(asyncio.wrap_future(compiling))
+        return Grammar(matcher.copy(), pool.compiler.vocabulary)
