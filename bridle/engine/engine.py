@@ -174,6 +174,8 @@ class Engine:
         seq.usage.prompt_tokens = seq.num_prompt
         self._statistics.num_prompt_tokens += seq.num_prompt
         self._progress.open_text(seq)
+        if seq.request.generated:
+            self._progress.take_over(seq, seq.request.generated)
         self._scheduler.add(seq)
         if seq.sampling.max_tokens == 0:
             self._progress.finish(seq, FinishReason.LENGTH)

@@ -38,7 +38,18 @@ class Intake:
             raise InvalidRequest(f"logit_bias names token {wrong}; the vocabulary has {vocab_size}", "logit_bias")
         if sampling.n > self._config.max_forks:
             raise InvalidRequest(f"n is {sampling.n}; at most {self._config.max_forks}", "n")
-        self.max_len(len(request.prompt), sampling)
+        max_len = self.max_len(len(request.prompt), sampling)
+        if request.generated:
+            self._check_generated(request, max_len)
+
+    def _check_generated(self, request: Request, max_len: int) -> None:
+        if request.sampling.n > 1 or request.controller is not None:
+            raise InvalidRequest("only a single output that nothing steers can go on from tokens", "generated")
+        num_tokens = len(request.prompt) + len(request.generated)
+        if num_tokens >= max_len:
+            raise InvalidRequest(f"{num_tokens} tokens are there already; the output ends at {max_len}", "generated")
+        if min(request.generated) < 0 or max(request.generated) >= self._info.vocab_size:
+            raise InvalidRequest("generated holds tokens outside the vocabulary", "generated")
 
     def max_len(self, num_prompt: int, sampling: SamplingParams) -> int:
         """The length at which an output is complete, prompt included; raises `ContextOverflow`."""

@@ -49,6 +49,16 @@ class Progress:
         state = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens)
         seq.text = OutputText(state, seq.sampling.stop, seq.sampling.include_stop_str_in_output)
 
+    def take_over(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
+        """The output was drawn so far on another engine, and its client knows that: no events."""
+        for token in tokens:
+            seq.append(token)
+            if seq.text is not None:
+                seq.text.push(token)
+        seq.num_draws = seq.usage.sampled_tokens = len(tokens)
+        seq.num_scored = len(seq.tokens)
+        seq.prompt_sent = True
+
     def append(self, seq: Sequence, token: int, logprob: Logprob | None = None, *, forced: bool) -> bool:
         """One more token; True if it ends the output."""
         seq.append(token)

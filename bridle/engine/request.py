@@ -22,7 +22,9 @@ class Request:
     point of the engine's clock in seconds. `tenant` salts the prefix cache: requests share cached blocks only
     within one tenant. Waiting requests are taken in order of `priority`, then `turn`, then arrival, smaller ones first.
     `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside
-    the ones in `sampling`. `tell_resuming` asks for a `Resuming` event when the device is lost.
+    the ones in `sampling`. `tell_resuming` asks for a `Resuming` event when the device is lost. `generated` are tokens
+    that the output had on another engine, and that its client has: it goes on after them as if it had never been
+    elsewhere. Only for a single output that nothing steers.
     """
 
     id: str
@@ -37,4 +39,5 @@ class Request:
     turn: float = 0.0
     detokenize: bool = True
     tell_resuming: bool = False
+    generated: tuple[int, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
