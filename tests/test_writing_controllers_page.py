@@ -23,8 +23,8 @@ from tests.sources import ROOT
 
 PAGE = (ROOT / "docs" / "writing-controllers.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
-#: The page's server is there, and what it installs is installed.
-SKIPPED = ("pip install ",)
+#: What the page installs is installed. A test within the test takes a while, and is another test's business.
+SKIPPED = ("pip install ",) if os.environ.get("BRIDLE_FULL") else ("pip install ", "make test")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_all_commands_exist() -> None:
     lines += re.findall(r"`bridle ((?:run|new-controller|serve) [^`]+)`", PAGE)
     assert len(lines) > 8
     for line in lines:
-        app.parse_args(line.replace("NAME", "name").split(), exit_on_error=False, print_error=False)
+        app.parse_args(shlex.split(line.replace("NAME", "name")), exit_on_error=False, print_error=False)
 
 
 def test_the_interface_is_told_completely() -> None:
