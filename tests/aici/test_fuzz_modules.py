@@ -23,7 +23,7 @@ MANY = int(os.environ.get("BRIDLE_FUZZ_MODULES", "2000"))
 _STEPS = 4
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7_200)])])
 def test_generated_modules(start: Start, tmp_path: Path, count: int) -> None:
     llm = start("--cap-fork", "--cap-backtrack", "--cap-ff-tokens", *LIMITS, store=tmp_path)
     pid = llm.process.pid
