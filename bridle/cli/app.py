@@ -1,6 +1,7 @@
 """The tree of commands and what their help pages share.
 
-Each flag is also an environment variable: `--max-num-seqs` is `BRIDLE_MAX_NUM_SEQS`. The command line wins.
+Each flag is also an environment variable, `--max-num-seqs` is `BRIDLE_MAX_NUM_SEQS`, and an entry of a settings file.
+The command line wins over the environment, and that over the file.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ EPILOGUE = """\
 MODEL is a folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-0.6B, or `demo`, the small model
 that comes with bridle and needs no download.
 
-Every flag is also an environment variable: `--max-num-seqs 64` is `BRIDLE_MAX_NUM_SEQS=64`. The command line
-wins.
+Every flag is also an environment variable, `--max-num-seqs 64` is `BRIDLE_MAX_NUM_SEQS=64`, and an entry of a YAML
+file: `bridle --config FILE serve` (or `BRIDLE_CONFIG=FILE`) reads `max-num-seqs: 64` under `serve:`. The command line
+wins, then the environment.
 """
 
 app = App(
@@ -51,6 +53,8 @@ app = App(
 )
 app["--help"].group = HELP
 app["--version"].group = HELP
+
+app.register_install_completion_command(group=HELP, help="Complete commands and flags in this shell from now on.")
 
 app.command(serve, group=SERVING)
 app.command(serve_model, group=SERVING)

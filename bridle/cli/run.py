@@ -6,10 +6,14 @@ A mistake of the user is one line on stderr and exit code 2; a failure of someth
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from cyclopts import CycloptsError
+from cyclopts.config import Yaml
 
 from bridle.errors import BridleError, InternalError, InvalidRequest, UnsupportedModel
 
@@ -24,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = app(words, exit_on_error=False, print_error=False)
+        with _settings_file(words):
+            result = app(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         return _complain(f"{error} (see: {_help_hint(words)})", MISUSE)
     except (InvalidRequest, UnsupportedModel) as error:
@@ -39,6 +44,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return result if isinstance(result, int) else 0
+
+
+@contextmanager
+def _settings_file(words: list[str]) -> Iterator[None]:
+    """Let the YAML file that `--config` before the command, or BRIDLE_CONFIG, names fill in what command line and
+    environment leave open. The flag is taken out of `words`."""
+    from bridle.cli.app import app
+
+    path = os.environ.get("BRIDLE_CONFIG")
+    if words and words[0].partition("=")[0] == "--config":
+        flag, has_value, path = words.pop(0).partition("=")
+        if not has_value:
+            if not words:
+                raise InvalidRequest(f"{flag} needs the name of a file", "config")
+            path = words.pop(0)
+    if not path:
+        yield
+        return
+    if not Path(path).is_file():
+        raise InvalidRequest(f"there is no settings file {path!r}", "config")
+    usual = app.config
+    app.config = (*(usual or ()), Yaml(path, must_exist=True))
+    try:
+        yield
+    finally:
+        app.config = usual
 
 
 def _complain(message: str, code: int) -> int:

@@ -29,7 +29,7 @@ class Served:
     calls: list[ServeSettings] = field(default_factory=list)
     error: BaseException | None = None
 
-    def serve(self, settings: ServeSettings) -> None:
+    def serve(self, settings: ServeSettings, fronts: object = ()) -> None:
         self.calls.append(settings)
         if self.error is not None:
             raise self.error
@@ -189,3 +189,40 @@ def test_our_own_bugs_keep_their_traceback(served: Served) -> None:
     served.error = InternalError("block 3 has two owners")
     with pytest.raises(InternalError):
         main(["serve"])
+
+
+def test_a_settings_file_fills_in(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "bridle.yaml"
+    file.write_text("serve:\n  max-num-seqs: 7\n  max-requests: 99\n  port: 9123\ngenerate:\n  stats: false\n")
+    monkeypatch.setenv("BRIDLE_MAX_REQUESTS", "98")
+    assert main(["--config", str(file), "serve", "demo", "--port", "9124"]) == 0
+    assert main([f"--config={file}", "serve", "demo"]) == 0
+    monkeypatch.setenv("BRIDLE_CONFIG", str(file))
+    assert main(["serve", "demo"]) == 0
+    first, second, third = served.calls
+    assert (first.engine.max_num_seqs, first.http.max_requests, first.port) == (7, 98, 9124)
+    assert (second.engine.max_num_seqs, second.port) == (7, 9123) and third == second
+    monkeypatch.delenv("BRIDLE_CONFIG")
+    assert main(["serve", "demo"]) == 0 and served.calls[3].engine.max_num_seqs is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "there is no settings file"), ("serve:\n  max-seqs: 7\n", "max-seqs"), ("serve: [", "while parsing")],
+)
+def test_a_bad_settings_file_is_named(
+    text: str | None, message: str, served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bridle.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert main(["--config", str(file), "serve"]) == 2
+    assert message in capsys.readouterr().err and not served.calls
+    assert main(["--config"]) == 2
+
+
+def test_completion_knows_commands_and_flags() -> None:
+    from bridle.cli.app import app
+
+    script = app.generate_completion(shell="bash")
+    assert "run-batch" in script and "--max-num-seqs" in script
