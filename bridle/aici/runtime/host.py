@@ -121,7 +121,8 @@ def eos_token(guest: Instance) -> int:
 
 
 def get_config(guest: Instance, source: int, length: int) -> int:
-    """Whether the engine has a capability: `fork`, `backtrack`, `ff_tokens`."""
+    """Whether the engine has a capability: `fork`, `backtrack`, `ff_tokens`, `when_sampled` (splices that depend on
+    the draw)."""
     if length > 1024:
         raise GuestFault(f"configuration name of {length} bytes; at most 1024")
     name = guest.memory.read(source, length).decode(errors="replace")

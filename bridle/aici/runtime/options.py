@@ -158,10 +158,16 @@ def limits_of(options: argparse.Namespace) -> Limits:
 
 
 def capabilities_of(options: argparse.Namespace) -> frozenset[str]:
-    """Names of what the engine can do. An engine of dialect 1 can do everything."""
+    """Names of what the engine can do. An engine of dialect 1 can do everything but splices that
+    depend on the draw."""
     if dialect_of(options).name != "2":
         return frozenset({"fork", "backtrack", "ff_tokens"})
-    flags = {"fork": options.cap_fork, "backtrack": options.cap_backtrack, "ff_tokens": options.cap_ff_tokens}
+    flags = {
+        "fork": options.cap_fork,
+        "backtrack": options.cap_backtrack,
+        "ff_tokens": options.cap_ff_tokens,
+        "when_sampled": options.cap_ff_tokens,
+    }
     return frozenset(name for name, flag in flags.items() if flag)
 
 
