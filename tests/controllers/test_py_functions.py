@@ -199,6 +199,7 @@ assert begin.text_since() == "?" and here.ptr > len(aici.get_tokens())
         ("regex='[0-9]+x'", "Q: 12x34", "12x"),
         ("regex='^[a-c]{2}$'", "Q: xyz", "aa"),
         ("options=['Yes', 'No']", "Q: No!", "No"),
+        ("options=['Yes', 'Yesterday']", "Q: Yesterday", "Yesterday"),
         ("substring='the quick brown fox', max_tokens=30", 'Q: quick brown" and', 'quick brown"'),
         ("substring='the quick fox', substring_end='.'", "Q: fox. Yes", "fox."),
         ('yacc=\'%start s\\n%%\\ns : N | s "+" N ;\\nN : "/[0-9]/" ;\', max_tokens=3', "Q: 1+2+3", "1+2"),
@@ -266,6 +267,11 @@ aici.set_var("hot", hot)
     assert ran.text().startswith("ab")
     again = py(script(body), "Q: " + "ab" * 20, prompt="Q: ", seed=7)
     assert again.variables()["hot"].decode() != hot
+
+
+def test_choosing_a_long_text(py: Run) -> None:
+    ran = py(script("assert await aici.choose(['x' * 30, 'y' * 30]) == 'y' * 30"), "Q: yy", prompt="Q: ")
+    assert ran.error() == "" and ran.end("a").usage.sampled_tokens == 1
 
 
 def test_bias_and_candidates(py: Run) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.outputs import Finished
-from tests.aici.conftest import EOS
-from tests.controllers.conftest import Run
+from tests.aici.conftest import EOS, VOCAB_SIZE, tokenizer  # noqa: F401 -- a fixture
+from tests.controllers.conftest import Run, named
 from tests.controllers.test_py_functions import PRELUDE, script
 
 
@@ -272,3 +275,28 @@ except TimeoutError as error:
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_waiting_for_no_sensible_time(py: Run, seconds: float) -> None:
     assert "wait" in py(script(f"await aici.sleep(float('{seconds}'))")).error()
+
+
+# -- an engine of the first generation ---------------------------------------------------------------------
+
+
+def test_under_an_engine_of_the_first_generation(tokenizer: Path, request: pytest.FixtureRequest) -> None:  # noqa: F811
+    """The same scripts, asked in the three phases of the old protocol."""
+    store = request.config.cache.mkdir("bridle-py-store")
+    times = ("--wasm-max-step-time", "2000", "--wasm-max-pre-step-time", "2000")
+    limits = ("max_prepare_wait=170000", "max_init_time=10000")
+    args = ("--store", str(store), *times, *(word for limit in limits for word in ("--limit", limit)))
+    pool = RuntimePool(RuntimeConfig(str(tokenizer), dialect=1, extra_args=args), VOCAB_SIZE)
+    try:
+        body = """
+await aici.FixedTokens("Q: ")
+place = aici.Label()
+await aici.gen_text(max_tokens=9)
+await aici.FixedTokens("no", following=place)
+number = await aici.fork(2)
+await aici.gen_text(options=[["a", "b"], ["c"]][number])
+"""
+        ran = named(pool, "pyctrl")(script(body, call="test"), "Q: yes", "nob")
+        assert [ran.text(index=i) for i in range(2)] == ["Q: nob", "Q: noc"], ran.error()
+    finally:
+        pool.shutdown()

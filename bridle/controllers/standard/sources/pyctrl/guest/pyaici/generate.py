@@ -24,7 +24,7 @@ from pyaici.constraints import (
 from pyaici.results import Branch, MidProcessResult, Splice, checked_sampling
 from pyaici.sequence import Candidate
 from pyaici.steps import ConstrainedToken, NextToken, log
-from pyaici.tokens import TokenSet, all_tokens, detokenize, eos_token
+from pyaici.tokens import TokenSet, all_tokens, detokenize, eos_token, tokenize
 from pyaici.variables import set_var
 
 
@@ -63,7 +63,7 @@ class _Draw(ConstrainedToken):
     def mid_process(self) -> MidProcessResult:
         if self._forced:
             return MidProcessResult.splice(0, self._forced)
-        splices = [Splice([eos_token()], 1, [])] if sequence.backtrack_supported() else []
+        splices = [Splice([eos_token()], 1, [])] if sequence.get_config("when_sampled") else []
         return MidProcessResult([Branch(self.allowed(), splices, **self._branch)])
 
     def post_process(self, backtrack: int, tokens: list[int]) -> None:
@@ -177,6 +177,11 @@ async def gen_text(
     """The text of `gen`; bytes that are no text are replaced."""
     made = await gen(regex, yacc, substring, substring_end, options, store_var, stop_at, max_tokens, **more)
     return made.text
+
+
+async def choose(options: list[str], **more: Any) -> str:
+    """Beyond AICI: one of these texts."""
+    return await gen_text(options=options, max_tokens=max(len(tokenize(option)) for option in options) + 1, **more)
 
 
 class _Look(NextToken):

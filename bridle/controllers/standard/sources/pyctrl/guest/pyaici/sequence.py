@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from wit_world.imports import host
 
@@ -68,8 +69,9 @@ def self_seq_id() -> int:
     return host.sequence_id()
 
 
+@cache
 def get_config(name: str) -> int:
-    """1 if the host can do it: `fork`, `backtrack`, `ff_tokens`."""
+    """1 if the host can do it: `fork`, `backtrack`, `ff_tokens`, `when_sampled` (splices that depend on the draw)."""
     return int(host.has_capability(name))
 
 

@@ -14,7 +14,7 @@ from pyaici.constraints import (
     SubStrConstraint,
 )
 from pyaici.driver import AiciAsync, AiciCallbacks, register, start, test
-from pyaici.generate import Generation, candidates, gen, gen_text, gen_tokens
+from pyaici.generate import Generation, candidates, choose, gen, gen_text, gen_tokens
 from pyaici.results import Branch, MidProcessResult, PostProcessResult, PreProcessResult, Splice
 from pyaici.sequence import (
     Candidate,
