@@ -28,6 +28,10 @@ from bridle.errors import BridleError, ControllerError, InternalError
 #: A sequence whose commit or mask took more processor time, in seconds, is not handled on the engine's thread any more.
 _SLOW = 0.002
 _SLOW_MASK = 0.01
+#: A thread that has computed for so long, in seconds, tells what it has.
+_TELL = 0.0005
+#: Most masks that one thread takes at a time: the more, the fewer hand-overs; the fewer, the more even the threads.
+_MAX_PART = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +40,10 @@ class _Instance:
 
     matcher: Matcher
     is_slow: bool = False
+
+
+_Due = tuple[Ask, _Instance]
+_Answered = tuple[int, _Instance, Answer]
 
 
 class ConstraintPool:
@@ -106,29 +114,44 @@ class ConstraintPool:
             elif ask.parent is not None:
                 parent = self._live[ask.parent]
                 self._live[ask.seq_id] = _Instance(parent.matcher.copy(), parent.is_slow)
+        known: list[_Answered] = []
+        masks: list[_Due] = []
         work: list[Callable[[], None]] = []
         for ask in asks:
             instance = self._live.get(ask.seq_id)
             if instance is None:
                 continue
-            answer = None if instance.is_slow else self._advance(instance, ask)
+            if instance.is_slow:
+                self._under_way[ask.seq_id] = instance
+                work.append(self._work([(ask, instance)], is_whole=True))
+                continue
+            answer = self._advance(instance, ask)
             if answer is not None:
-                self._answer(ask.seq_id, instance, answer)
+                known.append((ask.seq_id, instance, answer))
             else:
                 self._under_way[ask.seq_id] = instance
-                work.append(self._work(instance, ask, instance.is_slow))
+                masks.append((ask, instance))
+        self._answer(known)
+        work += [self._work(part) for part in _parts(masks, self._workers.num_threads)]
         if work:
             self._workers.submit(work)
 
-    def _work(self, instance: _Instance, ask: Ask, is_whole: bool) -> Callable[[], None]:
-        """The rest of an answer, for a thread."""
+    def _work(self, due: Sequence[_Due], *, is_whole: bool = False) -> Callable[[], None]:
+        """The rest of some answers, for a thread. They are told together, unless one of them takes long."""
 
         def run() -> None:
-            began = time.thread_time()
-            answer = self._advance(instance, ask) if is_whole else None
-            answer = answer or self._masked(instance)
-            instance.is_slow = instance.is_slow or time.thread_time() - began > _SLOW_MASK
-            self._answer(ask.seq_id, instance, answer)
+            done: list[_Answered] = []
+            told = began = time.thread_time()
+            for ask, instance in due:
+                answer = self._advance(instance, ask) if is_whole else None
+                done.append((ask.seq_id, instance, answer or self._masked(instance)))
+                now = time.thread_time()
+                instance.is_slow = instance.is_slow or now - began > _SLOW_MASK
+                if now - told > _TELL:
+                    self._answer(done)
+                    told, done = now, []
+                began = now
+            self._answer(done)
 
         return run
 
@@ -164,12 +187,13 @@ class ConstraintPool:
         except Exception as error:
             return Answer(error=_as_error(error))
 
-    def _answer(self, seq_id: int, instance: _Instance, answer: Answer) -> None:
+    def _answer(self, answered: Iterable[_Answered]) -> None:
         with self._arrived:
-            if self._live.get(seq_id) is instance:
-                self._answers[seq_id] = answer
-            if self._under_way.get(seq_id) is instance:
-                del self._under_way[seq_id]
+            for seq_id, instance, answer in answered:
+                if self._live.get(seq_id) is instance:
+                    self._answers[seq_id] = answer
+                if self._under_way.get(seq_id) is instance:
+                    del self._under_way[seq_id]
             self._arrived.notify()
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
@@ -200,6 +224,12 @@ class ConstraintPool:
         self._workers.close()
         self.close([*self._live])
         self._opened.clear()
+
+
+def _parts(masks: Sequence[_Due], num_threads: int) -> list[Sequence[_Due]]:
+    """The masks in parts, two for each thread if there are enough."""
+    size = min(max(1, -(-len(masks) // (2 * num_threads))), _MAX_PART)
+    return [masks[start : start + size] for start in range(0, len(masks), size)]
 
 
 def _last_words(matcher: Matcher) -> str:

@@ -1,7 +1,7 @@
 """Threads that compute masks while the device computes logits.
 
-Work is taken one sequence at a time, so a slow mask holds up nobody who can go to another thread; llguidance lets
-go of the interpreter while it computes. Threads start with the first piece of work.
+Work is taken piece by piece, by whoever is free; llguidance lets go of the interpreter while it computes. Threads start
+with the first piece of work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Workers:
     """At most `num_threads` threads; `submit` never blocks."""
 
     def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads
+        self.num_threads = num_threads
         self._queue: deque[Work] = deque()
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -29,7 +29,7 @@ class Workers:
         with self._changed:
             self._queue.extend(work)
             waiting = len(self._queue)
-            while waiting > self._num_idle and len(self._threads) < self._num_threads and not self._closed:
+            while waiting > self._num_idle and len(self._threads) < self.num_threads and not self._closed:
                 self._start()
                 waiting -= 1
             self._changed.notify(min(waiting, self._num_idle))

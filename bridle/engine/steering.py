@@ -90,8 +90,11 @@ class Steering:
         """Tokens of `seq` became known: its controller will be asked what next."""
         if seq.is_controlled:
             seq.answer = None
-            news = seq.news or Ask(seq.id)  # a fork's first ask also names its parent
-            seq.news = replace(news, tokens=tokens, backtrack=backtrack, sampled=sampled, candidates=candidates)
+            if seq.news is None:
+                seq.news = Ask(seq.id, tokens, backtrack, sampled, candidates)
+            else:  # a fork's first ask also names its parent
+                news = seq.news
+                seq.news = replace(news, tokens=tokens, backtrack=backtrack, sampled=sampled, candidates=candidates)
 
     def ask(self) -> None:
         """Send all news of this step, a parent and its forks in the same call. One that waits is asked again once
