@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bridle.controllers.standard import names
-from bridle.controllers.standard.names import standard_name
+from bridle.controllers.standard.references import standard_name
 from bridle.service import LoadedModel
 from tests.aici.guests import END, guest2
 from tests.http.controlled import Client, controlled_model, last_fork, lent, pick, text_of

@@ -20,7 +20,7 @@ from bridle.aici.runtime.compilers import Compilers
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import Compiled, ModuleStore
 from bridle.controllers import standard
-from bridle.controllers.standard.names import standard_name
+from bridle.controllers.standard.references import standard_name
 from bridle.errors import Overloaded
 
 #: Owns what is shipped. No user can have this name: it contains a space.

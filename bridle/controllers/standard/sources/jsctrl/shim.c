@@ -186,12 +186,15 @@ NATIVE(js_seq_id) { return JS_NewUint32(ctx, aici_host_self_seq_id()); }
 NATIVE(js_eos) { return JS_NewUint32(ctx, aici_host_eos_token()); }
 NATIVE(js_vocab_size) { return JS_NewUint32(ctx, bridle_vocab_size()); }
 
+/* The name of a mask; 0 if it allows nothing. */
 NATIVE(js_bias) {
-  size_t length;
+  size_t length, needed = 4 * ((bridle_vocab_size() + 31) / 32);
   const uint8_t *bits = JS_GetUint8Array(ctx, &length, argv[0]);
   if (!bits) return JS_EXCEPTION;
-  if (length < 4 * ((bridle_vocab_size() + 31) / 32)) return JS_ThrowRangeError(ctx, "a mask of %zu bytes", length);
-  return JS_NewUint32(ctx, aici_host_return_logit_bias((const uint32_t *)bits));
+  if (length < needed) return JS_ThrowRangeError(ctx, "a mask of %zu bytes", length);
+  for (size_t i = 0; i < needed; i++)
+    if (bits[i]) return JS_NewUint32(ctx, aici_host_return_logit_bias((const uint32_t *)bits));
+  return JS_NewUint32(ctx, 0);
 }
 
 /* Runs what waits for promises that were settled. */

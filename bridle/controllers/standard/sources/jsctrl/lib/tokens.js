@@ -64,7 +64,7 @@ export class TokenSet {
 
   numSet() {
     let count = 0
-    for (let word of this.#words) for (; word; word &= word - 1) count++
+    for (const word of this.#words) if (word) count += numBits(word)
     return count
   }
 
@@ -90,12 +90,18 @@ export class TokenSet {
 
   /** The host's name for these tokens, good for the running step; 0 if there are none. */
   _name() {
-    return this.#words.some((word) => word) ? host.bias(new Uint8Array(this.#words.buffer)) : 0
+    return host.bias(new Uint8Array(this.#words.buffer))
   }
 
   _overwrite(bytes) {
     new Uint8Array(this.#words.buffer).set(bytes)
   }
+}
+
+function numBits(word) {
+  let bits = word - ((word >>> 1) & 0x55555555)
+  bits = (bits & 0x33333333) + ((bits >>> 2) & 0x33333333)
+  return Math.imul((bits + (bits >>> 4)) & 0x0f0f0f0f, 0x01010101) >>> 24
 }
 
 function checked(token) {

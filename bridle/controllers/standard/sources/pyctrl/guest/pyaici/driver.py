@@ -65,6 +65,7 @@ class AiciAsync(AiciCallbacks):
         self._is_told = False  # whether the step hears of what is done next
         self._has_forked = False  # whether the step's own pre_process has
         self._ahead: Splice | None = None
+        self._held: MidProcessResult | None = None
         register(self)
 
     def init_prompt(self, prompt: list[int]) -> None:
@@ -87,7 +88,7 @@ class AiciAsync(AiciCallbacks):
                 is_fixed = step.is_fixed()
                 if ran and not is_fixed:
                     break
-                result = self._ask(step, fork_group)
+                result, self._held = self._held or self._ask(step, fork_group), None
             except Exception as error:  # the script's affair: it may catch it, and it shows where it happened
                 self._advance(error)
                 continue
@@ -96,7 +97,10 @@ class AiciAsync(AiciCallbacks):
                 continue
             splice = result.only_splice
             if not (is_fixed and splice is not None and self._is_told):
-                return result
+                if not ran:
+                    return result
+                self._held = result  # until what ran ahead is carried out
+                break
             ran = True
             sequence.apply(splice.backtrack, splice.ff_tokens)
             _append(ahead, splice)
