@@ -219,6 +219,8 @@ class Exchange:
             question.fail(error_of(Failure(stream_id=0, error=answer.error, code=answer.code or "error")))
         elif isinstance(answer, Msg):
             request = question.request
+            if question.is_own and isinstance(request, ModelInfo):  # also when it comes too late for `resume`
+                self.features = features_of(answer)
             if isinstance(request, Buffer):
                 self._buffers.pop(request.name, None)
                 if not request.drop:

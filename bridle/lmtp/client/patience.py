@@ -22,7 +22,7 @@ class Patience:
     retries: int = 3
     backoff: float = 0.1
     max_backoff: float = 5.0
-    handshake: float = 5.0
+    handshake: float | None = 300.0  # a server that is a child of ours answers when its model is loaded
 
     def __post_init__(self) -> None:
         if self.connect_attempts < 1 or self.retries < 0:
