@@ -7,7 +7,8 @@ what depends on one (vocabulary size, context length) is checked when the reques
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -20,7 +21,46 @@ MAX_STOP_TOKENS = 1_024
 MAX_LOGPROBS = 100
 MAX_TOKENS_LIMIT = 1 << 31
 MAX_LOGIT_BIAS = 1 << 20
+_MANY_BIASES = 256  # more are packed
 MAX_SEED = 1 << 64
+
+
+class LogitBias(Mapping[int, float]):
+    """Biases of many tokens, packed: a mask over half of a large vocabulary is two arrays, not a hundred thousand
+    objects. `tokens` are 64-bit integers, all different, `addends` doubles; neither is to be changed."""
+
+    __slots__ = ("_by_token", "addends", "tokens")
+
+    def __init__(self, tokens: array[int], addends: array[float]) -> None:
+        self.tokens = tokens
+        self.addends = addends
+        self._by_token: dict[int, float] | None = None
+
+    @classmethod
+    def of(cls, bias: Mapping[int, float]) -> LogitBias:
+        """Pack and check a mapping. Raises `InvalidRequest`."""
+        try:
+            if not (set(map(type, bias)) <= {int} and set(map(type, bias.values())) <= {int, float}):
+                raise ValueError
+            packed = cls(array("q", bias), array("d", bias.values()))
+            # An infinity or a NaN shows in the sum, and so does nothing else that is not worth a second look.
+            if bias and (min(packed.tokens) < 0 or not math.isfinite(sum(packed.addends))):
+                raise ValueError
+        except (ValueError, OverflowError):
+            _check_biases(bias)  # says what is wrong with which entry, if anything is
+            packed = cls(array("q", bias), array("d", bias.values()))
+        return packed
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tokens)
+
+    def __getitem__(self, token: int) -> float:
+        if self._by_token is None:
+            self._by_token = dict(zip(self.tokens, self.addends, strict=True))
+        return self._by_token[token]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +182,10 @@ def _freeze_collections(params: SamplingParams) -> None:
     stop = (given,) if isinstance(given, str) else tuple(params.stop or ())
     object.__setattr__(params, "stop", stop)
     object.__setattr__(params, "stop_token_ids", tuple(params.stop_token_ids or ()))
-    object.__setattr__(params, "logit_bias", dict(params.logit_bias or {}))
+    bias = params.logit_bias or {}
+    if not isinstance(bias, LogitBias):
+        bias = LogitBias.of(bias) if _MANY_BIASES < len(bias) <= MAX_LOGIT_BIAS else dict(bias)
+    object.__setattr__(params, "logit_bias", bias)
     object.__setattr__(params, "watermark", _watermark(params.watermark))
 
 
@@ -193,6 +236,11 @@ def _check_stop(params: SamplingParams) -> None:
 def _check_bias(bias: Mapping[int, float]) -> None:
     if len(bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
+    if not isinstance(bias, LogitBias):  # that was checked when it was packed
+        _check_biases(bias)
+
+
+def _check_biases(bias: Mapping[int, float]) -> None:
     for token, value in bias.items():
         _check_int("logit_bias", token, 0, MAX_TOKENS_LIMIT)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):

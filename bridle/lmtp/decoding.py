@@ -136,7 +136,7 @@ class _Fields:
             raise InvalidRequest(f"{name} must be a list of token ids, or text", name)
         return tuple(value) if None not in value else tuple(token for token in value if token is not None)
 
-    def bias(self) -> dict[int, float]:
+    def bias(self) -> Mapping[int, float]:
         value = self.mapping("logit_bias") or {}
         try:
             return dict(zip(map(int, value), map(float, value.values()), strict=True))

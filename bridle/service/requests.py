@@ -16,7 +16,7 @@ from bridle.constraints.spec import Constraint
 from bridle.constraints.spec import parse as parse_constraint
 from bridle.engine.request import Request
 from bridle.errors import ContextOverflow, InvalidRequest
-from bridle.sampling import SamplingParams
+from bridle.sampling import LogitBias, SamplingParams
 
 if TYPE_CHECKING:
     from bridle.engine.interfaces import StoppingCriteria
@@ -172,7 +172,8 @@ def _check_prompt_length(model: LoadedModel, num_prompt: int) -> None:
 
 def _check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
     vocab_size = model.info.vocab_size
-    _check_ids("logit_bias", sampling.logit_bias, vocab_size)
+    bias = sampling.logit_bias
+    _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, vocab_size)
     _check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
     for text in sampling.stop:
         check_unicode(text, "stop")

@@ -10,7 +10,6 @@ from bridle.lmtp.failures import error_text
 from bridle.lmtp.messages import FEATURES, UNAVAILABLE, ModelInfo, Msg
 from bridle.service import LoadedModel, ModelRegistry, ModelState
 
-
 #: What clients call the server's first model if they do not know its name.
 AUTO = "auto"
 

@@ -41,6 +41,8 @@ OPTIONS: Mapping[str, tuple[type, ...]] = {
 #: Means something in beam search alone, which LMQL does by itself; it sends the field all the same.
 _IGNORED = ("length_penalty",)
 _NO_CONTROLLER = "none"
+#: Requests with more entries in their bias are built in a thread.
+_MAX_INLINE_BIASES = 4_096
 
 
 async def generate_request(
@@ -49,18 +51,23 @@ async def generate_request(
     """The engine request of a GENERATE whose buffer holds `prefix`."""
     context = await context_of(model, asked.prompt, prefix) or (_first_token(model),)
     constraint = None if asked.constraint is None else await _constraint(model, asked.constraint)
-    sampling = _sampling(model, asked, len(context))
-    return build_request(
-        model,
-        context,
-        sampling,
-        controller=_controller(model, asked, identity),
-        constraint=constraint,
-        adapter=asked.adapter,
-        timeout=timeout,
-        tenant=identity.user,
-        detokenize=wants_text(asked) or bool(sampling.stop),
-    )
+
+    def build() -> Request:
+        sampling = _sampling(model, asked, len(context))
+        return build_request(
+            model,
+            context,
+            sampling,
+            controller=_controller(model, asked, identity),
+            constraint=constraint,
+            adapter=asked.adapter,
+            timeout=timeout,
+            tenant=identity.user,
+            detokenize=wants_text(asked) or bool(sampling.stop),
+        )
+
+    is_large = len(asked.logit_bias) > _MAX_INLINE_BIASES
+    return await model.in_text_thread(build) if is_large else build()
 
 
 async def score_request(
@@ -138,6 +145,8 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _bias(bias: Mapping[int, float], vocab_size: int) -> Mapping[int, float]:
     """Entries of the vocabulary. LMQL numbers tags of its own beyond it."""
+    if not bias or (min(bias) >= 0 and max(bias) < vocab_size):
+        return bias
     return {token: value for token, value in bias.items() if 0 <= token < vocab_size}
 
 

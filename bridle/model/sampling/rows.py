@@ -8,14 +8,14 @@ that a model happens to pad its vocabulary to.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from bridle.engine.plan import SampleRow
-from bridle.sampling import SamplingParams
+from bridle.sampling import LogitBias, SamplingParams
 
 #: Columns are padded to a multiple of this; the draw works chunk by chunk.
 CHUNK = 256
@@ -45,28 +45,34 @@ def pick(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
 # -- bias ----------------------------------------------------------------------------------------------------
 
 _Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+#: A bias of more than one token in so many is kept as a whole row.
+_DENSE_SHARE = 16
 
 
 class BiasTable:
-    """Adds logit biases. The arrays of a `SamplingParams` are built once, not at every step."""
+    """Adds logit biases. The arrays of a `SamplingParams` are built once, not at every step; those of a bias that names
+    much of the vocabulary are a row that is added as it is."""
 
     def __init__(self) -> None:
-        self._arrays: OrderedDict[int, tuple[SamplingParams, _Pairs]] = OrderedDict()
+        self._arrays: OrderedDict[int, tuple[SamplingParams, _Pairs | torch.Tensor]] = OrderedDict()
 
     def apply(self, work: torch.Tensor, rows: Sequence[SampleRow], vocab: int) -> None:
         """Add the request's `logit_bias` and then the row's own `bias`, in place. Tokens outside the
         vocabulary are ignored."""
-        self._add(
-            work,
-            [(i, self._of(row.sampling)) for i, row in enumerate(rows) if row.sampling.logit_bias],
-            vocab,
-        )
+        pairs: list[tuple[int, _Pairs]] = []
+        for i, row in enumerate(rows):
+            known = self._of(row.sampling, work, vocab) if row.sampling.logit_bias else None
+            if isinstance(known, torch.Tensor):
+                work[i, :vocab] += known
+            elif known is not None:
+                pairs.append((i, known))
+        self._add(work, pairs, vocab)
         self._add(work, [(i, _arrays(row.bias)) for i, row in enumerate(rows) if row.bias], vocab)
 
-    def _of(self, sampling: SamplingParams) -> _Pairs:
+    def _of(self, sampling: SamplingParams, work: torch.Tensor, vocab: int) -> _Pairs | torch.Tensor:
         known = self._arrays.get(id(sampling))
         if known is None:
-            known = (sampling, _arrays(tuple(sampling.logit_bias.items())))
+            known = (sampling, _prepared(sampling.logit_bias, work, vocab))
             self._arrays[id(sampling)] = known  # holds the object, so its id cannot be reused meanwhile
             if len(self._arrays) > _CACHED_BIASES:
                 self._arrays.popitem(last=False)
@@ -84,6 +90,20 @@ class BiasTable:
         known = (token >= 0) & (token < vocab)
         where = (to_device(row[known], work.device), to_device(token[known], work.device))
         work.index_put_(where, to_device(value[known], work.device), accumulate=True)
+
+
+def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> _Pairs | torch.Tensor:
+    """A bias as arrays of tokens and values, or as a row [V] on the device of `work` if it names many tokens."""
+    if not isinstance(bias, LogitBias):
+        return _arrays(tuple(bias.items()))
+    tokens = np.frombuffer(bias.tokens, np.int64)
+    values = np.frombuffer(bias.addends, np.float64).astype(np.float32)
+    if len(tokens) * _DENSE_SHARE <= vocab:
+        return tokens, values
+    known = tokens < vocab
+    dense = np.zeros(vocab, np.float32)
+    dense[tokens[known]] = values[known]
+    return to_device(dense, work.device)
 
 
 def _arrays(pairs: Sequence[tuple[int, float]]) -> _Pairs:
