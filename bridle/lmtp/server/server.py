@@ -56,6 +56,11 @@ class LmtpServer:
         """Clients that are connected."""
         return len(self._connections)
 
+    @property
+    def num_kept(self) -> int:
+        """Streams with a key, running or remembered."""
+        return len(self._home.memory)
+
     async def serve(self, link: Link, identity: Identity = LOCAL_USER) -> None:
         """Serve one client until it leaves, or the server ends."""
         connection = Connection(self._home, link, identity, self._echo)
