@@ -11,8 +11,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from cyclopts import Group, Parameter
@@ -27,8 +28,21 @@ _MAX_RETRY_AFTER = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 SERVER = Group("Server", sort_key=20)
-BaseUrl = Annotated[str | None, Parameter(name="--base-url", group=SERVER)]
-Key = Annotated[str | None, Parameter(name="--key", group=SERVER)]
+
+
+@Parameter(name="*", group=SERVER)
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Which server, and who asks it."""
+
+    base_url: str | None = None
+    "Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key."
+    key: str | None = None
+    "API key."
+
+    def api(self) -> Api:
+        """Its controller API."""
+        return Api(self.base_url, self.key)
 
 
 class ApiError(BridleError):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import sleep
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from bridle.cli.api import Api, ApiError, BaseUrl, Key
+from bridle.cli.api import Api, ApiError, Server
 from bridle.cli.run_report import RunReport
 from bridle.cli.watch import watch as watch_files
 from bridle.errors import InvalidRequest
@@ -33,6 +33,21 @@ Level = Annotated[str, Parameter(name=["--log-level", "-l"])]
 MaxTokens = Annotated[int | None, Parameter(name=["--max-tokens", "-t"])]
 Tags = Annotated[tuple[str, ...], Parameter(name=["--tag", "-T"], negative="")]
 Save = Annotated[Path | None, Parameter(name="--save")]
+_SERVER = Server()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """How tokens are drawn where the controller does not say."""
+
+    max_tokens: MaxTokens = None
+    "Most tokens of each output. Default: what the context holds."
+    temperature: float | None = None
+    "0, the default, always takes the likeliest token."
+
+
+_DRAWING = Drawing()
 
 
 def run(
@@ -42,13 +57,11 @@ def run(
     ctrl: Annotated[str | None, Parameter(name=["--ctrl", "-c"])] = None,
     upload: Annotated[Path | None, Parameter(name=["--upload", "-u"])] = None,
     prompt: Annotated[str | None, Parameter(name=["--prompt", "-p"])] = None,
-    max_tokens: MaxTokens = None,
-    temperature: float | None = None,
+    drawing: Drawing = _DRAWING,
     watch: Annotated[bool, Parameter(negative="")] = False,
     save: Save = None,
     log_level: Level = "3",
-    base_url: BaseUrl = None,
-    key: Key = None,
+    server: Server = _SERVER,
 ) -> int:
     """Run a controller on a server: `bridle run FILE --ctrl ID`.
 
@@ -66,26 +79,18 @@ def run(
         A .wasm file to upload and run, with FILE as its argument.
     prompt
         Text to start from.
-    max_tokens
-        Most tokens of each output. Default: what the context holds.
-    temperature
-        0, the default, always takes the likeliest token.
     watch
         Run again whenever the files are saved, until Ctrl-C.
     save
         Write request, answer, texts, logs, variables, counts and times to this file, as JSON.
     log_level
         1 prints the texts alone, 3 also logs and counts, 5 also everything the server sends.
-    base_url
-        Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key.
-    key
-        API key.
     """
     program = _program(file, ctrl, upload)
-    api = Api(base_url, key)
+    api = server.api()
 
     def once(is_stale: Callable[[], bool] = lambda: False) -> int:
-        body = program.body(api) | _given(prompt=prompt, max_tokens=max_tokens, temperature=temperature)
+        body = program.body(api) | _given(prompt=prompt, **asdict(drawing))
         return _run(api, body, save, log_level, is_stale)
 
     if not watch:
@@ -104,8 +109,7 @@ def infer(
     temperature: float | None = None,
     save: Save = None,
     log_level: Level = "1",
-    base_url: BaseUrl = None,
-    key: Key = None,
+    server: Server = _SERVER,
 ) -> int:
     """Continue a text on a server, without a controller.
 
@@ -121,19 +125,13 @@ def infer(
         Write everything about the run to this file, as JSON.
     log_level
         1 prints the text alone, 3 also counts, 5 also everything the server sends.
-    base_url
-        Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key.
-    key
-        API key.
     """
     body = {"controller": "none", "controller_arg": prompt}
     body |= _given(max_tokens=max_tokens, temperature=temperature)
-    return _run(Api(base_url, key), body, save, log_level)
+    return _run(server.api(), body, save, log_level)
 
 
-def upload(
-    wasm: Annotated[Path, Parameter(name="WASM")], /, *, tag: Tags = (), base_url: BaseUrl = None, key: Key = None
-) -> int:
+def upload(wasm: Annotated[Path, Parameter(name="WASM")], /, *, tag: Tags = (), server: Server = _SERVER) -> int:
     """Upload a controller and print its module id.
 
     Parameters
@@ -142,12 +140,8 @@ def upload(
         The .wasm file.
     tag
         A name for it; may be given several times.
-    base_url
-        Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key.
-    key
-        API key.
     """
-    api = Api(base_url, key)
+    api = server.api()
     data = api.upload(_read_wasm(wasm))
     sizes = f"{_mib(data['wasm_size'])} MiB, compiled to {_mib(data['compiled_size'])} MiB in {data['time']} ms"
     print(f"{wasm}: {sizes}", file=sys.stderr)
@@ -162,8 +156,7 @@ def tag(
     tags: Annotated[tuple[str, ...], Parameter(name="TAG", negative="")],
     /,
     *,
-    base_url: BaseUrl = None,
-    key: Key = None,
+    server: Server = _SERVER,
 ) -> int:
     """Give names to a controller: `bridle tag MODULE TAG...`.
 
@@ -173,28 +166,16 @@ def tag(
         Module id, as `bridle upload` prints it.
     tags
         Names. Users who are no admins set only those that begin with their own name and a dot.
-    base_url
-        Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key.
-    key
-        API key.
     """
     if not tags:
         raise InvalidRequest("tag takes MODULE and at least one TAG", "TAG")
-    _print_tags(Api(base_url, key).tag(module, tags))
+    _print_tags(server.api().tag(module, tags))
     return 0
 
 
-def tags(*, base_url: BaseUrl = None, key: Key = None) -> int:
-    """List the names of controllers, newest first: name, module, sizes, time, user.
-
-    Parameters
-    ----------
-    base_url
-        Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key.
-    key
-        API key.
-    """
-    _print_tags(Api(base_url, key).tags())
+def tags(*, server: Server = _SERVER) -> int:
+    """List the names of controllers, newest first: name, module, sizes, time, user."""
+    _print_tags(server.api().tags())
     return 0
 
 
