@@ -30,7 +30,7 @@ aici.start(main())
 """
     )
     assert ran.error() == "script.py, line 4: ZeroDivisionError: division by zero"
-    assert ran.text() == "" and ran.logs("a").splitlines() == [
+    assert ran.text() == "a" and ran.logs("a").splitlines() == [
         "FIXED 'a'",
         "Traceback (most recent call last):",
         '  File "script.py", line 8, in main',

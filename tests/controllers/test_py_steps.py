@@ -162,6 +162,29 @@ print("never")
     assert (ran.error(), ran.text(), ran.logs("a")) == ("", "Yesab", "")
 
 
+def test_a_step_that_claims_to_be_fixed_and_is_not(py: Run) -> None:
+    """What ran ahead of it is carried out first."""
+    ran = py(
+        script(
+            """
+class Claims(aici.NextToken):
+    def is_fixed(self):
+        return True
+    def mid_process(self):
+        digits = aici.TokenSet()
+        aici.RegexConstraint("[0-9]").allow_tokens(digits)
+        return aici.MidProcessResult.bias(digits)
+
+await aici.FixedTokens("ab")
+assert await Claims() == [ord("7")]
+await aici.FixedTokens("c")
+"""
+        ),
+        "ab7",
+    )
+    assert (ran.error(), ran.text()) == ("", "ab7c")
+
+
 def test_a_constraint_of_ones_own_that_allows_nothing(py: Run) -> None:
     ran = py(
         script(

@@ -66,6 +66,7 @@ class AiciAsync(AiciCallbacks):
         self._has_forked = False  # whether the step's own pre_process has
         self._ahead: Splice | None = None
         self._held: MidProcessResult | None = None
+        self._failure: BaseException | None = None
         register(self)
 
     def init_prompt(self, prompt: list[int]) -> None:
@@ -80,6 +81,8 @@ class AiciAsync(AiciCallbacks):
             self._finish(backtrack, tokens)
 
     def mid_process(self, fork_group: list[int]) -> MidProcessResult:
+        if self._failure is not None:
+            raise self._failure
         ahead = Splice()
         ran = False
         while len(ahead.ff_tokens) < _MAX_AHEAD:
@@ -104,7 +107,11 @@ class AiciAsync(AiciCallbacks):
             ran = True
             sequence.apply(splice.backtrack, splice.ff_tokens)
             _append(ahead, splice)
-            self._finish(splice.backtrack, splice.ff_tokens)
+            try:
+                self._finish(splice.backtrack, splice.ff_tokens)
+            except BaseException as error:  # after what was written before
+                self._failure = error
+                break
         self._ahead = ahead
         return MidProcessResult([Branch(splices=[ahead])])
 
