@@ -1,0 +1,116 @@
+"""Wasm controllers on GENERATE: who asked for events sees rewinds and forks, everybody else what is final."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from bridle.aici.protocol import Auth
+from bridle.service.control import upload_module
+from tests.aici.guests import END, TRAP, by_branch, force, guest2, result, say, splice
+from tests.http.controlled import ENDLESS, controlled_model, ids, lent, pick
+from tests.lmtp.harness import Object, Setup, running
+
+REWINDING = guest2([force(ids("wrong")), pick("!"), force(ids("right"), backtrack=1 + len(ids("wrong"))), END])
+FORKING = guest2(
+    [
+        force(ids("start")),
+        [result({"branches": [splice(ids("-left")), splice(ids("-right"))]})],
+        [by_branch([say("L\n"), *pick("1")], [say("R\n"), *pick("2")])],
+        END,
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with controlled_model(tmp_path_factory.mktemp("modules")) as model:
+        yield model
+
+
+@pytest.fixture
+async def setup(model: Any) -> AsyncIterator[Setup]:
+    async with running(lent(model)) as setup:
+        yield setup
+
+
+def upload(model: Any, wasm: bytes) -> str:
+    return str(upload_module(model.control, wasm, Auth("ann", True)).module_id)
+
+
+async def run(setup: Setup, wasm: bytes, *, extended: bool = True, **fields: Any) -> list[Object]:
+    wire = setup.connect()
+    if extended:
+        await wire.hello()
+    name = upload(setup.model, wasm)
+    await wire.send("GENERATE", stream_id=1, prompt=ids("x"), text=True, controller=name, max_tokens=40, **fields)
+    found: list[Object] = []
+    while not found or await_more(found):
+        kind, body = await wire.next()
+        found.append({"kind": kind, **body})
+    return found
+
+
+def await_more(found: list[Object]) -> bool:
+    num_forks = sum(body.get("event") == "fork" for body in found)
+    num_ends = sum(bool(body.get("finish_reason")) for body in found)
+    return not any("error" in body for body in found) and num_ends < 1 + num_forks
+
+
+def replayed(found: list[Object]) -> dict[int, str]:
+    """The text of each branch, as a client of events puts it together."""
+    texts = {0: ""}
+    for body in found:
+        branch = body.get("branch", 0)
+        if body.get("event") == "fork":
+            texts[branch] = texts[body["parent"]]
+        elif body.get("event") == "rewind" and body["num_chars"]:
+            texts[branch] = texts[branch][: -body["num_chars"]]
+        elif body["kind"] == "TOKEN":
+            texts[branch] += body.get("text") or ""
+    return texts
+
+
+async def test_rewinds_are_told_or_never_seen(setup: Setup) -> None:
+    told = await run(setup, REWINDING, rewind="event")
+    assert any(body.get("event") == "rewind" for body in told)
+    assert replayed(told) == {0: "right"}
+    for extended in (False, True):
+        held = await run(setup, REWINDING, extended=extended)
+        assert all(body["kind"] == "TOKEN" for body in held)
+        assert "".join(body["text"] for body in held) == "right"
+        assert [body["token"] for body in held] == ids("right")
+
+
+async def test_forks_are_told_or_the_first_branch_is_sent(setup: Setup) -> None:
+    told = await run(setup, FORKING, rewind="event")
+    assert any(body.get("event") == "fork" for body in told)
+    assert replayed(told) == {0: "start-left1", 1: "start-right2"}
+    assert {body["text"] for body in told if body.get("event") == "log"} == {"L\n", "R\n"}
+    held = await run(setup, FORKING, extended=False)
+    assert "".join(body["text"] for body in held) == replayed(told)[0]
+
+
+async def test_a_trap_ends_its_stream(setup: Setup) -> None:
+    found = await run(setup, guest2([[say("so far\n"), *pick("a")], [TRAP]]), extended=False)
+    assert found[-1]["code"] == "controller_error"
+    assert "unreachable" in found[-1]["error"]
+
+
+async def test_cancel_ends_a_controller(setup: Setup) -> None:
+    wire = setup.connect()
+    await wire.hello()
+    name = upload(setup.model, ENDLESS)
+    await wire.send("GENERATE", stream_id=1, prompt=ids("x"), controller=name, max_tokens=400, rewind="event")
+    while (await wire.next())[0] != "TOKEN":
+        pass
+    await wire.send("CANCEL", stream_id=1)
+    assert (await wire.stream(1))[-1]["code"] == "cancelled"
+    await setup.settle()
+
+
+async def test_an_unknown_controller(setup: Setup) -> None:
+    (body,) = await setup.connect().ask("GENERATE", prompt=[5], controller="nope")
+    assert "nope" in body["error"]
