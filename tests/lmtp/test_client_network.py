@@ -79,9 +79,9 @@ def port() -> Iterator[int]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("plain", [False, True], ids=["resuming", "plain"])
 async def test_no_token_is_lost_or_repeated(port: int, plain: bool) -> None:
-    prompts = [[1 + number % 50, 2 + number % 7] for number in range(NUM_REQUESTS)]
+    prompts = [[1 + number % 50, 2] for number in range(NUM_REQUESTS)]
     async with Client(f"127.0.0.1:{port}", NAME) as client:
-        known = {tuple(prompt): await tokens_of(client, prompt) for prompt in prompts[:350]}
+        known = {tuple(prompt): await tokens_of(client, prompt) for prompt in prompts[:50]}
     network = BadNetwork(port, seed=1)
     async with network.open() as endpoint, contextlib.AsyncExitStack() as stack:
         clients = [
