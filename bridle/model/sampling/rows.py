@@ -133,12 +133,12 @@ def apply_masks(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     for slot, i in enumerate(masked):
         bits = np.frombuffer(rows[i].mask or b"", dtype=np.uint8)[: width // 8]
         packed[slot, : len(bits)] = bits
-    allowed = _unpack(packed, work.device)  # [len(masked), width]
+    forbidden = _unpack(~packed, work.device)  # [len(masked), width]; turned over while it is small
     if len(masked) == len(rows):
-        work.masked_fill_(~allowed, _NEVER)
+        work.masked_fill_(forbidden, _NEVER)
         return
     where = torch.tensor(masked, device=work.device)
-    work[where] = work[where].masked_fill_(~allowed, _NEVER)
+    work[where] = work[where].masked_fill_(forbidden, _NEVER)
 
 
 def _unpack(packed: npt.NDArray[np.uint8], device: torch.device) -> torch.Tensor:
