@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import aici, chat, completions, info_routes, model_routes, tgi
+from bridle.http import aici, anthropic, chat, completions, info_routes, model_routes, tgi
 from bridle.http.call import Call, CallMiddleware
 from bridle.http.errors import install_error_handlers
 from bridle.http.identity import IdentityMiddleware
@@ -37,7 +37,15 @@ def create_app(
     app = FastAPI(title="bridle", version=bridle.__version__, description="Steerable language models.")
     app.state.http = state
     install_error_handlers(app)
-    for router in (completions.router, chat.router, aici.router, info_routes.router, model_routes.router, *tgi.routers):
+    for router in (
+        completions.router,
+        chat.router,
+        aici.router,
+        info_routes.router,
+        model_routes.router,
+        *tgi.routers,
+        anthropic.router,
+    ):
         app.include_router(router)
     for make in fronts:
         mount(app, state, make)

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from bridle.errors import InvalidRequest
 from bridle.http.call import call_of
 from bridle.http.errors import json_response
-from bridle.http.generation import Generation, Part, prepare, reserve
-from bridle.http.identity import identity_of
+from bridle.http.generation import Generation, Part, reserve
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import chat_logprobs
 from bridle.http.models import hold_model
@@ -23,7 +22,7 @@ from bridle.http.schemas import ChatBody
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
 from bridle.http.tools.pieces import CallArguments, CallBegun, Content, Found, Piece, Thought
-from bridle.http.turn import Turn, TurnReader, plan_turn
+from bridle.http.turn import Turn, TurnReader, plan_turn, prepare_turn
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import Delta
@@ -38,17 +37,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     sampling = _sampling(body)
     ticket = reserve(http, call, model, 1, sampling.n)
     turn = await plan_turn(body, request, model, sampling)
-    generation = await prepare(
-        http,
-        call,
-        model,
-        ticket,
-        [turn.prompt],
-        turn.sampling,
-        identity_of(request).user,
-        turn.steering,
-        tell_resuming=body.wants_resuming,
-    )
+    generation = await prepare_turn(turn, request, model, ticket, body.wants_resuming)
     answer = _Answer(generation, turn, call.id, body.top_logprobs or 0, body.wants_stream_usage)
     if body.stream:
         return SseResponse(answer.stream, http.settings)

@@ -83,7 +83,7 @@ def _bias_value(token: str, bias: Any) -> float:
     return float(bias)
 
 
-def _objects(name: str, limit: int) -> BeforeValidator:
+def objects(name: str, limit: int) -> BeforeValidator:
     """A list of at most `limit` JSON objects."""
 
     def check(value: Any) -> Any:
@@ -225,11 +225,11 @@ class CompletionBody(SamplingFields):
 class ChatBody(SamplingFields):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[JsonObjects, _objects("messages", MAX_MESSAGES)]
+    messages: Annotated[JsonObjects, objects("messages", MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: Annotated[JsonObjects | None, _objects("tools", MAX_TOOLS)] = None
+    tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     thinking_budget: int | None = None

@@ -14,15 +14,19 @@ from fastapi import Request
 from bridle.constraints import Constraint, OneOf
 from bridle.controllers.free_part import FreePart, Grammar
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.call import call_of
 from bridle.http.chat_prompt import render_prompt
 from bridle.http.control import Steering, steering_of
+from bridle.http.generation import Generation, prepare
+from bridle.http.identity import identity_of
 from bridle.http.reasoning import GAP, ReasoningReader, Tags, tags_of
 from bridle.http.schemas import ChatBody
+from bridle.http.state import http_state
 from bridle.http.tools.formats import ToolFormat, format_of
 from bridle.http.tools.offer import Offer, offer_of
 from bridle.http.tools.pieces import Content, Piece, Thought, ToolReader
 from bridle.sampling import SamplingParams
-from bridle.service import LoadedModel, RewindPolicy
+from bridle.service import LoadedModel, RewindPolicy, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +76,15 @@ class TurnReader:
         return pieces + found
 
 
-async def plan_turn(body: ChatBody, request: Request, model: LoadedModel, sampling: SamplingParams) -> Turn:
-    """Check, render and compile everything; nothing is submitted. Raises `InvalidRequest` that names the field."""
+async def plan_turn(
+    body: ChatBody, request: Request, model: LoadedModel, sampling: SamplingParams, prefill: str = ""
+) -> Turn:
+    """Check, render and compile everything; nothing is submitted. The answer goes on after `prefill`. Raises
+    `InvalidRequest` that names the field."""
     steering = steering_of(body, request, model)
     offer = offer_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     _check(body, steering, offer)
-    text = await render_prompt(body, model, has_tools=bool(offer.functions))
+    text = await render_prompt(body, model, has_tools=bool(offer.functions)) + prefill
     prompt = await model.in_text_thread(model.tokenizer.encode, text, False)
     kind = format_of(model.tokenizer) if offer.functions else None
     tags = tags_of(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
@@ -94,6 +101,23 @@ async def plan_turn(body: ChatBody, request: Request, model: LoadedModel, sampli
     if steering.controller is None:
         steering = await plan.steer(steering, kind, offer)
     return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling)
+
+
+async def prepare_turn(
+    turn: Turn, request: Request, model: LoadedModel, ticket: Ticket, tell_resuming: bool = False
+) -> Generation:
+    """The turn, ready to run."""
+    return await prepare(
+        http_state(request),
+        call_of(request.scope),
+        model,
+        ticket,
+        [turn.prompt],
+        turn.sampling,
+        identity_of(request).user,
+        turn.steering,
+        tell_resuming=tell_resuming,
+    )
 
 
 def _check(body: ChatBody, steering: Steering, offer: Offer) -> None:

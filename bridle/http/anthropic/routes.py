@@ -1,0 +1,113 @@
+"""`POST /v1/messages`, and how many tokens a message would have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bridle.http.anthropic.errors import AnthropicRoute, anthropic_body
+from bridle.http.anthropic.schemas import MessagesBody
+from bridle.http.anthropic.shapes import BlockWriter, blocks, stop_fields, usage_fields
+from bridle.http.call import call_of
+from bridle.http.errors import json_response
+from bridle.http.generation import Generation, Part, reserve
+from bridle.http.models import hold_model
+from bridle.http.named_events import send_events, with_last_event
+from bridle.http.sse import SseResponse, SseWriter, run_while_connected
+from bridle.http.state import http_state
+from bridle.http.tools.pieces import Found
+from bridle.http.turn import Turn, TurnReader, plan_turn, prepare_turn
+from bridle.outputs import Usage
+
+router = APIRouter(route_class=AnthropicRoute)
+
+
+@router.post("/v1/messages", summary="Answer in a conversation (Anthropic's API)")
+async def messages(body: MessagesBody, request: Request) -> Response:
+    http, call = http_state(request), call_of(request.scope)
+    model = await hold_model(request, body.model)
+    chat, prefill = body.to_chat(model.name)
+    sampling = chat.sampling(max_tokens=body.max_tokens)
+    ticket = reserve(http, call, model, 1, 1)
+    turn = await plan_turn(chat, request, model, sampling, prefill)
+    generation = await prepare_turn(turn, request, model, ticket)
+    answer = _Answer(generation, turn, call.id)
+    if body.stream:
+        return SseResponse(with_last_event(answer.stream, call, anthropic_body), http.settings)
+    await run_while_connected(request.receive, generation.run())
+    return json_response(answer.whole())
+
+
+@router.post("/v1/messages/count_tokens", summary="How many tokens a message would have (Anthropic's API)")
+async def count_tokens(body: MessagesBody, request: Request) -> Response:
+    http, call = http_state(request), call_of(request.scope)
+    model = await hold_model(request, body.model)
+    body.max_tokens = body.max_tokens or 1  # nothing is generated
+    chat, prefill = body.to_chat(model.name)
+    reserve(http, call, model, 1, 1)
+    turn = await plan_turn(chat, request, model, chat.sampling(max_tokens=body.max_tokens), prefill)
+    return json_response({"input_tokens": len(turn.prompt)})
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Writes the output of a generation in this route's shape."""
+
+    generation: Generation
+    turn: Turn
+    call_id: str
+    _reader: TurnReader = field(init=False)
+    _blocks: BlockWriter = field(default_factory=BlockWriter)
+
+    def __post_init__(self) -> None:
+        self._reader = self.turn.reader()
+
+    def whole(self) -> dict[str, Any]:
+        """The answer of a call that does not stream."""
+        output = self.generation.parts[0].outputs[0]
+        found = Found().add(self._reader.push(output.text, is_last=True))
+        message = self._message(blocks(found), self.generation.usage)
+        return message | stop_fields(output, bool(found.calls))
+
+    async def stream(self, writer: SseWriter) -> None:
+        """The events of a call that streams."""
+        (part,) = self.generation.parts
+        has_begun = False
+
+        async def sink(part: Part) -> None:
+            nonlocal has_begun
+            events = []
+            if not has_begun and part.collector.has_prompt:
+                has_begun = True
+                events.append({"type": "message_start", "message": self._message([], self.generation.usage)})
+            for delta, _ in part.take():
+                if delta.index == 0:
+                    events += self._blocks.add(self._reader.push(delta.text, delta.is_last))
+            await send_events(writer, events)
+
+        await self.generation.run(sink)
+        await send_events(writer, [*self._blocks.close(), *self._ending(part)])
+
+    def _ending(self, part: Part) -> list[dict[str, Any]]:
+        stop = stop_fields(part.outputs[0], self._reader.num_calls > 0)
+        usage = self._usage(self.generation.usage)
+        return [{"type": "message_delta", "delta": stop, "usage": usage}, {"type": "message_stop"}]
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        return usage_fields(usage, self.turn.num_thinking(self.generation.parts[0].outputs[0].token_ids))
+
+    def _message(self, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self.call_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.generation.model.name,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(usage),
+            "seed": self.generation.parts[0].request.sampling.seed,
+        }

@@ -1,0 +1,210 @@
+"""Bodies of the Messages API, and the conversation that each comes down to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import BaseModel, ConfigDict
+
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, JsonObjects, SamplingFields, Stop, objects
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class ThinkingFields(BaseModel):
+    """Whether the model thinks, and for how many tokens at most."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputFields(BaseModel):
+    """The form of the answer, and how hard the model shall try."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: dict[str, Any] | None = None
+    effort: str | None = None
+
+
+class MessagesBody(SamplingFields):
+    """`POST /v1/messages`. Beside Anthropic's fields it takes those that the other routes have for sampling,
+    controllers and constraints."""
+
+    messages: Annotated[JsonObjects, objects("messages", MAX_MESSAGES)]
+    system: str | JsonObjects | None = None
+    stop_sequences: Stop = ()
+    tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: ThinkingFields | None = None
+    output_config: OutputFields | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def to_chat(self, model: str) -> tuple[ChatBody, str]:
+        """The same as a chat with `model`, and how the answer begins: a last message of the assistant is continued.
+        Raises `InvalidRequest` that names the message or the tool at fault."""
+        if self.max_tokens is None:
+            raise InvalidRequest("max_tokens is required", "max_tokens")
+        if self.n is not None and self.n != 1:
+            raise InvalidRequest(f"n is {self.n}; a message has one answer", "n")
+        try:
+            messages = self._messages()
+        except UnsupportedFeature as error:
+            raise UnsupportedFeature(f"{error}; {model!r} reads only text", error.param) from None
+        prefill = ""
+        if len(messages) > 1 and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
+            prefill = messages.pop()["content"]
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        given["stop"] = (*self.stop, *self.stop_sequences)
+        if self.output_config is not None and self.output_config.format is not None:
+            given["response_format"] = _format(self.output_config.format)
+        chat = ChatBody.model_construct(
+            **given,
+            messages=messages,
+            tools=None if self.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)],
+            tool_choice=_choice(self.tool_choice),
+            parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use", False),
+            chat_template_kwargs=self._template_variables(),
+            thinking_budget=self._budget(),
+            reasoning_effort=None if self.output_config is None else self.output_config.effort,
+        )
+        return chat, prefill
+
+    def _messages(self) -> JsonObjects:
+        messages = [] if self.system is None else [{"role": "system", "content": _text(self.system, "system")}]
+        for position, message in enumerate(self.messages):
+            messages += _messages(message, f"messages[{position}]")
+        return messages
+
+    def _budget(self) -> int | None:
+        thinking = self.thinking
+        if thinking is None or thinking.type in ("disabled", "adaptive", "between_tools"):
+            return None
+        if thinking.type != "enabled":
+            raise InvalidRequest(
+                f"thinking.type is {thinking.type[:80]!r}; must be enabled, adaptive or disabled", "thinking"
+            )
+        if thinking.budget_tokens is None or thinking.budget_tokens < 1:
+            raise InvalidRequest(f"thinking.budget_tokens is {thinking.budget_tokens}; must be at least 1", "thinking")
+        return thinking.budget_tokens
+
+    def _template_variables(self) -> dict[str, Any]:
+        chosen = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+        return chosen | (self.chat_template_kwargs or {})
+
+
+def _messages(message: Mapping[str, Any], where: str) -> JsonObjects:
+    """One message as ours; results of tools become messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise InvalidRequest(f"{where}.role is {_shown(role)}; must be user or assistant", f"{where}.role")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise InvalidRequest(f"{where}.content must be text or a list of blocks", f"{where}.content")
+    if role == "assistant":
+        return [_assistant(content, f"{where}.content")]
+    return _user(role, content, f"{where}.content")
+
+
+def _user(role: str, blocks: JsonObjects, where: str) -> JsonObjects:
+    messages: JsonObjects = []
+    texts: list[str] = []
+    for position, block in enumerate(blocks):
+        here = f"{where}[{position}]"
+        if block.get("type") == "tool_result":
+            content = _text(block.get("content") or "", f"{here}.content")
+            messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+        else:
+            texts.append(_block_text(block, here))
+    return [*messages, {"role": role, "content": "\n".join(texts)}] if texts else messages
+
+
+def _assistant(blocks: JsonObjects, where: str) -> dict[str, Any]:
+    texts, thoughts, calls = [], [], []
+    for position, block in enumerate(blocks):
+        match block.get("type"):
+            case "thinking":
+                thoughts.append(str(block.get("thinking") or ""))
+            case "redacted_thinking":
+                pass
+            case "tool_use":
+                calls.append(_call(block, f"{where}[{position}]"))
+            case _:
+                texts.append(_block_text(block, f"{where}[{position}]"))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    return message | {"tool_calls": calls} if calls else message
+
+
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    name, value = block.get("name"), block.get("input", {})
+    if not isinstance(name, str) or not isinstance(value, dict):
+        raise InvalidRequest(f"{where} must have a name and an input, which is an object", where)
+    function = {"name": name, "arguments": msgspec.json.encode(value).decode()}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _text(content: Any, where: str) -> str:
+    """The text of a string or of a list of text blocks."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise InvalidRequest(f"{where} must be text or a list of blocks", where)
+    return "\n".join(_block_text(block, f"{where}[{position}]") for position, block in enumerate(content))
+
+
+def _block_text(block: Mapping[str, Any], where: str) -> str:
+    kind, text = block.get("type"), block.get("text")
+    if kind != "text":
+        raise UnsupportedFeature(f"{where} is of type {_shown(kind)}", where)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where} has no text", where)
+    return text
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A tool in OpenAI's shape."""
+    if tool.get("type") not in (None, "custom"):
+        raise UnsupportedFeature(
+            f"{where} is of type {_shown(tool.get('type'))}; only 'custom' ones are known", "tools"
+        )
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+        "strict": tool.get("strict"),
+    }
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _format(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The form of an answer in OpenAI's shape."""
+    if form.get("type") != "json_schema":
+        raise UnsupportedFeature(
+            f"output_config.format is of type {_shown(form.get('type'))}; must be json_schema", "output_config"
+        )
+    return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+
+
+def _choice(choice: Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    """OpenAI's word for a tool choice."""
+    if choice is None:
+        return None
+    kind = choice.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if not isinstance(kind, str) or kind not in _CHOICES:
+        raise InvalidRequest(f"tool_choice.type is {_shown(kind)}; must be auto, any, tool or none", "tool_choice")
+    return _CHOICES[kind]
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "..."
