@@ -17,9 +17,14 @@ Run = Callable[..., Scripts]
 
 
 @pytest.fixture(scope="session")
-def script_pool(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimePool]:  # noqa: F811
-    store = tmp_path_factory.mktemp("script-store")
-    arguments = ("--store", str(store), "--wasm-max-step-time", "200", "--limit", "max_init_time=10000")
+def script_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is compiled once need not be compiled again."""
+    return tmp_path_factory.mktemp("script-store")
+
+
+@pytest.fixture(scope="session")
+def script_pool(tokenizer: Path, script_store: Path) -> Iterator[RuntimePool]:  # noqa: F811
+    arguments = ("--store", str(script_store), "--wasm-max-step-time", "200", "--limit", "max_init_time=10000")
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=arguments), VOCAB_SIZE)
     yield pool
     pool.shutdown()

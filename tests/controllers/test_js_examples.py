@@ -20,8 +20,8 @@ Example = Callable[[str], RequestOutput]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
-    control = ControlSettings(store=tmp_path_factory.mktemp("store"))
+def run(script_store: Path) -> Iterator[Example]:
+    control = ControlSettings(store=script_store)
     sampling = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
     with LLM("demo", control=control) as llm:
         module = llm.upload(standard.load("jsctrl"))

@@ -31,6 +31,8 @@ def gen(options: str, before: str = "Q: ") -> str:
         ("{ constraint: { any_of: ['up', { regex: '[0-9]{2}' }] } }", "Q: 77", "77"),
         ("{ stopAt: '\\n' }", "Q: one\ntwo", "one\n"),
         ("{ stopAt: ['two', 'ne'] }", "Q: one\ntwo", "one"),
+        ("{ regex: 'abc[.]def', stopAt: '.' }", "", "abc."),
+        ("{ regex: 'abcdef', maxTokens: 4 }", "", "abcd"),
         ("{ maxTokens: 3 }", "Q: abcdef", "abc"),
         ("{ maxTokens: 0 }", "Q: abcdef", ""),
         ("{}", "Q: done", "done"),

@@ -197,6 +197,49 @@ def test_a_quote_goes_on_behind_its_end(js: Run) -> None:
     passed(js(source, 'He wrote "not to be" once.'), 'He wrote "not to be" once.')
 
 
+def test_json_by_pieces(js: Run) -> None:
+    """A fixed frame, one hole after the other, and values that depend on earlier ones."""
+    source = """
+        import { test } from "aici"
+        const fields = { name: { regex: /[A-Z][a-z]+/ }, kind: { options: ["cat", "dog"] }, age: { regex: /[1-9]/ } }
+        test(async () => {
+          const made = {}
+          let separator = "{"
+          for (const [name, options] of Object.entries(fields)) {
+            const quote = name === "age" ? "" : '"'
+            await $`${separator}"${name}": ${quote}`
+            made[name] = await gen({ ...options, maxTokens: 8 })
+            await $`${quote}`
+            separator = ", "
+          }
+          await fixed("}")
+          assert(made.name === "Tom" && made.kind === "cat")
+        })
+    """
+    passed(js(source, '"name": "Tom', '"kind": "cat"', '"age": 7'), '{"name": "Tom", "kind": "cat", "age": 7}')
+
+
+def test_one_question_for_many_texts(js: Run) -> None:
+    """A long common text stays; what is asked behind it is replaced again and again."""
+    source = """
+        import { appendVar, Label, test } from "aici"
+        test(async () => {
+          await fixed("sun: yellow. sky: blue. grass: green. ")
+          const label = new Label()
+          let count = 0
+          for (const thing of ["sun", "sky", "grass"]) {
+            await label.fixedAfter(`${thing} is yellow? `)
+            if ((await gen({ options: ["yes", "no"] })) === "yes") count++
+            appendVar("seen", thing[0])
+          }
+          await label.fixedAfter(`Yellow things: ${count}`)
+        })
+    """
+    ran = js(source, "sun is yellow? yes", "sky is yellow? no", "grass is yellow? no")
+    passed(ran, "sun: yellow. sky: blue. grass: green. Yellow things: 1")
+    assert ran.variables() == {"seen": b"ssg"}
+
+
 def test_too_many_forks_and_a_deadlock_are_told(js: Run) -> None:
     assert "20" in js("start(async () => { await fixed('x'); await fork(20) })").error()
     ran = js("start(async () => { await fixed('x'); await fork(2); await waitVars('never') })")

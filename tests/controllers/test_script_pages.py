@@ -6,11 +6,13 @@ import json
 import re
 
 from bridle.aici.client import RuntimePool
+from bridle.controllers import standard
 from tests.controllers.conftest import Run, runner
 from tests.sources import ROOT
 
 SCRIPTS = (ROOT / "docs" / "scripts-javascript.md").read_text(encoding="utf-8")
 PROGRAMS = (ROOT / "docs" / "declarative.md").read_text(encoding="utf-8")
+TYPES = (standard.SOURCES / "jsctrl" / "aici.d.ts").read_text(encoding="utf-8")
 
 
 def test_every_name_that_can_be_imported_is_on_the_page(js: Run) -> None:
@@ -24,6 +26,8 @@ def test_every_name_that_can_be_imported_is_on_the_page(js: Run) -> None:
     assert len(names) > 55 and names.count("waitVars") == 2
     words = set(re.findall(r"[\w$]+", SCRIPTS))
     assert set(names) - words - {"helpers", "logLevel"} == set()
+    typed = set(re.findall(r"export (?:function|class|const) ([\w$]+)", TYPES))
+    assert typed == {name for name in names if name != "console"}
 
 
 def test_every_option_of_gen_is_on_the_page(js: Run) -> None:

@@ -80,8 +80,60 @@ function pairs(bias) {
 const describeCandidates = (pairs) =>
   pairs.map(([token, logprob]) => ({ token, text: toText(detokenize([token])), logprob }))
 
+/** What was generated so far, and what ends it. */
+class Made {
+  tokens = []
+  candidates = []
+  binary = ""
+  #searched = 0
+
+  constructor({ maxTokens = 20, stopAt }) {
+    this.maxTokens = maxTokens
+    this.stops = [stopAt ?? []].flat().map((text) => toBinary(toBytes(text)))
+  }
+
+  add(tokens) {
+    this.#searched = Math.max(this.binary.length - MAX_STOP, 0)
+    this.tokens.push(...tokens)
+    this.binary += toBinary(detokenize(tokens))
+  }
+
+  /** As many of the tokens as there is room for, up to the first that completes a stop text. */
+  accepted(tokens) {
+    const room = tokens.slice(0, this.maxTokens - this.tokens.length)
+    if (!this.stops.length) return room
+    let binary = this.binary
+    const last = room.findIndex((token) => this.#stops((binary += toBinary(detokenize([token])))))
+    return last < 0 ? room : room.slice(0, last + 1)
+  }
+
+  /** Why to stop, or null. */
+  reasonToStop(isFinished) {
+    if (this.#stops(this.binary)) return "stopAt"
+    if (this.tokens.at(-1) === eosToken()) return "eos"
+    if (isFinished) return "constraint"
+    return this.tokens.length >= this.maxTokens ? "maxTokens" : null
+  }
+
+  #stops(binary) {
+    return this.stops.some((stop) => binary.includes(stop, this.#searched))
+  }
+}
+
+/** Longer stop texts may be missed where they begin that far back. */
+const MAX_STOP = 4096
+
 class Drawn extends ConstrainedToken {
   candidates = []
+
+  constructor(made, make, sampling) {
+    super(make, sampling)
+    this.made = made
+  }
+
+  accepted(forced) {
+    return this.made.accepted(forced)
+  }
 
   postProcess(backtrack, tokens, told) {
     super.postProcess(backtrack, tokens)
@@ -94,36 +146,20 @@ class Drawn extends ConstrainedToken {
 export async function generate(options = {}) {
   checkOptions(options)
   if (logLevel() && Object.keys(options).length) log("GEN-OPT", options)
-  const { maxTokens = 20, stopAt, storeVar } = options
-  const stops = [stopAt ?? []].flat().map((text) => toBinary(toBytes(text)))
+  const made = new Made(options)
   const constraint = constraintOf(options)
-  const step = new Drawn(() => constraint, samplingOf(options))
-  const made = { tokens: [], candidates: [], binary: "", reason: "maxTokens" }
+  const step = new Drawn(made, () => constraint, samplingOf(options))
   step.finished = constraint.eosForced()
-  while (!(made.reason = reasonToStop(made, step, stops, maxTokens))) {
-    step.room = maxTokens - made.tokens.length
-    const tokens = await step.run()
-    const isDrawn = step.candidates.length > 0
-    if (isDrawn) made.candidates.push(step.candidates)
-    made.checked = Math.max(made.binary.length - MAX_STOP, 0)
-    made.tokens.push(...tokens)
-    made.binary += toBinary(detokenize(tokens))
+  let reason
+  while (!(reason = made.reasonToStop(step.finished))) {
+    made.add(await step.run())
+    if (step.candidates.length) made.candidates.push(step.candidates)
   }
   const bytes = fromBinary(made.binary)
   const text = toText(bytes)
-  if (storeVar !== undefined) setVar(storeVar, bytes)
+  if (options.storeVar !== undefined) setVar(options.storeVar, bytes)
   if (logLevel()) log(`GEN ${JSON.stringify(text)}`)
-  return { text, bytes, tokens: made.tokens, candidates: made.candidates, reason: made.reason }
-}
-
-/** Longer stop texts may be missed where they begin that far back. */
-const MAX_STOP = 4096
-
-function reasonToStop(made, step, stops, maxTokens) {
-  if (stops.some((stop) => made.binary.includes(stop, made.checked))) return "stopAt"
-  if (made.tokens.at(-1) === eosToken()) return "eos"
-  if (step.finished) return "constraint"
-  return made.tokens.length >= maxTokens ? "maxTokens" : null
+  return { text, bytes, tokens: made.tokens, candidates: made.candidates, reason }
 }
 
 /** The generated text. */

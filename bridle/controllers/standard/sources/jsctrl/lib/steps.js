@@ -103,17 +103,20 @@ export class ConstrainedToken extends NextToken {
     super()
     this.#make = make
     this.sampling = sampling
-    /** At most so many tokens at once, where the constraint leaves no choice. */
-    this.room = Infinity
   }
 
   get constraint() {
     return (this.#constraint ??= this.#make())
   }
 
+  /** So much of what the constraint leaves no choice about is appended at once. */
+  accepted(forced) {
+    return forced
+  }
+
   midProcess() {
-    const forced = this.room > 0 && getConfig("ff_tokens") ? this.constraint.forcedTokens() : []
-    if (forced.length) return MidProcessResult.splice(0, forced.slice(0, this.room))
+    const forced = getConfig("ff_tokens") ? this.accepted(this.constraint.forcedTokens()) : []
+    if (forced.length) return MidProcessResult.splice(0, forced)
     const isFree = this.constraint.constructor === Constraint
     return MidProcessResult.sample({ mask: isFree ? "any" : this.constraint, sampling: this.sampling })
   }
