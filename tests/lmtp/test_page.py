@@ -1,0 +1,45 @@
+"""What `docs/lmtp.md` shows is what the code reads and says."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from bridle.lmtp.decoding import decode_request
+from bridle.lmtp.messages import FEATURES, Generate, Rejected
+from bridle.lmtp.server import LmtpSettings
+from bridle.lmtp.server.requests import OPTIONS
+from bridle.lmtp.session import Session
+from tests.sources import ROOT
+
+PAGE = (ROOT / "docs" / "lmtp.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"^(?:`)?((?:GENERATE|SCORE|MODEL_INFO|CANCEL|RESUME|BUFFER) \{.*?\})(?:`|$)", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("message", SHOWN)
+def test_messages_are_read(message: str) -> None:
+    request = decode_request(message)
+    assert not isinstance(request, Rejected), request
+    if isinstance(request, Generate):
+        assert not request.options
+
+
+def test_there_are_messages_of_every_type() -> None:
+    assert {message.partition(" ")[0] for message in SHOWN} >= {"GENERATE", "MODEL_INFO", "CANCEL", "RESUME", "BUFFER"}
+
+
+def test_features_and_fields() -> None:
+    (shown,) = re.findall(r'"model": "demo", \.\.\., "lmtp": (\{.*?\})', PAGE)
+    assert json.loads(shown) == FEATURES
+    assert all(f"`{name}`" in PAGE for name in OPTIONS)
+
+
+def test_figures() -> None:
+    settings = LmtpSettings()
+    assert f"{settings.max_buffers} of them" in PAGE
+    assert f"at most {settings.max_detached} streams and {settings.max_replay_tokens:,} objects" in PAGE.replace(
+        "\n", " "
+    )
+    assert Session()._max_streams == settings.max_streams
