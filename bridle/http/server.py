@@ -28,7 +28,7 @@ from bridle.http.settings import ServeSettings
 from bridle.http.sockets import SocketFrontMaker
 from bridle.http.state import HttpState
 from bridle.http.wire import bounded_protocol
-from bridle.service import EngineLoader, LoadedModel, ModelRegistry, ModelSet, build_registry
+from bridle.service import LoadedModel, ModelRegistry, ModelSet, build_registry
 from bridle.service.keys import KeyStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
@@ -194,7 +194,7 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
         raise InvalidRequest(
             "aici_trace records the control runtime of one model; serve only one with it", "aici_trace"
         )
-    loader = EngineLoader(settings.engine, settings.control, settings.executors)
+    loader = settings.make_loader(settings.engine, settings.control)
     registry, load_named = build_registry(models, settings.model, loader, settings.name)
     with contextlib.ExitStack() as undo:
         undo.callback(registry.close)

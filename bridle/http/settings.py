@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Literal
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
 from bridle.service.control import ControlSettings
-from bridle.service.loading import ExecutorLoader
-from bridle.service.model_set import ModelSet
+from bridle.service.keeper import ModelLoader
+from bridle.service.model_set import EngineLoader, ModelSet
 
 _COUNTS = ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices", "max_uploads")
 
@@ -74,8 +75,8 @@ class ServeSettings:
     says how models are loaded, and which one unless `models` does: several, and what else may be loaded on demand.
     `name` is a single model's name on the wire (None: that of the folder or hub id), `aliases` are further names of the
     first model. `control` says whether there is a runtime for Wasm controllers. `keys` is the file of API keys; without
-    one the server is for a single user and listens on loopback only, unless `no_auth` lets everybody in. `executors`
-    loads models elsewhere than into this process.
+    one the server is for a single user and listens on loopback only, unless `no_auth` lets everybody in. `make_loader`
+    says how models come to be: in this process, unless told otherwise.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -95,7 +96,7 @@ class ServeSettings:
     control: ControlSettings = field(default_factory=ControlSettings)
     keys: Path | None = None
     no_auth: bool = False
-    executors: ExecutorLoader | None = None
+    make_loader: Callable[[EngineConfig, ControlSettings], ModelLoader] = EngineLoader
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
