@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -62,6 +63,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, arguments
         for dialect in (1, 2):
             vocabulary.trie(dialect)  # so that every worker shares them
     surroundings = Surroundings(vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000)
+    gc.collect()
+    gc.freeze()  # what is there now stays: no collection walks it, and no forked process writes to its pages
     if options.nursery is not None:
         serve(socket.socket(fileno=options.nursery), surroundings)
         return 0

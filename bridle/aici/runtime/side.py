@@ -33,6 +33,7 @@ from bridle.aici.runtime.registry import Registry
 from bridle.aici.runtime.sequences import RequestState
 from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.storage import SharedVariables
+from bridle.aici.runtime.tags import is_module_id
 from bridle.aici.runtime.vocabulary import Vocabulary
 from bridle.errors import ControllerTimeout, InvalidRequest
 
@@ -129,6 +130,8 @@ class SideOps:
         return {}
 
     def _resolve(self, name: str) -> str:
+        if is_module_id(name):
+            return self._store.resolve(name)
         if not self._store.is_named(name) and (module := self._shipped.resolve(name)) is not None:
             return module
         if name.startswith("gh:"):
