@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,9 +14,9 @@ from bridle.cli.sizes import count
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from bridle.cluster.address import Tls
     from bridle.http.settings import ServeSettings
     from bridle.service.control import ControlSettings
-    from bridle.service.loading import ExecutorLoader
     from bridle.service.model_set import ModelSet
 
 _SERVER = Group("Server", sort_key=5)
@@ -81,6 +82,10 @@ class ShardOptions:
 
     isolate_model: Annotated[bool, Parameter(negative="")] = False
     "Run each model in a process of its own, which is started again when it ends: requests go on where they were."
+    shards: int = 0
+    "`--shards 1` is `--isolate-model`."
+    replicas: int = 1
+    "Engines for each model, each in a process of its own with weights of its own."
     shard: str | None = None
     "Address of a `bridle shard` that runs the model, `host:port` or `unix:/path`."
     shard_ca: Path | None = None
@@ -90,20 +95,37 @@ class ShardOptions:
     shard_key: Path | None = None
     "Its private key, PEM."
 
-    def to_loader(self) -> ExecutorLoader | None:
-        """What loads models in place of this process."""
-        if self.shard is not None and self.isolate_model:
-            raise InvalidRequest("shard and isolate_model exclude each other: drop one of them", "shard")
-        if not (self.shard or self.isolate_model):
-            return None
-        from bridle.cluster.address import Tls, check_address
-        from bridle.deploy.launcher import connect_shard, launch_shard
+    def add_to(self, settings: ServeSettings) -> ServeSettings:
+        """The settings with the loader that these options ask for."""
+        self._check()
+        is_isolated = self.isolate_model or self.shards == 1
+        if self.replicas > 1:
+            from bridle.deploy.replicas import ReplicaLoader
 
-        if self.shard is None:
-            return launch_shard
-        check_address(self.shard)
-        tls = Tls(self.shard_cert, self.shard_key, self.shard_ca) if self.shard_ca or self.shard_cert else None
-        return connect_shard(self.shard, tls)
+            return replace(settings, make_loader=partial(ReplicaLoader, self.replicas, is_isolated))
+        if not (self.shard or is_isolated):
+            return settings
+        from bridle.deploy.launcher import connect_shard, launch_shard
+        from bridle.service.model_set import EngineLoader
+
+        executors = launch_shard if self.shard is None else connect_shard(self.shard, self._tls())
+        return replace(settings, make_loader=partial(EngineLoader, executors=executors))
+
+    def _check(self) -> None:
+        if not 0 <= self.shards <= 1:
+            raise InvalidRequest(f"shards is {self.shards}; a model runs in one process, so at most 1", "shards")
+        if self.replicas < 1:
+            raise InvalidRequest(f"replicas is {self.replicas}; must be at least 1", "replicas")
+        if self.shard is not None and (self.isolate_model or self.shards or self.replicas > 1):
+            raise InvalidRequest(
+                "shard names one that runs already: drop isolate_model, shards and replicas, or it", "shard"
+            )
+
+    def _tls(self) -> Tls | None:
+        from bridle.cluster.address import Tls, check_address
+
+        check_address(self.shard or "")
+        return Tls(self.shard_cert, self.shard_key, self.shard_ca) if self.shard_ca or self.shard_cert else None
 
 
 @Parameter(name="*", group=_MODELS)
@@ -238,7 +260,7 @@ def serve(
         Folders, hub ids or `demo` (the default), loaded at the start; `auto` loads nothing.
     """
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
-    settings = replace(settings, executors=shards.to_loader())
+    settings = shards.add_to(settings)
     from bridle.http.server import serve as serve_http
     from bridle.lmtp.server import LmtpSettings, websocket_front
 

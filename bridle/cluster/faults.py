@@ -5,6 +5,8 @@ The kinds keep apart what the engine must tell apart: a step that one request ma
 
 from __future__ import annotations
 
+from functools import cache
+
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.errors import (
     BridleError,
@@ -55,3 +57,25 @@ def decode_failure(message: pb.Failure) -> BridleError:
     if issubclass(kind, InvalidRequest):
         return kind(message.message, message.param if message.HasField("param") else None)
     return kind(message.message)
+
+
+def pack_error(error: BridleError) -> tuple[str, str, str | None]:
+    """Any error of ours as plain values: kind, sentence, field at fault."""
+    return error.code, str(error)[:_MAX_CHARS], error.param if isinstance(error, InvalidRequest) else None
+
+
+def unpack_error(code: str, message: str, param: str | None) -> BridleError:
+    """The error again; one of an unknown kind is a bug of ours."""
+    kind = _all_kinds().get(code, InternalError)
+    return kind(message, param) if issubclass(kind, InvalidRequest) else kind(message)
+
+
+@cache
+def _all_kinds() -> dict[str, type[BridleError]]:
+    found: dict[str, type[BridleError]] = {}
+    pending: list[type[BridleError]] = [BridleError]
+    while pending:
+        kind = pending.pop()
+        found.setdefault(kind.code, kind)
+        pending += kind.__subclasses__()
+    return found

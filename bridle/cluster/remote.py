@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from bridle.cluster.address import Tls
 from bridle.cluster.batches import encode_batch
@@ -173,9 +174,11 @@ class ShardExecutor:
             except ProtocolError as error:
                 self._why = str(error)
                 continue
-            if link.info != self._info:
-                self._why = f"another model is there: {link.info.model!r} instead of {self._info.model!r}"
-                _log.error("the shard at %s cannot be used: %s", self.address, self._why)
+            if not can_replace(link.info, self._info):
+                why = f"it is another one now: {link.info} instead of {self._info}"
+                if why != self._why:
+                    _log.error("the shard at %s cannot be used: %s", self.address, why)
+                self._why = why
                 link.close()
                 continue
             self._link = link
@@ -188,3 +191,14 @@ class ShardExecutor:
             callback()
         except Exception:
             _log.exception("telling of a shard failed")
+
+
+def can_replace(new: ExecutorInfo, old: ExecutorInfo) -> bool:
+    """Whether what was planned for `old` can be computed by `new`: the same model, with no less room."""
+    has_room = new.num_blocks >= old.num_blocks and new.max_model_len >= old.max_model_len
+    return has_room and is_same_model(new, old)
+
+
+def is_same_model(one: ExecutorInfo, other: ExecutorInfo) -> bool:
+    """Whether both are the same but for their room."""
+    return other == replace(one, num_blocks=other.num_blocks, max_model_len=other.max_model_len)

@@ -30,7 +30,7 @@ class Child:
         self.num_starts = 0
         self.num_ends = 0
         self.status: int | None = None  # of the last end
-        self._command = list(command)
+        self.command = list(command)  # of the next start
         self._pauses = pauses
         self._changed = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
@@ -103,7 +103,7 @@ class Child:
             if self._is_closed:
                 return None
             # In a session of its own: Ctrl-C in a terminal is for the parent, which then ends its children.
-            process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+            process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
             self._process, self._is_proven = process, False
             self.num_starts += 1
         _log.info("%s started, pid %d", self.name, process.pid)

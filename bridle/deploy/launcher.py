@@ -89,6 +89,8 @@ def launch_shard(
     if progress is not None:
         progress("starting a shard", 0.0)
     executor = LaunchedShard([sys.executable, "-m", "bridle", "shard", *shard_arguments(config)], name="shard")
+    if config.num_blocks is None:  # the next one must have as much room, whatever is free by then
+        executor.child.command += ["--num-blocks", str(executor.info.num_blocks)]
     if progress is not None:
         progress("ready", 1.0)
     return executor

@@ -183,7 +183,7 @@ class AsyncEngine:
             last = batch[-1]
             if isinstance(last, Finished) and last.is_last:
                 self._forget(request_id)
-        _wake_all(woken)
+        wake_all(woken)
 
     def _forget(self, request_id: str) -> None:
         """The request is over: its id may be used again, and late cancels are not meant for the next one."""
@@ -207,11 +207,12 @@ class AsyncEngine:
             self._streams.clear()
         for stream in streams:
             stream.fail(self._fault or EngineClosed("the engine was shut down"))
-        _wake_all(streams)
+        wake_all(streams)
         self._engine.close()
 
 
-def _wake_all(streams: Iterable[EventStream]) -> None:
+def wake_all(streams: Iterable[EventStream]) -> None:
+    """Wake the readers of streams that have news: each event loop once, however many of its streams there are."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
     for stream in streams:
         if stream.loop is None:

@@ -1,0 +1,75 @@
+"""What a router remembers of a request that runs on a replica, so that it can go on elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bridle.engine.client import EventStream
+from bridle.engine.request import Request
+from bridle.errors import InternalError
+from bridle.outputs import Event, Finished, PromptEvent, Resuming, TokenEvent
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request that is not over. `told` are the events that its client has, by output; `num_again` those of them that
+    came again after a new beginning. `load` is what it counts for on its `replica` (None: it waits for one)."""
+
+    request: Request
+    stream: EventStream
+    replica: int | None = None
+    load: int = 0
+    num_losses: int = 0
+    is_cancelled: bool = False
+    has_prompt: bool = False
+    told: dict[int, list[Event]] = field(default_factory=dict)
+    num_again: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it can be continued from its tokens, and need not begin again from its seed."""
+        return self.request.sampling.n == 1 and self.request.controller is None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What a plain output goes on from: the tokens that its client has."""
+        if not self.is_plain:
+            return ()
+        return tuple(event.token for event in self.told.get(0, ()) if isinstance(event, TokenEvent))
+
+    @property
+    def open_outputs(self) -> Sequence[int]:
+        """Outputs that are not over, as far as the client knows."""
+        told = self.told or {0: []}
+        return [index for index, events in told.items() if not (events and isinstance(events[-1], Finished))]
+
+    def begin_again(self) -> None:
+        """It is sent to a replica anew."""
+        self.num_again = {}
+
+    def is_news(self, event: Event) -> bool:
+        """Whether the client does not have this event yet; remembers it. Raises `InternalError` if an output that was
+        begun again says something else than before."""
+        if isinstance(event, Resuming):
+            return True
+        if isinstance(event, PromptEvent):
+            is_first, self.has_prompt = not self.has_prompt, True
+            return is_first
+        told = self.told.setdefault(event.index, [])
+        position = self.num_again.get(event.index, 0)
+        if not self.is_plain and position < len(told):
+            self.num_again[event.index] = position + 1
+            _check_same(told[position], event)
+            return False
+        told.append(event)
+        self.num_again[event.index] = position + 1
+        return True
+
+
+def _check_same(before: Event, again: Event) -> None:
+    is_same = type(before) is type(again)
+    if is_same and isinstance(before, TokenEvent) and isinstance(again, TokenEvent):
+        is_same = before.token == again.token
+    if not is_same:
+        raise InternalError(f"an output that was begun again says {again} instead of {before}; it cannot go on")

@@ -1,0 +1,185 @@
+"""A router's end of one replica: found again when it is lost. Two threads: one reads, one writes.
+
+Tells its owner what comes, and when the replica is there and gone. Knows nothing of what requests are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol
+
+from bridle.cluster.replica_messages import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    Beat,
+    Broken,
+    Cancel,
+    Events,
+    Hello,
+    Submit,
+    frame,
+    read_by_router,
+)
+from bridle.errors import ProtocolError, ShardUnavailable
+
+_log = logging.getLogger(__name__)
+
+#: A replica that is silent for so long is hung, in seconds; it says something four times as often.
+_SILENCE_SECONDS = 1.0
+_PAUSE_SECONDS = 0.05
+
+
+class LinkOwner(Protocol):
+    """Who has links. Called from the links' threads; `number` says which one it is."""
+
+    def note_up(self, number: int, hello: Hello) -> None: ...
+
+    def note_events(self, number: int, message: Events | Broken | Beat) -> None: ...
+
+    def note_lost(self, number: int, reason: str) -> None: ...
+
+    def note_absent(self, number: int) -> None: ...
+
+
+class ReplicaLink:
+    """The connection to the replica at `path`. `on_loss(pid, reason)` may end what is left of it."""
+
+    def __init__(
+        self,
+        number: int,
+        path: str,
+        owner: LinkOwner,
+        on_loss: Callable[[int, str], None] = lambda pid, reason: None,
+        on_proven: Callable[[int], None] = lambda pid: None,
+    ) -> None:
+        self.number = number
+        self._path = path
+        self._owner = owner
+        self._on_loss = on_loss
+        self._on_proven = on_proven
+        self._closed = threading.Event()
+        self._socket: socket.socket | None = None
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"bridle-replica-{number}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, message: Submit | Cancel) -> None:
+        """Send without waiting; lost with the replica."""
+        self._outbox.put(frame(message))
+
+    def close(self) -> None:
+        """Let the replica go. Idempotent."""
+        self._closed.set()
+        self._cut()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # -- the reading thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock.settimeout(_SILENCE_SECONDS)
+                sock.connect(self._path)
+            except OSError:
+                sock.close()
+                self._owner.note_absent(self.number)
+                self._closed.wait(_PAUSE_SECONDS)
+                continue
+            with sock:
+                self._converse(sock)
+            self._closed.wait(_PAUSE_SECONDS)
+
+    def _converse(self, sock: socket.socket) -> None:
+        self._socket, self._outbox = sock, SimpleQueue()
+        writer = threading.Thread(target=self._write, args=(sock, self._outbox), name="bridle-replica-out", daemon=True)
+        pid, is_proven, reason = 0, False, "it is closed"
+        try:
+            hello = self._read_hello(sock)
+            pid = hello.pid
+            writer.start()
+            self._owner.note_up(self.number, hello)
+            while True:
+                message = read_by_router(self._read_frame(sock))
+                if isinstance(message, Hello):
+                    raise ProtocolError("a second greeting came")
+                self._owner.note_events(self.number, message)
+                if isinstance(message, Events) and not is_proven:
+                    is_proven = True
+                    self._on_proven(pid)
+        except TimeoutError:
+            reason = f"no sign of life for {_SILENCE_SECONDS:g} s"
+        except (OSError, EOFError) as error:
+            reason = f"the connection ended: {error or 'closed by the replica'}"
+        except (ProtocolError, ShardUnavailable) as error:
+            reason = str(error)
+        finally:
+            self._socket = None
+            self._outbox.put(None)
+            if writer.is_alive():
+                self._cut(sock)
+                writer.join()
+        if pid and not self._closed.is_set():
+            _log.error("replica %d (pid %d) is lost: %s", self.number, pid, reason)
+            self._on_loss(pid, reason)
+            self._owner.note_lost(self.number, reason)
+
+    def _read_hello(self, sock: socket.socket) -> Hello:
+        message = read_by_router(self._read_frame(sock))
+        if not isinstance(message, Hello) or message.protocol != PROTOCOL:
+            raise ProtocolError(f"the replica greets with {type(message).__name__}; protocol {PROTOCOL} is spoken here")
+        return message
+
+    def _read_frame(self, sock: socket.socket) -> bytes:
+        (size,) = HEADER.unpack(_read(sock, HEADER.size))
+        if size > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {size} bytes was announced; at most {MAX_FRAME_BYTES}")
+        return _read(sock, size)
+
+    def _cut(self, sock: socket.socket | None = None) -> None:
+        sock = sock or self._socket
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    # -- the writing thread ----------------------------------------------------------------------------------
+
+    def _write(self, sock: socket.socket, outbox: SimpleQueue[bytes | None]) -> None:
+        while (data := outbox.get()) is not None:
+            try:
+                _send(sock, data)
+            except OSError:
+                self._cut(sock)  # the reader notices
+                return
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes; a peer that sends nothing for the socket's time-out has hung."""
+    data = bytearray(size)
+    view, position = memoryview(data), 0
+    while position < size:
+        count = sock.recv_into(view[position:])
+        if not count:
+            raise EOFError
+        position += count
+    return bytes(data)
+
+
+def _send(sock: socket.socket, data: bytes) -> None:
+    view, deadline = memoryview(data), time.monotonic() + 10 * _SILENCE_SECONDS
+    while view:
+        try:
+            view = view[sock.send(view) :]
+        except TimeoutError:
+            if time.monotonic() > deadline:
+                raise

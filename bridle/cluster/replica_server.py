@@ -1,0 +1,176 @@
+"""A replica's end: an engine of this process for a router in another one.
+
+One event loop reads requests and gathers what the engine's step gave all of its streams into one frame. One router at a
+time; when it leaves, what it had asked for is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+from bridle.cluster.faults import pack_error
+from bridle.cluster.replica_messages import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    Broken,
+    Events,
+    Hello,
+    Submit,
+    WireEvent,
+    frame,
+    pack_beat,
+    pack_event,
+    read_by_replica,
+    unpack_request,
+)
+from bridle.config import EngineConfig
+from bridle.engine.client import EngineClient, EventStream
+from bridle.errors import BridleError, ProtocolError
+from bridle.outputs import Finished, FinishReason
+
+_log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.25
+#: A router that does not read for so long is gone, in seconds.
+_WRITE_SECONDS = 10.0
+
+
+class ReplicaServer:
+    """Serves `client` on a unix socket at `path`."""
+
+    def __init__(self, client: EngineClient, config: EngineConfig, path: Path) -> None:
+        self._client = client
+        self._config = config
+        self._path = path
+        self._is_taken = False
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Serve until `ended` is set."""
+        server = await asyncio.start_unix_server(self._serve, self._path)
+        self._path.chmod(0o600)
+        async with server:
+            await ended.wait()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_taken:
+            writer.close()
+            return
+        self._is_taken = True
+        _log.info("a router connected")
+        try:
+            await _Conversation(self._client, self._config, reader, writer).run()
+        except ProtocolError as error:
+            _log.error("the router's conversation ended: %s", error)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            _log.info("the router is gone")
+        finally:
+            self._is_taken = False
+            writer.close()
+
+
+class _Conversation:
+    """One router, from its first request to its leaving."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        config: EngineConfig,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._reader = reader
+        self._writer = writer
+        self._outbox: list[WireEvent] = []
+        self._has_news = asyncio.Event()
+        self._streams: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        info = self._client.info
+        hello = Hello(PROTOCOL, os.getpid(), info, self._config.max_forks, self._config.max_waiting)
+        self._writer.write(frame(hello))
+        helpers = [asyncio.create_task(self._send_events()), asyncio.create_task(self._beat())]
+        try:
+            await self._read(helpers)
+        finally:
+            for task in (*helpers, *self._streams.values()):
+                task.cancel()  # a stream that is left is cancelled
+
+    async def _read(self, helpers: list[asyncio.Task[None]]) -> None:
+        """Requests, until the router leaves or a helper finds that it has."""
+        while True:
+            reading = asyncio.create_task(self._read_frame())
+            await asyncio.wait({reading, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                reading.cancel()
+                raise ConnectionResetError
+            message = read_by_replica(reading.result())
+            if isinstance(message, Submit):
+                self._submit(message)
+            else:
+                self._client.cancel(message.id)
+
+    async def _read_frame(self) -> bytes:
+        (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        if size > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {size} bytes was announced; at most {MAX_FRAME_BYTES}")
+        return await self._reader.readexactly(size)
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            stream = self._client.submit(unpack_request(message))
+        except BridleError as error:
+            self._add(pack_event(Finished(message.id, 0, FinishReason.ERROR, error=error)))
+            return
+        self._streams[message.id] = asyncio.create_task(self._relay(stream))
+
+    async def _relay(self, stream: EventStream) -> None:
+        """What one stream gives, into the outbox of all."""
+        try:
+            async for events in stream:
+                for event in events:
+                    self._add(pack_event(event))
+        except BridleError as error:
+            self._writer.write(frame(Broken(stream.request_id, pack_error(error))))
+        finally:
+            self._streams.pop(stream.request_id, None)
+
+    def _add(self, event: WireEvent) -> None:
+        self._outbox.append(event)
+        self._has_news.set()
+
+    async def _send_events(self) -> None:
+        """All that is there in one frame: the streams of one step are woken together, and run before this does."""
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            events, self._outbox = self._outbox, []
+            self._writer.write(frame(Events(events)))
+            async with asyncio.timeout(_WRITE_SECONDS):
+                await self._writer.drain()
+
+    async def _beat(self) -> None:
+        while True:
+            self._writer.write(frame(pack_beat(self._client.is_healthy, self._client.statistics())))
+            await asyncio.sleep(BEAT_SECONDS)
+
+
+def serve_replica(client: EngineClient, config: EngineConfig, path: Path) -> None:
+    """Serve until SIGTERM or SIGINT. Blocks; call it from the main thread."""
+    import signal
+
+    async def main() -> None:
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.set)
+        await ReplicaServer(client, config, path).run(ended)
+
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(main())

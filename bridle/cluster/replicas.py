@@ -1,0 +1,317 @@
+"""Several engines as one: requests go to the replica that knows their beginning, and to another one if that is lost.
+
+Implements `EngineClient`. What a client has of an output is remembered here, so that the output goes on elsewhere
+without a token too many or too few: a plain one is continued from its tokens, any other is begun again from its seed
+and what the client has already is not sent twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from bridle.cluster.faults import unpack_error
+from bridle.cluster.live_request import LiveRequest
+from bridle.cluster.prefix_router import PrefixRouter
+from bridle.cluster.remote import is_same_model
+from bridle.cluster.replica_link import ReplicaLink
+from bridle.cluster.replica_messages import (
+    Beat,
+    Broken,
+    Cancel,
+    Events,
+    Hello,
+    add_beat,
+    pack_request,
+    unpack_event,
+)
+from bridle.config import EngineConfig
+from bridle.engine.async_engine import wake_all
+from bridle.engine.client import EventStream
+from bridle.engine.intake import Intake
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.request import Request
+from bridle.engine.statistics import EngineStatistics
+from bridle.errors import (
+    BridleError,
+    DeadlineExceeded,
+    EngineClosed,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ShardUnavailable,
+)
+from bridle.outputs import Event, Finished, FinishReason, PromptEvent, Resuming
+
+_log = logging.getLogger(__name__)
+
+#: So many replicas may be lost under one request.
+_MAX_LOSSES = 3
+#: What a running request counts for beside its prompt, in tokens of load.
+_RUNNING_TOKENS = 32
+
+
+class ReplicaSet:
+    """An `EngineClient` over replicas at unix sockets. `start` waits for the first of them.
+
+    `on_loss(number, pid)` may end what is left of a lost replica, `on_proven(number, pid)` hears of a good one.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str],
+        *,
+        on_loss: Callable[[int, int], None] = lambda number, pid: None,
+        on_proven: Callable[[int, int], None] = lambda number, pid: None,
+        make_router: Callable[[int, int], PrefixRouter] = PrefixRouter,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._links = [self._make_link(number, path, on_loss, on_proven) for number, path in enumerate(paths)]
+        self._make_router = make_router
+        self._router: PrefixRouter | None = None
+        self._up: dict[int, Beat | None] = {}  # replicas that are there, and their last beat
+        self._loads = [0] * len(self._links)
+        self._live: dict[str, LiveRequest] = {}
+        self._hello: Hello | None = None
+        self._intake: Intake | None = None
+        self._first = threading.Condition(self._lock)
+        self._is_closed = False
+        self.num_losses = 0
+
+    def _make_link(
+        self, number: int, path: str, on_loss: Callable[[int, int], None], on_proven: Callable[[int, int], None]
+    ) -> ReplicaLink:
+        return ReplicaLink(
+            number, path, self, lambda pid, reason: on_loss(number, pid), lambda pid: on_proven(number, pid)
+        )
+
+    # -- for clients, any thread -----------------------------------------------------------------------------
+
+    def start(self, num_needed: int, timeout: float, is_starting: Callable[[], bool] = lambda: True) -> ReplicaSet:
+        """Wait for `num_needed` replicas. Raises `ShardUnavailable` if they do not come."""
+        for link in self._links:
+            link.start()
+        remaining = timeout
+        with self._first:
+            while len(self._up) < num_needed:
+                if not is_starting() or remaining <= 0:
+                    raise ShardUnavailable(f"{len(self._up)} of {num_needed} replicas came up within {timeout:g} s")
+                self._first.wait(0.1)
+                remaining -= 0.1
+        return self
+
+    @property
+    def info(self) -> ExecutorInfo:
+        assert self._hello is not None, "not started"
+        return self._hello.info
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether a replica is there whose engine runs."""
+        return any(beat is None or beat.is_healthy for beat in list(self._up.values()))
+
+    @property
+    def num_up(self) -> int:
+        return len(self._up)
+
+    def submit(self, request: Request) -> EventStream:
+        """Start a request on the replica that suits it; it waits if none is there."""
+        assert self._intake is not None, "not started"
+        assert self._hello is not None
+        self._intake.check(request)
+        pack_request(request)  # what cannot travel is refused now
+        live = LiveRequest(request, EventStream(request.id, self.cancel))
+        with self._lock:
+            if self._is_closed:
+                raise EngineClosed("the replicas take no requests: they are closed")
+            if request.id in self._live:
+                raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+            num_running = max(len(self._up), 1) * self.info.max_num_seqs
+            if len(self._live) >= num_running + self._hello.max_waiting:
+                raise Overloaded(f"{len(self._live)} requests run or wait already")
+            self._live[request.id] = live
+            self._place(live)
+        return live.stream
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; unknown ids are ignored."""
+        with self._lock:
+            live = self._live.get(request_id)
+            if live is None:
+                return
+            live.is_cancelled = True
+            if live.replica is None:
+                self._end(live, FinishReason.CANCELLED, None)
+            else:
+                self._links[live.replica].send(Cancel(request_id))
+
+    def statistics(self) -> EngineStatistics:
+        """Sums over the replicas, as of their last beats."""
+        total = EngineStatistics()
+        for beat in list(self._up.values()):
+            if beat is not None:
+                add_beat(total, beat)
+        return total
+
+    def close(self, drain: float = 0.0) -> None:
+        """Let the replicas go; streams that are not over end with `EngineClosed`. Idempotent."""
+        with self._first:
+            self._first.wait_for(lambda: not self._live, drain)
+            self._is_closed = True
+            broken = [live.stream for live in self._live.values()]
+            self._live.clear()
+        for stream in broken:
+            stream.fail(EngineClosed("the replicas were shut down"))
+        wake_all(broken)
+        for link in self._links:
+            link.close()
+
+    # -- placing ---------------------------------------------------------------------------------------------
+
+    def _place(self, live: LiveRequest) -> None:
+        """Send a request to a replica, if one is there. With the lock held."""
+        assert self._router is not None
+        loads = [self._loads[number] if number in self._up else None for number in range(len(self._links))]
+        tokens = live.tokens
+        salt = live.request.tenant, live.request.adapter
+        live.replica = self._router.choose((*live.request.prompt, *tokens), salt, loads)
+        if live.replica is None:
+            return
+        request = replace(live.request, generated=tokens) if tokens else live.request
+        live.begin_again()
+        live.load = len(request.prompt) + len(tokens) + _RUNNING_TOKENS
+        self._loads[live.replica] += live.load
+        self._links[live.replica].send(pack_request(request))
+
+    def _leave(self, live: LiveRequest) -> None:
+        """The request is no longer on its replica."""
+        if live.replica is not None:
+            self._loads[live.replica] -= live.load
+            live.replica, live.load = None, 0
+
+    # -- the links' threads ----------------------------------------------------------------------------------
+
+    def note_up(self, number: int, hello: Hello) -> None:
+        """A replica is there: it may have what waits."""
+        with self._first:
+            self._learn(number, hello)
+            self._up[number] = None
+            _log.info("replica %d is up, pid %d", number, hello.pid)
+            for live in self._live.values():
+                if live.replica is None:
+                    self._place(live)
+            self._first.notify_all()
+
+    def _learn(self, number: int, hello: Hello) -> None:
+        """What is served, and the least room that a replica has for it."""
+        if self._hello is None:
+            self._router = self._make_router(len(self._links), hello.info.block_size)
+        elif not is_same_model(hello.info, self._hello.info):
+            raise ShardUnavailable(f"replica {number} is another one: {hello.info} instead of {self._hello.info}")
+        if self._hello is None or hello.info.num_blocks < self._hello.info.num_blocks:
+            self._hello = hello
+            config = EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting)
+            self._intake = Intake(hello.info, config)
+
+    def note_events(self, number: int, message: Events | Broken | Beat) -> None:
+        """What a replica says, to the streams."""
+        woken: list[EventStream] = []
+        with self._first:
+            if isinstance(message, Beat):
+                self._up[number] = message
+            elif isinstance(message, Broken):
+                self._break(number, message, woken)
+            else:
+                self._deliver(number, [unpack_event(event) for event in message.events], woken)
+        wake_all(woken)
+
+    def note_lost(self, number: int, reason: str) -> None:
+        """A replica is gone: what it held goes on elsewhere."""
+        with self._first:
+            self._up.pop(number, None)
+            self.num_losses += 1
+            if self._router is not None:
+                self._router.forget(number)
+            lost = [live for live in self._live.values() if live.replica == number]
+            for live in lost:
+                self._leave(live)
+                live.num_losses += 1
+                if live.is_cancelled:
+                    self._end(live, FinishReason.CANCELLED, None)
+                    continue
+                if live.num_losses >= _MAX_LOSSES:
+                    message = f"{live.num_losses} replicas were lost under this request, the last: {reason}"
+                    self._end(live, FinishReason.ERROR, ShardUnavailable(message))
+                    continue
+                if live.request.tell_resuming:
+                    self._put(live, [Resuming(live.request.id, index) for index in live.told or (0,)])
+                self._place(live)
+
+    def note_absent(self, number: int) -> None:
+        """A replica is still away. Deadlines pass for what waits for one."""
+        now = time.monotonic()
+        with self._first:
+            for live in [live for live in self._live.values() if live.replica is None]:
+                deadline = live.request.deadline
+                if deadline is not None and deadline <= now:
+                    error = DeadlineExceeded("the request's deadline passed while no replica was there")
+                    self._end(live, FinishReason.DEADLINE, error)
+
+    # -- delivering, with the lock held ----------------------------------------------------------------------
+
+    def _deliver(self, number: int, events: list[Event], woken: list[EventStream]) -> None:
+        by_request: dict[str, list[Event]] = {}
+        for event in events:
+            by_request.setdefault(event.request_id, []).append(event)
+        for request_id, batch in by_request.items():
+            live = self._live.get(request_id)
+            if live is None or live.replica != number:
+                continue  # it was cancelled, or goes on elsewhere
+            if any(isinstance(event, PromptEvent) for event in batch):
+                self._note_prompt(live)
+            try:
+                fresh = [event for event in batch if live.is_news(event)]
+            except InternalError as error:
+                self._links[number].send(Cancel(request_id))
+                self._end(live, FinishReason.ERROR, error)
+                continue
+            if not fresh:
+                continue
+            live.stream.put(fresh)
+            woken.append(live.stream)
+            last = fresh[-1]
+            if isinstance(last, Finished) and last.is_last:
+                self._forget(live)
+
+    def _note_prompt(self, live: LiveRequest) -> None:
+        """A prompt that is computed is no load any more."""
+        if live.replica is not None:
+            self._loads[live.replica] -= live.load - _RUNNING_TOKENS
+            live.load = _RUNNING_TOKENS
+
+    def _break(self, number: int, message: Broken, woken: list[EventStream]) -> None:
+        live = self._live.get(message.request_id)
+        if live is not None and live.replica == number:
+            live.stream.fail(unpack_error(*message.error))
+            woken.append(live.stream)
+            self._forget(live)
+
+    def _end(self, live: LiveRequest, reason: FinishReason, error: BridleError | None) -> None:
+        """End all outputs that are not over."""
+        *_, last = outputs = live.open_outputs
+        finished = [Finished(live.request.id, index, reason, error=error, is_last=index == last) for index in outputs]
+        self._put(live, list(finished))
+        self._forget(live)
+
+    def _put(self, live: LiveRequest, events: list[Event]) -> None:
+        live.stream.put(events)
+        wake_all([live.stream])
+
+    def _forget(self, live: LiveRequest) -> None:
+        self._leave(live)
+        del self._live[live.request.id]
+        if not self._live:
+            self._first.notify_all()

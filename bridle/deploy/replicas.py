@@ -1,0 +1,123 @@
+"""Several engines for one model, each in a process of its own: started, watched, started again.
+
+    model = load_replicated(ModelConfig("demo"), EngineConfig(), count=2)
+
+The model that comes out is used like any other. Its replicas need a weight copy each, and share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bridle.cluster.replicas import ReplicaSet
+from bridle.config import EngineConfig, ModelConfig
+from bridle.deploy.child import Child
+from bridle.deploy.launcher import START_SECONDS
+from bridle.deploy.replica_process import ReplicaConfig
+from bridle.deploy.sockets import make_socket_folder
+from bridle.errors import InvalidRequest
+from bridle.service.control import ControlSettings
+from bridle.service.loading import LoadedModel, model_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class LaunchedReplicas(ReplicaSet):
+    """A replica set that owns its processes. `commands` start them; each is given `--listen PATH --parent PID` too."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], *, start_timeout: float = START_SECONDS) -> None:
+        self._folder = make_socket_folder()
+        paths = [str(self._folder / f"replica-{number}.sock") for number in range(len(commands))]
+        self.children = [
+            Child(f"replica {number}", [*command, "--listen", path, "--parent", str(os.getpid())])
+            for number, (command, path) in enumerate(zip(commands, paths, strict=True))
+        ]
+        super().__init__(
+            paths,
+            on_loss=lambda number, pid: self.children[number].kill(pid),
+            on_proven=lambda number, pid: self.children[number].prove(pid),
+        )
+        try:
+            self.start(len(commands), start_timeout, lambda: not any(child.has_failed for child in self.children))
+        except BaseException:
+            self.close()
+            raise
+        for child in self.children:
+            child.keep()
+
+    def close(self, drain: float = 0.0) -> None:
+        super().close(drain)
+        for child in self.children:
+            child.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def load_replicated(
+    config: ModelConfig,
+    engine: EngineConfig,
+    count: int,
+    *,
+    is_isolated: bool = False,
+    name: str | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> LoadedModel:
+    """A model with `count` engines, with `is_isolated` each over a shard of its own. Raises `ShardUnavailable` if one
+    does not start."""
+    from bridle.constraints import ConstraintPool, vocabulary_of
+    from bridle.model import resolve_model
+    from bridle.text import Tokenizer
+
+    if count < 1:
+        raise InvalidRequest(f"replicas is {count}; must be at least 1", "replicas")
+    path = resolve_model(config.model, config.revision)
+    tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
+    if progress is not None:
+        progress(f"starting {count} replicas", 0.0)
+    told = msgspec.json.encode(ReplicaConfig(_share(config, count), engine, is_isolated)).decode()
+    command = [sys.executable, "-m", "bridle.deploy.replica_process", "--config", told]
+    client = LaunchedReplicas([command] * count)
+    info = client.info
+    constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
+
+    def shut_down(drain: float) -> None:
+        client.close(drain)
+        constraints.shutdown()
+
+    if progress is not None:
+        progress("ready", 1.0)
+    return LoadedModel(name or model_name(config.model), client, tokenizer, constraints=constraints, shutdown=shut_down)
+
+
+def _share(config: ModelConfig, count: int) -> ModelConfig:
+    """One replica's part of the machine: cores are divided unless threads are given."""
+    threads = config.num_threads or max((os.cpu_count() or 1) // count, 1)
+    return replace(config, num_threads=threads)
+
+
+class ReplicaLoader:
+    """Loads models as `count` replicas each; a `ModelLoader`."""
+
+    def __init__(self, count: int, is_isolated: bool, engine: EngineConfig, control: ControlSettings) -> None:
+        if control.mode == "on":
+            raise InvalidRequest("replicas run no Wasm controllers: drop --control on, or --replicas", "control")
+        self._count = count
+        self._is_isolated = is_isolated
+        self._engine = engine
+
+    def measure(self, config: ModelConfig) -> int:
+        from bridle.model.footprint import weights_of
+
+        return self._count * weights_of(config)
+
+    def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
+        return load_replicated(
+            config, self._engine, self._count, is_isolated=self._is_isolated, name=name, progress=progress
+        )

@@ -1,0 +1,261 @@
+"""Several replicas behave like one engine, also when some of them are lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from random import Random
+from typing import Any
+
+import pytest
+
+from bridle.cluster.prefix_router import PrefixRouter
+from bridle.cluster.replicas import ReplicaSet
+from bridle.config import EngineConfig
+from bridle.constraints import Regex
+from bridle.engine import AsyncEngine, Engine, Request
+from bridle.errors import (
+    ContextOverflow,
+    EngineClosed,
+    InvalidRequest,
+    Overloaded,
+    ShardUnavailable,
+    UnsupportedFeature,
+)
+from bridle.outputs import Event, Finished, FinishReason, Resuming, TokenEvent
+from bridle.testing.text import PieceDecoder
+from tests.cluster.replica_kit import PIECES, make_executor, replicated
+from tests.engine.support import make_request, replay
+from tests.engine.test_laws import random_request
+
+
+def read(client: Any, requests: list[Request]) -> dict[str, list[Event]]:
+    """All events of all requests, which run together."""
+    streams = [client.submit(request) for request in requests]
+    return {stream.request_id: [event for events in stream for event in events] for stream in streams}
+
+
+def essence(events: dict[str, list[Event]]) -> object:
+    """What clients see, in what order replicas do not change."""
+    found = {}
+    for request_id, each in events.items():
+        (got,) = replay([event for event in each if not isinstance(event, Resuming)]).values()
+        found[request_id] = sorted(
+            (one.path, tuple(one.tokens), one.text, one.reason, tuple(one.logprobs)) for one in got.outputs.values()
+        )
+    return found
+
+
+def expected(requests: list[Request]) -> object:
+    with AsyncEngine(Engine(make_executor(), decoder=PieceDecoder(PIECES))) as engine:
+        return essence(read(engine, requests))
+
+
+def some_requests(count: int, seed: int = 0, **fields: object) -> list[Request]:
+    random = Random(seed)
+    return [
+        random_request(random, controller=None, adapter=None, id=f"r{seed}-{i}", seed=i, **fields) for i in range(count)
+    ]
+
+
+def test_two_replicas_say_what_one_engine_says() -> None:
+    requests = some_requests(40)
+    with replicated() as made:
+        assert essence(read(made.client, requests)) == expected(requests)
+        shares = [replica.engine.statistics().num_requests for replica in made.replicas]
+        assert sum(shares) == 40
+        assert min(shares) > 5
+
+
+class Gate:
+    """A device that stops after some steps until it is let on."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._left = num_steps
+        self.is_reached, self.is_open = threading.Event(), threading.Event()
+
+    def __call__(self, plan: object) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.is_reached.set()
+            self.is_open.wait(60)
+
+
+@pytest.mark.parametrize("n", [1, 2], ids=["continued", "begun again"])
+def test_what_a_lost_replica_held_goes_on_elsewhere(n: int) -> None:
+    requests = some_requests(12, n=n, max_tokens=20, ignore_eos=True, stop=(), stop_token_ids=(), prompt_logprobs=None)
+    gates = [Gate(9), Gate(9)]
+    pending = list(gates)
+    with replicated(make=lambda: make_executor(on_forward=pending.pop())) as made:
+        streams = [made.client.submit(request) for request in requests]
+        for gate in gates:
+            gate.is_reached.wait(60)
+            gate.is_open.set()
+        made.lose(0)
+        events = {stream.request_id: [event for each in stream for event in each] for stream in streams}
+        assert essence(events) == expected(requests)
+        assert made.client.num_losses == 1
+        assert made.client.is_healthy
+
+
+def test_those_who_ask_hear_that_their_replica_is_lost() -> None:
+    gate = Gate(5)
+    with replicated(1, make=lambda: make_executor(on_forward=gate)) as made:
+        stream = made.client.submit(make_request(max_tokens=30, tell_resuming=True, ignore_eos=True))
+        gate.is_reached.wait(60)
+        gate.is_open.set()
+        made.lose(0)
+        made.restart(0, make_executor())
+        events = [event for each in stream for event in each]
+        assert sum(isinstance(event, Resuming) for event in events) == 1
+        assert sum(isinstance(event, TokenEvent) for event in events) == 30
+
+
+def test_without_replicas_requests_wait_and_deadlines_pass() -> None:
+    with replicated(1) as made:
+        made.lose(0)
+        late = make_request(deadline=time.monotonic())
+        waiting, cancelled = make_request(max_tokens=4, ignore_eos=True), make_request()
+        streams = [made.client.submit(request) for request in (late, waiting, cancelled)]
+        streams[2].cancel()
+        made_events = [[event for each in streams[i] for event in each] for i in (0, 2)]
+        reasons = [each[-1].reason for each in made_events]  # type: ignore[attr-defined]
+        assert reasons == [FinishReason.DEADLINE, FinishReason.CANCELLED]
+        assert not made.client.is_healthy
+        made.restart(0, make_executor())
+        assert sum(isinstance(event, TokenEvent) for each in streams[1] for event in each) == 4
+        assert made.client.is_healthy
+
+
+def test_a_request_under_which_replicas_are_lost_again_and_again_ends() -> None:
+    gate = Gate(2)
+    with replicated(1, make=lambda: make_executor(on_forward=gate)) as made:
+        stream = made.client.submit(make_request(max_tokens=9))
+        gate.is_reached.wait(60)
+        made.client._live[stream.request_id].num_losses = 2
+        gate.is_open.set()
+        made.lose(0)
+        events = [event for each in stream for event in each]
+        if made.client.num_losses:  # or it was over just before
+            assert isinstance(events[-1], Finished)
+            assert isinstance(events[-1].error, ShardUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (make_request((1, 99)), InvalidRequest),
+        (make_request(max_tokens=100_000), ContextOverflow),
+        (make_request(controller=object()), UnsupportedFeature),
+        (make_request(stopping=(lambda tokens, num_prompt: None,)), UnsupportedFeature),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_once(request_: Request, error: type[Exception]) -> None:
+    with replicated(1) as made, pytest.raises(error):
+        made.client.submit(request_)
+
+
+def test_what_only_the_engine_refuses_is_told() -> None:
+    with replicated(1) as made:  # these engines compile no constraints
+        (events,) = read(made.client, [make_request(controller=Regex("a+"))]).values()
+    (event,) = events
+    assert isinstance(event, Finished)
+    assert isinstance(event.error, InvalidRequest)
+
+
+def test_the_queue_is_bounded() -> None:
+    gate = Gate(1)
+    config = EngineConfig(max_waiting=2)
+    with replicated(1, make=lambda: make_executor(max_num_seqs=1, on_forward=gate), config=config) as made:
+        for _ in range(3):
+            made.client.submit(make_request(max_tokens=2))
+        with pytest.raises(Overloaded, match="3 requests run or wait already"):
+            made.client.submit(make_request())
+        gate.is_open.set()
+
+
+def test_closing_ends_streams() -> None:
+    gate = Gate(1)
+    with replicated(1, make=lambda: make_executor(on_forward=gate)) as made:
+        stream = made.client.submit(make_request())
+        made.client.close()
+        gate.is_open.set()
+        with pytest.raises(EngineClosed):
+            list(stream)
+        with pytest.raises(EngineClosed):
+            made.client.submit(make_request())
+
+
+def test_statistics_are_sums() -> None:
+    with replicated() as made:
+        read(made.client, some_requests(6, prompt_logprobs=None))
+        wanted = sum(replica.engine.statistics().num_sampled_tokens for replica in made.replicas)
+        while made.client.statistics().num_sampled_tokens != wanted:
+            time.sleep(0.01)  # until the next beats
+        assert made.client.statistics().num_blocks == 2 * 512
+        assert sum(made.client.statistics().finished.values()) >= 6
+
+
+def test_replicas_that_do_not_come_are_told(tmp_path: Any) -> None:
+    client = ReplicaSet([str(tmp_path / "none.sock")])
+    with pytest.raises(ShardUnavailable, match=r"0 of 1 replicas came up within 0\.1 s"):
+        client.start(1, 0.1)
+    client.close()
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------
+
+
+def test_the_replica_with_the_beginning_is_chosen() -> None:
+    router = PrefixRouter(3, block_size=4)
+    prompt = tuple(range(20))
+    home = router.choose(prompt, "", [0, 0, 0])
+    assert all(router.choose((*prompt, i), "", [0, 0, 0]) == home for i in range(10))
+    assert {router.choose(prompt, f"tenant {i}", [0, 0, 0]) for i in range(9)} == {0, 1, 2}
+
+
+def test_a_busy_or_absent_home_is_left() -> None:
+    router = PrefixRouter(2, block_size=4)
+    prompt = tuple(range(20))
+    home = router.choose(prompt, "", [0, 0])
+    assert home is not None
+    loads: list[float | None] = [0, 0]
+    loads[home] = 1_000_000
+    assert router.choose(prompt, "", loads) == 1 - home
+    loads[home] = None
+    assert router.choose(prompt, "", loads) == 1 - home
+    assert router.choose(prompt, "", [None, None]) is None
+
+
+def test_a_lost_cache_is_forgotten_and_memory_is_bounded() -> None:
+    router = PrefixRouter(2, block_size=4, max_blocks=10)
+    for i in range(50):
+        router.choose(tuple(range(i, i + 20)), "", [0, 0])
+    assert len(router._homes) == 10
+    router.forget(0)
+    router.forget(1)
+    assert not router._homes
+
+
+def hit_rate(choose: Any, num_replicas: int = 4) -> float:
+    """Share of prompt tokens found in a cache: many users with a system prompt each, on engines that cannot hold the
+    prompts of all of them."""
+    engines = [Engine(make_executor(num_blocks=160)) for _ in range(num_replicas)]
+    random = Random(1)
+    systems = [tuple(random.randrange(30) for _ in range(64)) for _ in range(24)]
+    for number in range(300):
+        prompt = (*random.choice(systems), *(random.randrange(30) for _ in range(8)))
+        engine = engines[choose(prompt)]
+        engine.add(make_request(prompt, id=f"h{number}", max_tokens=2))
+        while engine.has_work:
+            engine.step()
+    statistics = [engine.statistics() for engine in engines]
+    return sum(each.num_cached_tokens for each in statistics) / sum(each.num_prompt_tokens for each in statistics)
+
+
+def test_affinity_finds_more_than_chance() -> None:
+    router, random = PrefixRouter(4, block_size=4), Random(2)
+    with_affinity = hit_rate(lambda prompt: router.choose(prompt, "", [0, 0, 0, 0]))
+    by_chance = hit_rate(lambda prompt: random.randrange(4))
+    print(f"hit rate with affinity {with_affinity:.3f}, by chance {by_chance:.3f}")
+    assert with_affinity > 1.3 * by_chance
