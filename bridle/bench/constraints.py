@@ -2,7 +2,8 @@
 
 Answers of the pool (commit, forced tokens, mask, and the way to a thread and back) beside llguidance's bare mask, on
 texts that fit, for each kind of constraint and vocabularies of 32k and 128k made-up tokens. Then the time that a step
-of many constrained sequences takes beside free ones, on a device that takes 20 ms a step and computes nothing.
+of many constrained sequences takes beside free ones, on a device that takes 20 ms a step and computes nothing. Last,
+requests under a JSON schema beside free ones, end to end on a model.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 import json
 import random
 import re
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
+from bridle.bench.constraints_model import beside_free
+from bridle.bench.control import print_table
 from bridle.bench.overhead import InstantExecutor
 from bridle.bench.settings import Settings
 from bridle.constraints import (
@@ -77,7 +82,7 @@ class Case:
 
 
 def measure(settings: Settings, console: Console) -> dict[str, Any]:
-    """Masks for each vocabulary and kind, then steps."""
+    """Masks for each vocabulary and kind, then steps, then requests."""
     answers, steps = [], []
     for size in _VOCAB_SIZES:
         vocabulary = made_up_vocabulary(size)
@@ -85,8 +90,11 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
             answers.append({"vocabulary": size, "kind": kind, **_answers(vocabulary, case, settings.quick)})
         batch = settings.batches[0] if settings.batches else _BATCH
         steps.append({"vocabulary": size, "batch": batch, **_steps(vocabulary, batch, settings.quick)})
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        requests = beside_free(Path(folder), settings, made_up_vocabulary)
     _print_tables(console, answers, steps)
-    return {"answers": answers, "steps": steps}
+    print_table(console, "requests under a JSON schema, as shares of free ones' tokens a second", requests)
+    return {"answers": answers, "steps": steps, "requests": requests}
 
 
 def cases() -> dict[str, Case]:

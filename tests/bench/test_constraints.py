@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from bridle.bench import Settings
 from bridle.bench.constraints import MaskedExecutor, _answers, _p50_p99, _steps, cases, made_up_vocabulary
+from bridle.bench.constraints_model import beside_free
 from bridle.engine.decision import mask_of
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan
 from bridle.sampling import SamplingParams
@@ -35,6 +39,16 @@ def test_the_device_draws_what_the_mask_allows() -> None:
     rows = [SampleRow(0, i, SamplingParams(), mask=mask_of([7 * i + 5], 3000)) for i in range(2)]
     assert executor.sample(SampleBatch(1, rows)).tokens == [5, 12]
     assert executor.drawing > 0
+
+
+@pytest.mark.slow
+def test_requests_are_compared_on_a_model(tmp_path: Path) -> None:
+    settings = Settings(quick=True, batches=(2,), threads=1)
+    text, records = beside_free(tmp_path, settings, made_up_vocabulary)
+    assert text["requests"] == records["requests"] == 2 and text["free_tokens_per_second"] > 0
+    assert text["forced_share"] == 0 and text["all_share"] == text["sampled_share"] > 0
+    assert 0 < records["forced_share"] < 1 and records["ceiling"] > 1
+    assert records["all_share"] > records["sampled_share"] > 0
 
 
 def test_quantiles() -> None:
