@@ -58,11 +58,13 @@ def test_thinking_budget(run: RunExample) -> None:
     assert "enough thought" in output.outputs[0].logs and "answer: 68 '6'" in output.outputs[0].logs
 
 
-@pytest.mark.parametrize("prompt", ["", "The capital of Italy is Ro"])
-def test_token_healing(run: RunExample, prompt: str) -> None:
-    output = run("token_healing", prompt)
-    whole = prompt + output.text
-    assert whole.endswith("The capital of Italy is Rome." if prompt else "The capital of France is Paris."), whole
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [("", "The capital of France is Paris."), ("The capital of Italy is Ro", " Rome.")],
+)
+def test_token_healing(run: RunExample, prompt: str, text: str) -> None:
+    """What is taken back of the prompt is written again by the model, so it belongs to the output."""
+    assert run("token_healing", prompt).text == text
 
 
 def test_tool_call(run: RunExample) -> None:
