@@ -134,7 +134,7 @@ class Terminal:
 
     def begin(self, number: int, prompt: str) -> None:
         self._open.add(number)
-        self._go_to(number)
+        self._go_to(number, names=len(self._open) > 1)
         self._console.print(prompt, end="", markup=False)
 
     def text(self, number: int, text: str) -> None:
@@ -161,8 +161,8 @@ class Terminal:
             self._is_asking = True
             self._console.print(_PROMPT, end="")
 
-    def _go_to(self, number: int | None) -> None:
-        """To an unfinished line of this answer, or to the beginning of a line."""
+    def _go_to(self, number: int | None, *, names: bool = True) -> None:
+        """To an unfinished line of this answer, or to the beginning of a line, which `names` says whose it is."""
         if self._is_asking:
             self._console.file.write(_CLEAR_LINE if self._console.is_terminal else "\n")
             self._is_asking = False
@@ -171,5 +171,5 @@ class Terminal:
         if self._current is not None:
             self._console.print()
         self._current = number
-        if number is not None and len(self._open) > 1:
+        if number is not None and names:
             self._console.print(f"[{number}] ", end="", markup=False, style="dim")

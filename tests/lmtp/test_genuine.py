@@ -5,8 +5,10 @@ BRIDLE_LMQL_ENV names a folder that keeps the environment for the next time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,10 +33,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lmql_python(Path(kept) if kept else tmp_path_factory.mktemp("lmql"), packages=CLIENT_PACKAGES)
 
 
-@pytest.fixture(scope="module", params=["serve-model", "serve"])
-def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """`HOST:PORT` of the demo model, as the words of the command serve it."""
-    command = [sys.executable, "-m", "bridle", request.param, "demo", "--port", "0"]
+@contextlib.contextmanager
+def serving(*words: str) -> Iterator[str]:
+    """`HOST:PORT` of the demo model, as the words of a command serve it."""
+    command = [sys.executable, "-m", "bridle", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -47,16 +49,23 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
             server.terminate()
 
 
-@pytest.fixture(scope="module")
-def results(python: Path, endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each query gave. The model folder is a tokenizer that LMQL loads without a network."""
-    folder = tmp_path_factory.mktemp("queries")
-    command = [str(python), str(QUERIES), endpoint, "demo", str(demo_model_path()), str(folder / "certificate.json")]
+def ask(python: Path, folder: Path, endpoint: str, *names: str) -> dict[str, Any]:
+    """What each query gave. The model's folder is a tokenizer that LMQL loads without a network."""
+    words = [endpoint, "demo", str(demo_model_path()), str(folder / "certificate.json"), *names]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HOME": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(python), str(QUERIES), *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+@pytest.fixture(scope="module", params=["serve-model", "serve"])
+def results(request: pytest.FixtureRequest, python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All queries, to both ways of serving."""
+    with serving(request.param, "demo", "--port", "0") as endpoint:
+        return ask(python, tmp_path_factory.mktemp("queries"), endpoint)
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +124,15 @@ def test_certificate_names_the_model(results: dict[str, Any]) -> None:
     event = results["certificate"]["events"][0]
     assert event["name"] == "lmtp.generate"
     assert event["data"]["model"]["model"] == "demo" and event["data"]["model"]["model_type"] == "bridle"
+
+
+def test_it_is_found_where_lmql_looks(python: Path, tmp_path: Path, story: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("localhost", 8080))
+        except OSError:
+            pytest.skip("port 8080 is taken")
+    with serving("serve-model", "demo"):
+        results = ask(python, tmp_path, "", "token_limit")
+    assert story.startswith(results["token_limit"])

@@ -190,7 +190,7 @@ def test_lines_of_several_answers_do_not_mix() -> None:
     screen.end(1)
     screen.text(2, "d")
     screen.end(2)
-    assert output.getvalue() == "One a\n[2] Two [b]\n[1]  c\nnote\nd\n"
+    assert output.getvalue() == "One a\n[2] Two [b]\n[1]  c\nnote\n[2] d\n"
 
 
 def test_the_session_of_the_readme_at_a_terminal() -> None:

@@ -1,4 +1,5 @@
-"""Queries for the genuine LMQL; run by its own interpreter: `python queries.py ENDPOINT MODEL TOKENIZER CERTIFICATE`.
+"""Queries for the genuine LMQL; run by its own interpreter: `python queries.py ENDPOINT MODEL TOKENIZER CERTIFICATE
+[NAME...]`. An empty endpoint is LMQL's own default.
 
 Prints one line of JSON: for each query what it gave, or `error`. Imports nothing of ours.
 """
@@ -11,7 +12,7 @@ import traceback
 
 import lmql
 
-ENDPOINT, MODEL, TOKENIZER, CERTIFICATE = sys.argv[1:]
+ENDPOINT, MODEL, TOKENIZER, CERTIFICATE, *ONLY = sys.argv[1:]
 
 
 def read_certificate():
@@ -120,6 +121,8 @@ QUERIES = (
 async def main() -> None:
     results = {}
     for query in QUERIES:
+        if ONLY and query.__name__ not in ONLY:
+            continue
         try:
             results[query.__name__] = await asyncio.wait_for(query(), 120)
         except Exception:
