@@ -127,7 +127,8 @@ def _update(view: SequenceView, ask: Ask) -> None:
         del view.tokens[-ask.backtrack :]
         view.num_prompt = min(view.num_prompt, len(view.tokens))
     view.tokens.extend(ask.tokens)
-    view.new_tokens, view.num_rewound, view.sampled = ask.tokens, ask.backtrack, ask.sampled
+    view.new_tokens, view.num_rewound = ask.tokens, ask.backtrack
+    view.sampled, view.candidates = ask.sampled, ask.candidates
 
 
 def _as_error(error: Exception, where: str) -> ControllerError:

@@ -25,7 +25,8 @@ class SequenceView:
 
     `tokens` are all tokens, the first `num_prompt` of them prompt; treat the list as read-only. `new_tokens` were
     appended since the last call, after `num_rewound` older ones were taken back; `sampled` is the token that was
-    drawn, None if none was. `index` numbers the output within its request.
+    drawn, None if none was; `candidates` are the likeliest tokens of that draw with their log-probabilities, best
+    first, if the last decision asked for them (`top_logprobs`). `index` numbers the output within its request.
     """
 
     tokens: list[int]
@@ -35,6 +36,7 @@ class SequenceView:
     new_tokens: tuple[int, ...] = ()
     num_rewound: int = 0
     sampled: int | None = None
+    candidates: tuple[tuple[int, float], ...] | None = None
     _logs: list[str] = field(default_factory=list)
     _stored: list[StoredValue] = field(default_factory=list)
 

@@ -64,9 +64,10 @@ class Decision:
         bias: Iterable[tuple[int, float]] = (),
         sampling: SamplingParams | None = None,
         splices: Iterable[Splice] = (),
+        top_logprobs: int = 0,
     ) -> Decision:
         """Draw the next token."""
-        return cls((Branch(True, mask, tuple(bias), sampling, tuple(splices)),))
+        return cls((Branch(True, mask, tuple(bias), sampling, tuple(splices), top_logprobs),))
 
     @classmethod
     def splice(cls, backtrack: int = 0, ff_tokens: Iterable[int] = ()) -> Decision:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, StoredValue
@@ -32,6 +32,7 @@ class View:
     sampled: int | None = None
     path: tuple[Turn, ...] = ()
     num_asks: int = 0
+    candidates: tuple[tuple[int, float], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class FakeControllerPool:
             self._breach(ask, "was asked again before its answer was fetched")
         if ask.backtrack > len(instance.view.tokens):
             self._breach(ask, f"takes {ask.backtrack} of {len(instance.view.tokens)} tokens back")
-        instance.view = after(instance.view, ask.tokens, ask.backtrack, ask.sampled)
+        instance.view = replace(after(instance.view, ask.tokens, ask.backtrack, ask.sampled), candidates=ask.candidates)
         if ask.final:
             reply = Reply(delay=self.final_delay)
         else:

@@ -403,6 +403,45 @@ def test_bad_constraints(tmp_path: Path) -> None:
         load(Sandbox(limits), constrained("regex", "abcd", show), tmp_path, limits)
 
 
+ADDITIONS = """
+(import "bridle" "vocab_size" (func $vocab_size (result i32)))
+(import "bridle" "detokenize" (func $detokenize (param i32 i32) (result i32)))
+(import "bridle" "fail" (func $fail (param i32 i32)))
+(import "bridle" "constraint_new" (func $new (param i32 i32 i32 i32) (result i32)))
+(import "bridle" "constraint_mask" (func $mask_of (param i32) (result i32)))
+"""
+
+
+def test_what_spares_guests_the_trie(tmp_path: Path) -> None:
+    data = '(data (i32.const 600) "no such luck") (data (i32.const 700) "regex") (data (i32.const 720) "[ab]")'
+    tokens = "(i32.store (i32.const 500) (i32.const 104)) (i32.store (i32.const 504) (i32.const 105))"
+    new = "(call $new (i32.const 700) (i32.const 5) (i32.const 720) (i32.const 4))"
+    steps = [
+        ["(call $putn (call $vocab_size))", "(call $print_out)", *END],
+        [tokens, "(call $print_blob (call $detokenize (i32.const 500) (i32.const 2)))", *END],
+        [f"(call $print_blob (call $mask_of {new}))", *END],
+        ["(call $fail (i32.const 600) (i32.const 12))"],
+    ]
+    instance = load(Sandbox(DEFAULT_LIMITS), guest2(steps, raw=data, imports=ADDITIONS), tmp_path)
+    mid(instance)
+    assert instance.log.take() == str(instance.surroundings.vocabulary.size)
+    mid(instance)
+    assert instance.log.take() == "hi"
+    mid(instance)
+    assert instance.log.take()[12] == chr(0b110)  # bits 97 and 98
+    with pytest.raises(ControllerTrap, match=r"^no such luck\nmemory:"):
+        mid(instance)
+
+
+@pytest.mark.parametrize(("token", "count", "error"), [(9999, 1, "token 9999 is outside"), (1, 1 << 20, "at most")])
+def test_detokenizing_is_checked(tmp_path: Path, token: int, count: int, error: str) -> None:
+    store = f"(i32.store (i32.const 500) (i32.const {token}))"
+    step = [store, f"(drop (call $detokenize (i32.const 500) (i32.const {count})))", *END]
+    instance = load(Sandbox(DEFAULT_LIMITS), guest2([step], imports=ADDITIONS), tmp_path)
+    with pytest.raises(GuestFault, match=error):
+        mid(instance)
+
+
 # -- small parts -------------------------------------------------------------------------------------------
 
 

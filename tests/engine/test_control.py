@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bridle.engine.decision import Branch, Decision, mask_of
+from bridle.engine.decision import Branch, Decision, Splice, mask_of
 from bridle.engine.interfaces import StoredValue
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, DeadlineExceeded, InvalidRequest
 from bridle.outputs import FinishReason, Log, Stored, TokenEvent
@@ -49,6 +49,35 @@ def test_sampling_overrides_hold_for_one_draw() -> None:
     assert got.first.tokens[0] == best[0]
     assert got.first.tokens != best
     assert all(logprob is not None and len(logprob.top) == 1 for logprob in got.first.logprobs)
+
+
+@pytest.mark.parametrize("asked", [None, 1])
+def test_a_controller_sees_the_candidates_of_a_draw(asked: int | None) -> None:
+    """Among what mask and bias leave, also when the draw is taken back; the client is told no more than it wants."""
+    seen: list[object] = []
+
+    def program(view: View) -> Decision:
+        seen.append(view.candidates)
+        if view.num_asks == 0:
+            return Decision.sample(mask_of([7, 9], 32), bias=[(9, 5.0)], top_logprobs=2)
+        if view.num_asks == 1:
+            return Decision.sample(mask_of([7], 32), splices=[Splice(1, ())], top_logprobs=1)
+        return Decision.sample() if view.num_asks == 2 else Decision.stop()
+
+    (got,) = Lab().run(make_request((1, 2, 3), controller=FakeController(program), logprobs=asked))
+    assert len(got.first.tokens) == 2
+    first, second = seen[1], seen[2]
+    assert isinstance(first, tuple) and isinstance(second, tuple) and seen[0] is seen[3] is None
+    assert len(first) == 2 and len(second) == 1
+    if asked is None:  # else the client's own view of the distribution holds, which knows no masks
+        assert {token for token, _ in first} == {7, 9} and second == ((7, 0.0),)
+    tops = [None if logprob is None else len(logprob.top) for logprob in got.first.logprobs]
+    assert not any(tops) if asked is None else tops == [1, 1]
+
+
+def test_candidates_are_bounded() -> None:
+    (got,) = Lab().run(make_request((1, 2, 3), controller=script(Decision.sample(top_logprobs=101))))
+    assert "top_logprobs is 101; must be between 0 and 100" in str(error_of(got.first))
 
 
 def test_nothing_left_to_draw_ends_that_request_only() -> None:
