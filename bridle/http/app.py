@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import aici, anthropic, chat, completions, info_routes, model_routes, tgi
+from bridle.http import aici, anthropic, chat, completions, info_routes, model_routes, responses, tgi
 from bridle.http.call import Call, CallMiddleware
 from bridle.http.errors import install_error_handlers
 from bridle.http.identity import IdentityMiddleware
@@ -45,6 +45,7 @@ def create_app(
         model_routes.router,
         *tgi.routers,
         anthropic.router,
+        responses.router,
     ):
         app.include_router(router)
     for make in fronts:

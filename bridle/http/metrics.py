@@ -31,6 +31,8 @@ _ROUTES = frozenset(
         "/invocations",
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/responses",
         "/v1/run",
         "/v1/controllers",
         "/v1/controllers/tags",

@@ -98,6 +98,16 @@ def objects(name: str, limit: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def text_or_objects(name: str, limit: int) -> BeforeValidator:
+    """A text, or a list of at most `limit` JSON objects."""
+    check = objects(name, limit).func
+
+    def check_either(value: Any) -> Any:
+        return value if isinstance(value, str) else check(value)  # type: ignore[call-arg]
+
+    return BeforeValidator(check_either)
+
+
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _IDS = {"type": "array", "items": {"type": "integer"}}
 Prompts = Annotated[

@@ -9,7 +9,16 @@ import msgspec
 from pydantic import BaseModel, ConfigDict
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.http.schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, JsonObjects, SamplingFields, Stop, objects
+from bridle.http.schemas import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ChatBody,
+    JsonObjects,
+    SamplingFields,
+    Stop,
+    objects,
+    text_or_objects,
+)
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -37,7 +46,7 @@ class MessagesBody(SamplingFields):
     controllers and constraints."""
 
     messages: Annotated[JsonObjects, objects("messages", MAX_MESSAGES)]
-    system: str | JsonObjects | None = None
+    system: Annotated[str | JsonObjects | None, text_or_objects("system", MAX_MESSAGES)] = None
     stop_sequences: Stop = ()
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     tool_choice: dict[str, Any] | None = None
