@@ -402,6 +402,33 @@ async def test_a_server_that_closes_on_every_request_is_given_up() -> None:
         assert (await client.model_info())["model"] == "m"  # the client is as good as new
 
 
+async def test_a_lost_stream_that_cannot_be_had_again_is_an_error() -> None:
+    async def script(body: dict[str, Any], link: Link) -> None:
+        await say(link, body, [7], reason=None)
+        raise ConnectionLost("cut")
+
+    server = Scripted(script, features={"cancel": True})
+    async with server.client() as client:
+        stream = await client.generate([1], temperature=1.0, presence_penalty=0.5)
+        assert (await anext(stream)).token == 7
+        with pytest.raises(ConnectionLost, match="cannot be had again"):
+            await anext(stream)
+    assert len(server.sent("GENERATE")) == 1
+
+
+async def test_a_request_that_is_not_known_yet_keeps_its_key() -> None:
+    async def script(body: dict[str, Any], link: Link) -> None:
+        if len(server.sent("GENERATE")) == 1 and "prompt" in body:
+            raise ConnectionLost("cut")
+        await say(link, body, [7]) if "prompt" in body else await refuse(link, body, code="unknown_stream")
+
+    server = Scripted(script)
+    async with server.client() as client:
+        assert len(await (await client.generate([1], max_tokens=1)).read()) == 1
+    keys = [body["key"] for kind, body in server.requests if kind in ("GENERATE", "RESUME")]
+    assert len(keys) == 3 and len(set(keys)) == 1
+
+
 async def test_buffers_are_named_again() -> None:
     async def script(body: dict[str, Any], link: Link) -> None:
         if "prompt" not in body:  # a RESUME

@@ -19,7 +19,7 @@ from bridle.service import Admission, ModelRegistry
 from tests.http.harness import NAME, scripted_model
 from tests.lmtp.fakes import CutCarrier, GenuineLike, continuation
 
-QUICK = Patience(backoff=0.0, retries=50, connect_attempts=3)
+QUICK = Patience(backoff=0.0, retries=50, connect_attempts=10)  # more than there are cuts
 PROMPTS = st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=4), min_size=1, max_size=5)
 CUTS = st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 1500)), max_size=4)
 

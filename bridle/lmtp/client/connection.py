@@ -95,7 +95,7 @@ class Connection:
             raise question.error or InternalError("a question ended without an answer")
         return question.answer
 
-    # -- the task -------------------------------------------------------------------------------
+    # -- the task --------------------------------------------------------------------------------------------
 
     def _start(self) -> asyncio.Task[None]:
         if self._is_closed:

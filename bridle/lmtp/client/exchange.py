@@ -155,6 +155,8 @@ class Exchange:
         self._open[stream_id] = item
         can_resume = self.has("resume")
         requests = (item.resume if resumes else item.begin)(stream_id, can_resume=can_resume)
+        if item.is_over:
+            del self._open[stream_id]
         return [encode_request(request) for request in requests]
 
     def _ask(self, question: Question) -> list[str]:

@@ -71,13 +71,16 @@ class Progress:
 
     def begin(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
         """What starts the stream, or starts it again after a try that is lost for good."""
+        request = self.request
+        # A request that the server may have got, but did not know yet when it was asked to resume it, keeps its key.
+        keeps_key = self._is_resuming and not self.tokens
         self._is_resuming = self.has_failed = False
         self._num_skipped, self._position = 0, 0
-        request = self.request
         if isinstance(request, Score):
             self._num_skipped = len(self.tokens)
             return [replace(request, stream_id=stream_id)]
-        self._key = token_urlsafe(12) if can_resume else None
+        if not keeps_key or not can_resume:
+            self._key = token_urlsafe(12) if can_resume else None
         begun = replace(request, stream_id=stream_id, key=self._key)
         if not self.tokens:
             return [begun]
@@ -103,11 +106,14 @@ class Progress:
         return [context, replace(rest, buffer=name, prompt=tuple(self.tokens), text=text or None)]
 
     def resume(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
-        """What goes on with the stream on another connection."""
-        if self._key is None or not can_resume or self.has_failed:
+        """What goes on with the stream on another connection. Nothing, and an error, if that cannot be."""
+        if self._key is not None and can_resume and not self.has_failed:
+            self._is_resuming = True
+            return [Resume(stream_id=stream_id, key=self._key, position=self._position)]
+        if self.can_begin_again:
             return self.begin(stream_id, can_resume=can_resume)
-        self._is_resuming = True
-        return [Resume(stream_id=stream_id, key=self._key, position=self._position)]
+        self.fail(ConnectionLost("the connection was lost, and the rest of the stream cannot be had again"))
+        return []
 
     @property
     def can_begin_again(self) -> bool:
@@ -137,7 +143,7 @@ class Progress:
         if isinstance(answer, Failure):
             self._refuse(answer)
         elif not self._is_repeated(answer):
-            self.num_failures = 0
+            self.num_failures, self._last_error = 0, None
             self._is_resuming = False
             if isinstance(answer, Token):
                 self._add(answer)
