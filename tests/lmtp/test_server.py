@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bridle.lmtp.client import memory_pair
 from bridle.lmtp.server import LmtpSettings
 from bridle.lmtp.server.server import LOCAL_USER
-from bridle.service import Admission
+from bridle.service import Admission, LoadedModel
+from tests.http.controlled import lent
 from tests.http.harness import saying, scripted_model, tokenizer
 from tests.lmtp.harness import Object, running
 
@@ -239,6 +242,18 @@ async def test_nobody_comes_back() -> None:
                     break
 
 
+async def test_after_a_failure_that_may_pass_the_same_request_begins_anew() -> None:
+    async with running(admission=Admission(max_requests=1)) as setup:
+        wire = setup.connect()
+        await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
+        await wire.next()
+        (body,) = await wire.ask("GENERATE", **{**KEYED, "stream_id": 2})
+        assert (body["code"], body["position"]) == ("overloaded", 0)
+        await wire.send("CANCEL", stream_id=1)
+        await setup.settle()
+        check_once(await wire.ask("GENERATE", **{**KEYED, "stream_id": 3}), 60)
+
+
 async def test_a_cancelled_stream_is_forgotten() -> None:
     async with running() as setup:
         wire = setup.connect()
@@ -264,35 +279,49 @@ async def test_a_full_server_says_when_to_come_back() -> None:
         assert body["retry_after"] >= 1
 
 
-async def test_streams_of_all_kinds_share_a_batch_and_nothing_else() -> None:
+@pytest.fixture(scope="module")
+def shared_model() -> Iterator[LoadedModel]:
+    model = scripted_model()
+    yield model
+    model.close()
+
+
+jobs = st.fixed_dictionaries(
+    {
+        "prompt": st.lists(st.integers(3, 200), min_size=1, max_size=40),
+        "max_tokens": st.integers(1, 12),
+        "temperature": st.sampled_from([0.0, 0.8]),
+        "top_logprobs": st.integers(1, 5),
+        "seed": st.integers(0, 9),
+    },
+    optional={"logit_bias": st.sampled_from([{"7": 100, "9": 100}, {"2": -100}]), "top_p": st.just(0.9)},
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(todo=st.lists(st.tuples(st.integers(0, 2), jobs), min_size=1, max_size=12))
+def test_streams_share_a_batch_and_nothing_else(
+    shared_model: LoadedModel, todo: list[tuple[int, dict[str, Any]]]
+) -> None:
     """Any interleaving keeps the order within each stream, and each gets just what it would get alone."""
-    chance = random.Random(0)
-    jobs: list[dict[str, Any]] = [
-        {
-            "prompt": [chance.randrange(3, 200) for _ in range(chance.randrange(1, 40))],
-            "max_tokens": chance.randrange(1, 12),
-            "temperature": chance.choice([0.0, 0.0, 0.8]),
-            "top_logprobs": chance.randrange(1, 5),
-            "seed": number,
-            **({"logit_bias": {str(number + 5): 100, "7": 100}} if number % 3 == 0 else {}),
-        }
-        for number in range(24)
-    ]
-    async with running() as setup:
-        alone = [await setup.connect().ask("GENERATE", stream_id=1, **job) for job in jobs]
-        wires = [setup.connect() for _ in range(3)]
-        for number, job in enumerate(jobs):
-            await wires[number % 3].send("GENERATE", stream_id=number, **job)
-        found: dict[int, list[Object]] = {number: [] for number in range(len(jobs))}
-        for number, wire in enumerate(wires):
-            own = [each for each in found if each % 3 == number]
-            while not all(found[each] and found[each][-1]["finish_reason"] for each in own):
-                kind, body = await wire.next()
-                assert kind == "TOKEN"
-                found[body["stream_id"]].append(body)
-        for number, expected in enumerate(alone):
-            assert [{**body, "stream_id": 1} for body in found[number]] == expected
-        await setup.settle()
+
+    async def run() -> None:
+        async with running(lent(shared_model)) as setup:
+            alone = [await setup.connect().ask("GENERATE", **job) for _, job in todo]
+            wires = [setup.connect() for _ in range(3)]
+            for number, (where, job) in enumerate(todo):
+                await wires[where].send("GENERATE", stream_id=number, **job)
+            for number, wire in enumerate(wires):
+                found: dict[int, list[Object]] = {each: [] for each, (where, _) in enumerate(todo) if where == number}
+                while not all(bodies and bodies[-1]["finish_reason"] for bodies in found.values()):
+                    kind, body = await wire.next()
+                    assert kind == "TOKEN"
+                    found[body["stream_id"]].append(body)
+                for each, bodies in found.items():
+                    assert [{**body, "stream_id": 1} for body in bodies] == alone[each]
+            await setup.settle()
+
+    asyncio.run(run())
 
 
 async def test_prefixes_are_computed_once() -> None:

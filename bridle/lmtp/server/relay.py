@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from bridle.errors import InvalidRequest, UnknownStream
-from bridle.lmtp.messages import Generate, StreamAnswer, StreamId
+from bridle.lmtp.messages import Failure, Generate, StreamAnswer, StreamId
 from bridle.lmtp.server.settings import LmtpSettings
 
 #: Whose stream: a user and the key that the user's client chose.
@@ -91,7 +91,11 @@ class KeyedRelay(Relay):
 
     def end(self) -> None:
         self.is_over = True
-        self._memory.note_idle(self)
+        last = self.log[-1] if self.log else None
+        if isinstance(last, Failure) and last.retryable:  # the client will ask again, and shall not hear the same
+            self._memory.drop(self)
+        else:
+            self._memory.note_idle(self)
 
     def detach(self) -> None:
         self.outlet = None

@@ -6,6 +6,7 @@ Whatever goes wrong, on whatever way, the stream is told once, and everything ta
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -67,21 +68,28 @@ class Work:
 
     async def run(self) -> None:
         """Do it all. Errors become answers; a cancelled task just lets go of everything."""
+        began = time.monotonic()
+        end = "cancelled"
         try:
             with ExitStack() as held:
                 held.callback(self.host.note_end)
-                await self._run(held)
+                end = await self._run(held)
         except BridleError as error:
+            end = error.code
             self.relay.put(failure_of(self.asked.stream_id, error))
         except Exception:
+            end = InternalError.code
             _log.exception("bug", stream=str(self.asked.stream_id)[:200])
             self.relay.put(failure_of(self.asked.stream_id, InternalError("see the log")))
         finally:
+            kind, ms = type(self.asked).__name__.lower(), round(1000 * (time.monotonic() - began), 1)
+            _log.info("stream", kind=kind, model=self.asked.model[:100], end=end, ms=ms)
             if self.save is not None:
                 self.save.fail(InvalidRequest(f"buffer {self.save.name!r} was not filled: its stream failed", "buffer"))
             self.relay.end()
 
-    async def _run(self, held: ExitStack) -> None:
+    async def _run(self, held: ExitStack) -> str:
+        """Gives how it ended, for the log."""
         self.host.check_open()
         identity = self.identity
         ticket = held.enter_context(self.host.admission.admit(1, identity.user, identity.limits))
@@ -96,6 +104,7 @@ class Work:
             request = await generate_request(model, self.asked, prefix, self.identity, timeout)
             teller = GenerateTeller(self._telling(model, self.asked), request)
         await self._read(model, ticket, ticket.seat(request), teller)
+        return "failed" if teller.has_failed else "done"
 
     async def _acquire(self, held: ExitStack) -> LoadedModel:
         registry = self.host.registry
