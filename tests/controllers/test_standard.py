@@ -46,6 +46,7 @@ def test_the_sources_give_the_same_bytes(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # an interpreter is built three times
 def test_all_sources_give_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert rebuild.main([]) == 0, capsys.readouterr().out
 
