@@ -193,6 +193,15 @@ def test_lines_of_several_answers_do_not_mix() -> None:
     assert output.getvalue() == "One a\n[2] Two [b]\n[1]  c\nnote\n[2] d\n"
 
 
+def test_a_server_cannot_steer_the_terminal() -> None:
+    output = io.StringIO()
+    screen = Terminal(Console(file=output, force_terminal=False), shows_prompt=False)
+    screen.begin(1, "")
+    screen.text(1, "a\x1b[2J\x9bm b\n")
+    screen.note("\x1b]0;title\x07")
+    assert output.getvalue() == "a\ufffd[2J\ufffdm b\n\n\ufffd]0;title\ufffd\n"
+
+
 def test_the_session_of_the_readme_at_a_terminal() -> None:
     model = scripted_model(next_token=saying(" General Kenobi"))
     with served(model, fronts=[websocket_front()]) as url:
