@@ -6,6 +6,8 @@ import base64
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -159,11 +161,21 @@ def test_a_nursery_that_dies_again_and_again_ends_the_runtime(start: Start) -> N
     wait_until(lambda: not everything(llm))
 
 
+def test_a_child_that_ends_at_once_can_be_watched() -> None:
+    """Nobody buries the nursery's children; one that is gone before the nursery looks must not take it along."""
+    program = (
+        "import os, select, signal; from bridle.aici.runtime.nursery import _fork\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "for _ in range(300):\n"
+        "    pid, handle = _fork()\n"
+        "    if pid == 0: os._exit(0)\n"
+        "    select.select([handle], [], []); os.close(handle)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
 def test_the_engine_dies(start: Start, tokenizer: Path, store: Path) -> None:
     """Its child process, an engine of its own, is killed: the runtime ends and removes the names."""
-    import subprocess
-    import sys
-
     program = (
         "import sys, pathlib; from tests.aici.llm_side import Llm\n"
         "llm = Llm(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"

@@ -155,18 +155,30 @@ def serve(sock: socket.socket, surroundings: Surroundings) -> None:
         except PeerGone:
             return
         try:
-            pid = os.fork()
+            pid, handle = _fork()
         except OSError as error:
             send_frame(sock, str(error).encode())
         else:
             if pid == 0:
                 sock.close()
                 _child(kind.decode(), descriptors, surroundings, sandbox)
-            handle = os.pidfd_open(pid)
             send_frame(sock, str(pid).encode(), [handle])
             os.close(handle)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _fork() -> tuple[int, int]:
+    """A child and its handle; (0, -1) in the child, which begins once it can be watched: nobody buries it, so a quick
+    end of its would leave nothing to take hold of."""
+    ready, go = os.pipe()
+    with open(ready, "rb", buffering=0) as waiting, open(go, "wb", buffering=0) as going:
+        pid = os.fork()
+        if pid == 0:
+            going.close()
+            waiting.read(1)
+            return 0, -1
+        return pid, os.pidfd_open(pid)
 
 
 def _child(kind: str, descriptors: list[int], surroundings: Surroundings, sandbox: Sandbox) -> None:
