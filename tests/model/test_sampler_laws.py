@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bridle.engine.decision import mask_of
 from bridle.engine.plan import SampleRow
 from bridle.model.sampler import StandardSampler
+from bridle.model.sampling.weights import UNIT, weights_of
 from tests.model.sampling_kit import random_logits, row, run
 
 VOCAB = 777
@@ -40,6 +41,12 @@ def rows(draw: st.DrawFn) -> SampleRow:
     index = draw(st.integers(0, len(LOGITS) - 1))
     chosen = {name: fields[name] for name in sorted(kept)}
     return row(index, key=draw(st.integers(0, 2**64)), draw=draw(st.integers(0, 2**40)), **chosen)
+
+
+def test_lifting_the_hopeless_changes_no_weight() -> None:
+    shifted = torch.cat([torch.linspace(-40.0, 0.0, 400_001), torch.tensor([-torch.inf, -1e30, -0.0])])
+    assert torch.equal(weights_of(shifted), (shifted.exp() * UNIT).floor())
+    assert weights_of(torch.tensor([torch.nan])).isnan().all()
 
 
 @given(st.lists(rows(), min_size=1, max_size=9), st.sampled_from([None, 1, 2500]))

@@ -13,12 +13,15 @@ import torch
 from bridle.model.sampling.rows import CHUNK
 
 UNIT = 2.0**34
+#: Whatever lies below weighs nothing: exp(-24) is less than a unit. Lifting it there changes no weight and spares exp
+#: the infinities of masked tokens, which take it several times as long as numbers.
+_FLOOR = -24.0
 
 
 def weights_of(shifted: torch.Tensor) -> torch.Tensor:
     """Weights of `shifted` = logits minus the row's largest [..., W]: whole numbers, float32, at most
     `UNIT`."""
-    return shifted.exp().mul_(UNIT).floor_()
+    return shifted.clamp(min=_FLOOR).exp_().mul_(UNIT).floor_()
 
 
 def chunks(weights: torch.Tensor) -> torch.Tensor:
