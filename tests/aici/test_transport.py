@@ -86,7 +86,7 @@ def test_tags_over_the_wire(llm2: Llm) -> None:
     llm2.mid(freed=(9,))
     _, reply = llm2.instantiate("no.such.tag")
     assert reply["type"] == "error" and "unknown tag 'no.such.tag'" in reply["error"]
-    _, reply = llm2.instantiate("gh:microsoft/aici/pyctrl")
+    _, reply = llm2.instantiate("gh:someone/else/ctrl")
     assert reply["type"] == "error" and "nothing may be downloaded" in reply["error"]
 
 
