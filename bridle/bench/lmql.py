@@ -12,7 +12,7 @@ import sys
 import venv
 from pathlib import Path
 
-from bridle.errors import UnsupportedFeature
+from bridle.errors import InvalidRequest, UnsupportedFeature
 
 VERSION = "0.7.3"
 #: For queries: the client side alone needs no torch.
@@ -36,8 +36,11 @@ def default_folder() -> Path:
 
 
 def install(folder: Path, packages: tuple[str, ...] = PACKAGES) -> None:
-    """Make the environment; takes minutes. `UnsupportedFeature` with the installer's last words if that fails."""
-    venv.create(folder, with_pip=False, clear=True, symlinks=True)
+    """Make the environment, or complete one that is there; takes minutes. `InvalidRequest` for a folder of something
+    else, `UnsupportedFeature` with the installer's last words if it fails."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
+        raise InvalidRequest(f"{folder} holds something that is no virtual environment; name another folder", "lmql")
+    venv.create(folder, with_pip=False, symlinks=True)
     # This process's own pip installs into the other environment: some systems ship no bundled one.
     command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-q", *packages]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603

@@ -29,7 +29,7 @@ _HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(co
 
 def lmtp(
     name: Annotated[str, Parameter(name="MODEL")],
-    endpoint: Annotated[str, Parameter(name="HOST:PORT")] = "localhost:8080",
+    endpoint: Annotated[str, Parameter(name="HOST:PORT", show_env_var=False)] = "localhost:8080",
     /,
     *,
     tokens: Annotated[bool, Parameter(negative="")] = False,

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bridle.bench.checkpoints import Checkpoint
+from bridle.bench.lmql import lmql_python
 from bridle.bench.lmtp import Figure, Load, Workload, compare
+from bridle.errors import InvalidRequest
 from bridle.lmtp.server import websocket_front
 from tests.http.harness import NAME, scripted_model, served
 
@@ -20,6 +24,13 @@ def test_ratios_are_beside_the_genuine_server() -> None:
     assert [each.ratio for each in figures] == [1.0, 5.0]
     assert [each.score_ratio for each in figures] == [1.0, 0.5]
     assert [each.same for each in figures] == [1.0, 0.5]
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(InvalidRequest, match="no virtual environment"):
+        lmql_python(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letters.txt"]
 
 
 async def test_queries_use_what_they_ask_for_and_repeat_themselves() -> None:
