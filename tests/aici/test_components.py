@@ -144,13 +144,13 @@ def test_a_component_forks_with_its_process(start: Start) -> None:
 
 def test_faults_of_components(start: Start) -> None:
     llm = start(*CAPABLE, "--wasm-max-step-time", "100", "--wasm-max-timeout-steps", "2", "--wasm-max-init-time", "100")
-    data, (noop, bad, problem) = texts(
-        NOOP, {"branches": [{"splices": [{"ff_tokens": [VOCAB_SIZE]}]}]}, "no such thing"
-    )
+    wrong = {"branches": [{"splices": [{"ff_tokens": [VOCAB_SIZE]}]}]}
+    data, (noop, bad, problem, gives_up) = texts(NOOP, wrong, "no such thing", {"error": "cannot go on"})
     cases = {
         "(unreachable)": "unreachable",
         "(i32.store (i32.const 512) (i32.const 999)) (drop (call $allow (i32.const 512) (i32.const 1)))": "token 999",
         f"(call $decide {bad})": "outside the vocabulary",
+        f"(call $decide {gives_up})": "cannot go on",
         "(call $log (i32.const -8) (i32.const 64))": "wasm",
         "(loop $l (br $l))": "timeout",
     }

@@ -102,6 +102,16 @@ for name, value in (("x", "three"), ("z", "")):
     ]
 
 
+def test_what_happens_before_the_first_step_is_told(py: Run) -> None:
+    """The script's top level, and its first lines, run while the instance is made."""
+    ran = py(
+        "print('top')\naici = __import__('pyaici.server').server\n"
+        + "aici.set_var('x', 'y')\n"
+        + script("print('main')")
+    )
+    assert (ran.error(), ran.logs("a"), ran.variables()) == ("", "top\nmain\n", {"x": b"y"})
+
+
 def test_constraints_by_hand(py: Run) -> None:
     """Each kind of constraint through its own methods, as a script that draws by itself would use it."""
     ran = py(
