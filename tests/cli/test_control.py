@@ -261,7 +261,7 @@ def test_a_failed_controller_is_exit_code_1(files: Path, tmp_path: Path, capsys:
         (["run", "-u", "{files}/none.wasm"], 2, "No such file"),
         (["run", "-u", "{files}/bad.wasm"], 1, "(status 400)"),
         (["run", "-c", "no-such-tag"], 1, "unknown tag 'no-such-tag' (status 400)"),
-        (["run", "{files}/script.py"], 1, "'gh:microsoft/aici/pyctrl' is not installed here"),
+        (["run", "-c", "gh:someone/else/ctrl"], 1, "'gh:someone/else/ctrl' is not installed here"),
         (["run", "-c", "none", "-l", "loud"], 2, "--log-level is 'loud'"),
         (["tag", "f" * 64, "name"], 1, "unknown module"),
         (["tags", "--base-url", "http://127.0.0.1:9/v1"], 1, "cannot be reached"),

@@ -187,7 +187,7 @@ GOOD: dict[str, Any] = {"controller": "none", "controller_arg": "a"}
         ({"controller": "no-such-tag"}, 400, "no-such-tag"),
         ({"controller": "f" * 64}, 400, "f" * 64),
         ({"controller": "../etc/passwd"}, 400, "passwd"),
-        ({"controller": "gh:microsoft/aici/pyctrl"}, 400, "not installed"),
+        ({"controller": "gh:someone/else/ctrl"}, 400, "not installed"),
         ({"controller": "gh:x"}, 400, "gh:owner/repo"),
         ({"temperature": -1}, 400, "temperature"),
         ({"temperature": "hot"}, 400, "temperature"),
