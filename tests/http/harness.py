@@ -45,10 +45,15 @@ def tokenizer() -> Tokenizer:
 
 
 def scripted_model(
-    *, next_token: Callable[[Any], Any] | None = None, max_model_len: int = 512, name: str = NAME, **options: Any
+    *,
+    next_token: Callable[[Any], Any] | None = None,
+    max_model_len: int = 512,
+    name: str = NAME,
+    text: Tokenizer | None = None,
+    **options: Any,
 ) -> LoadedModel:
     """A running engine over a scripted executor. `next_token(prefix)` decides; otherwise a seeded hash does."""
-    text = tokenizer()
+    text = text or tokenizer()
     executor = ScriptedExecutor(
         vocab_size=text.vocab_size,
         num_blocks=256,
@@ -66,9 +71,9 @@ def scripted_model(
     return LoadedModel(name, client, text, constraints=constraints, shutdown=client.close)
 
 
-def saying(reply: str) -> Callable[[Any], int]:
+def saying(reply: str, text: Tokenizer | None = None) -> Callable[[Any], int]:
     """A script that says `reply` after any prompt, then ends. The prompt must not end in a part of the reply."""
-    text = tokenizer()
+    text = text or tokenizer()
     tokens = text.encode(reply, add_special_tokens=False)
 
     def next_token(prefix: Any) -> int:
