@@ -75,7 +75,7 @@ def test_curl_line_streams(server: str) -> None:
 
 
 def test_commands_exist() -> None:
-    verbs = set(re.findall(r"^bridle (\w+)", "\n".join(blocks("sh")), re.MULTILINE))
+    verbs = set(re.findall(r"^bridle ([\w-]+)", "\n".join(blocks("sh")), re.MULTILINE))
     assert verbs
     assert all(verb in app for verb in verbs)
 
