@@ -202,7 +202,7 @@ def _print_table(console: Console, name: str, figures: list[Figure]) -> None:
     from rich.table import Table
 
     table = Table(title=f"{name}: LMTP, beside the server of LMQL {VERSION}")
-    for heading in ("streams", "", "tok/s", "x", "first token", "p95", "SCORE/s", "x", "same"):
+    for heading in ("streams", "", "tok/s", "x", "first ms", "p95 ms", "SCORE/s", "x", "same"):
         table.add_column(heading, justify="left" if not heading else "right")
     for figure in sorted(figures, key=lambda figure: (figure.streams, figure.server != "lmql")):
         table.add_row(
@@ -210,8 +210,8 @@ def _print_table(console: Console, name: str, figures: list[Figure]) -> None:
             figure.server,
             f"{figure.tokens_per_second:.1f}",
             f"{figure.ratio:.2f}",
-            f"{1e3 * figure.first_token_median:.0f} ms",
-            f"{1e3 * figure.first_token_p95:.0f} ms",
+            f"{1e3 * figure.first_token_median:.0f}",
+            f"{1e3 * figure.first_token_p95:.0f}",
             f"{figure.scores_per_second:.1f}",
             f"{figure.score_ratio:.2f}",
             f"{figure.same:.0%}",
