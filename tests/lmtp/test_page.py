@@ -39,7 +39,6 @@ def test_features_and_fields() -> None:
 def test_figures() -> None:
     settings = LmtpSettings()
     assert f"{settings.max_buffers} of them" in PAGE
-    assert f"at most {settings.max_detached} streams and {settings.max_replay_tokens:,} objects" in PAGE.replace(
-        "\n", " "
-    )
+    kept = f"at most {settings.max_detached} streams and {settings.max_replay_size:,} tokens and alternatives"
+    assert kept in PAGE.replace("\n", " ")
     assert Session()._max_streams == settings.max_streams

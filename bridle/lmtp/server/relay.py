@@ -7,13 +7,14 @@ its client can come back and hear what it missed, each answer once. Streams, ans
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from bridle.errors import InvalidRequest, UnknownStream
-from bridle.lmtp.messages import Failure, Generate, StreamAnswer, StreamId
+from bridle.lmtp.messages import Failure, Generate, StreamAnswer, StreamId, Token
 from bridle.lmtp.server.settings import LmtpSettings
 
 #: Whose stream: a user and the key that the user's client chose.
@@ -66,10 +67,10 @@ class Relay:
 class KeyedRelay(Relay):
     """A relay that remembers its answers and can be attached again."""
 
-    def __init__(self, outlet: Outlet, key: Key, asked: Generate, memory: Memory) -> None:
+    def __init__(self, outlet: Outlet, key: Key, content: bytes, memory: Memory) -> None:
         super().__init__(outlet)
         self.key = key
-        self.asked = asked
+        self.content = content
         self.log: deque[StreamAnswer] = deque()
         self.num_forgotten = 0
         self.is_over = False
@@ -92,8 +93,8 @@ class KeyedRelay(Relay):
     def end(self) -> None:
         self.is_over = True
         last = self.log[-1] if self.log else None
-        if isinstance(last, Failure) and last.retryable:  # the client will ask again, and shall not hear the same
-            self._memory.drop(self)
+        if isinstance(last, Failure) and (last.retryable or last.position == 0):
+            self._memory.drop(self)  # the client may ask again and shall not hear the same, or would in any case
         else:
             self._memory.note_idle(self)
 
@@ -117,11 +118,10 @@ class KeyedRelay(Relay):
         if not self.is_over:
             self._memory.note_busy(self)
 
-    def forget(self, num: int) -> None:
-        """Remember the oldest `num` answers no more."""
-        for _ in range(num):
-            self.log.popleft()
-        self.num_forgotten += num
+    def forget(self) -> int:
+        """Remember the oldest answer no more; gives its size."""
+        self.num_forgotten += 1
+        return _size(self.log.popleft())
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class Memory:
 
     settings: LmtpSettings
     _relays: dict[Key, KeyedRelay] = field(default_factory=dict)
-    _num_answers: int = 0
+    _size: int = 0
 
     def __len__(self) -> int:
         return len(self._relays)
@@ -151,21 +151,20 @@ class Memory:
         relay = self._relays.get(key)
         if relay is None:
             return None
-        if replace(asked, stream_id=0, position=0) != replace(relay.asked, stream_id=0, position=0):
+        if _content(asked) != relay.content:
             raise InvalidRequest(f"key {key[1]!r} stands for another request; choose a new key", "key")
         return relay
 
     def add(self, outlet: Outlet, key: Key, asked: Generate) -> KeyedRelay:
         """Remember a new stream."""
-        relay = self._relays[key] = KeyedRelay(outlet, key, asked, self)
+        relay = self._relays[key] = KeyedRelay(outlet, key, _content(asked), self)
         return relay
 
     def note_answer(self, relay: KeyedRelay) -> None:
         """Over the budget, whoever speaks forgets first."""
-        self._num_answers += 1
-        if self._num_answers > self.settings.max_replay_tokens:
-            relay.forget(1)
-            self._num_answers -= 1
+        self._size += _size(relay.log[-1])
+        while self._size > self.settings.max_replay_size and relay.log:
+            self._size -= relay.forget()
 
     def note_idle(self, relay: KeyedRelay) -> None:
         """From now on the stream is kept for its client's return, and not for long."""
@@ -188,8 +187,8 @@ class Memory:
         if self._relays.get(relay.key) is relay:
             del self._relays[relay.key]
         self.note_busy(relay)
-        self._num_answers -= len(relay.log)
-        relay.forget(len(relay.log))
+        while relay.log:
+            self._size -= relay.forget()
         if not relay.is_over and relay.outlet is None:
             relay.stop()
 
@@ -197,3 +196,14 @@ class Memory:
         """Forget everything."""
         for relay in list(self._relays.values()):
             self.drop(relay)
+
+
+def _size(answer: StreamAnswer) -> int:
+    """How much an answer is to remember: itself, and each alternative that it names."""
+    return 1 + len(answer.top_logprobs or ()) if isinstance(answer, Token) else 1
+
+
+def _content(asked: Generate) -> bytes:
+    """By what a request is known again. Prompts can be long, so it is not the request itself."""
+    text = repr(replace(asked, stream_id=0, position=0))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()

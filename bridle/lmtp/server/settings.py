@@ -14,8 +14,8 @@ class LmtpSettings:
     `path` is where it is found besides `/`. Of one connection: `max_streams` open at once, `max_buffers` names that
     hold at most `max_buffer_tokens` together. `load_timeout` is how long a request waits for its model. A stream with
     a key goes on for `resume_time` after its connection is lost, and stays known for as long after its end;
-    `max_detached` of them may be without a connection at once, and all of them remember at most `max_replay_tokens`
-    answers. `verbose` logs each request.
+    `max_detached` of them may be without a connection at once, and all of them remember at most `max_replay_size`
+    tokens and alternatives. `allowed_origins` names web origins whose pages may connect, `*` is any.
     """
 
     path: str = "/lmtp"
@@ -26,12 +26,11 @@ class LmtpSettings:
     request_timeout: float | None = None
     resume_time: float = 60.0
     max_detached: int = 256
-    max_replay_tokens: int = 1 << 17
+    max_replay_size: int = 1 << 18
     allowed_origins: tuple[str, ...] = ()
-    verbose: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_streams", "max_buffers", "max_buffer_tokens", "max_detached", "max_replay_tokens"):
+        for name in ("max_streams", "max_buffers", "max_buffer_tokens", "max_detached", "max_replay_size"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)
         for name in ("load_timeout", "resume_time", "request_timeout"):

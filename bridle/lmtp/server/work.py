@@ -6,13 +6,12 @@ Whatever goes wrong, on whatever way, the stream is told once, and everything ta
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import structlog
 
 from bridle.engine.request import Request
 from bridle.errors import BridleError, InternalError, InvalidRequest
@@ -31,7 +30,7 @@ from bridle.service.keys import Identity
 
 #: A request that has not begun after so many seconds is said to be queued.
 _LONG_WAIT = 0.2
-_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.lmtp")
+_log = logging.getLogger(__name__)
 
 
 class Host(Protocol):
@@ -69,7 +68,6 @@ class Work:
     async def run(self) -> None:
         """Do it all. Errors become answers; a cancelled task just lets go of everything."""
         began = time.monotonic()
-        end = "cancelled"
         try:
             with ExitStack() as held:
                 held.callback(self.host.note_end)
@@ -79,14 +77,14 @@ class Work:
             self.relay.put(failure_of(self.asked.stream_id, error))
         except Exception:
             end = InternalError.code
-            _log.exception("bug", stream=str(self.asked.stream_id)[:200])
+            _log.exception("bug in stream %r", self.asked.stream_id)
             self.relay.put(failure_of(self.asked.stream_id, InternalError("see the log")))
         finally:
-            kind, ms = type(self.asked).__name__.lower(), round(1000 * (time.monotonic() - began), 1)
-            _log.info("stream", kind=kind, model=self.asked.model[:100], end=end, ms=ms)
             if self.save is not None:
                 self.save.fail(InvalidRequest(f"buffer {self.save.name!r} was not filled: its stream failed", "buffer"))
             self.relay.end()
+        ms = 1000 * (time.monotonic() - began)
+        _log.info("%s with %.100s: %s after %.1f ms", type(self.asked).__name__.lower(), self.asked.model, end, ms)
 
     async def _run(self, held: ExitStack) -> str:
         """Gives how it ended, for the log."""
