@@ -23,7 +23,7 @@ MANY = int(os.environ.get("BRIDLE_FUZZ_MODULES", "2000"))
 _STEPS = 4
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7_200)])])
+@pytest.mark.parametrize("count", [40, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7_200)])])
 def test_generated_modules(start: Start, tmp_path: Path, count: int) -> None:
     llm = start("--cap-fork", "--cap-backtrack", "--cap-ff-tokens", *LIMITS, store=tmp_path)
     pid = llm.process.pid
@@ -36,7 +36,7 @@ def test_generated_modules(start: Start, tmp_path: Path, count: int) -> None:
             check_health(llm, 10 * count + seed)
     check_health(llm, 20 * count)
     assert llm.process.pid == pid and sorted(llm.descendants())[:2] == nursery
-    assert min(seen["refused"], seen["failed at start"], seen["ran"], seen["failed"]) > count // 50, seen
+    assert min(seen["refused"], seen["failed at start"], seen["ran"], seen["failed"]) > count // 60, seen
 
 
 def try_module(llm: Llm, seed: int) -> str:

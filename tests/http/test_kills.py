@@ -218,7 +218,7 @@ def test_a_killed_nursery(server: Server) -> None:
     assert server.supervisor == supervisor  # with its modules, tags and channels
 
 
-@pytest.mark.parametrize("round_number", [0, 1])
+@pytest.mark.parametrize("round_number", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_supervisor(server: Server, round_number: int) -> None:
     streams = server.begin()
     files = psutil.Process(server.process.pid).num_fds()
