@@ -68,7 +68,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "trap.wasm").write_bytes(guest2([[say("so far\n"), TRAP]]))
     (folder / "bad.wasm").write_bytes(b"not wasm")
     (folder / "script.txt").write_text("the é script")
-    (folder / "script.py").write_text("pass")
     return folder
 
 

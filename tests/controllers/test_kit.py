@@ -154,7 +154,7 @@ def test_a_script_runs(language: Language, client: Client, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "language", [pytest.param(name, marks=[pytest.mark.slow] if name == "assemblyscript" else []) for name in MODULES]
+    "language", [pytest.param(name, marks=[] if name == "c" else [pytest.mark.slow]) for name in MODULES]
 )
 def test_a_module_builds_and_runs(language: Language, client: Client, tmp_path: Path) -> None:
     made = new_controller("mine", language, tmp_path)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bridle import LLM, WasmController
 from bridle.controllers.standard import names
 from bridle.controllers.standard.references import standard_name
 from bridle.service import LoadedModel
@@ -34,7 +35,7 @@ def test_every_form_of_a_name(name: str, form: str) -> None:
     ("reference", "name"), [("js-latest", "jsctrl"), ("py-latest", "pyctrl"), ("decl-latest", "declctrl")]
 )
 def test_short_tags(reference: str, name: str) -> None:
-    assert standard_name(reference) == (name if name in names() else None)
+    assert name in names() and standard_name(reference) == name
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,13 @@ def test_names_run_on_the_openai_routes(client: Client) -> None:
     answer = client.post("/v1/completions", prompt="Is it so?", controller="yesno", temperature=0)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["text"] in ("Y", "N")
+
+
+def test_names_run_in_programs(model: LoadedModel) -> None:
+    llm = LLM(lent(model))
+    for name in ("yesno", "gh:microsoft/aici/yesno"):
+        (output,) = llm.generate("Is it so?", controller=WasmController(name), use_tqdm=False)
+        assert output.text in ("Y", "N") and output.outputs[0].error is None
 
 
 def test_a_tag_comes_before(client: Client) -> None:
