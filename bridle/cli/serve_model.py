@@ -185,11 +185,11 @@ def _constructor(config: ModelConfig) -> str:
     return f"bridle.LLM({config.model!r}{options})"
 
 
-def _say_short(text: str, stream: TextIO = sys.stdout) -> None:
+def _say_short(text: str, stream: TextIO | None = None) -> None:
     """What a client sent, on one line of bounded length, whatever it holds."""
     shown = text[:_MAX_ECHO_CHARS].encode("unicode_escape").decode() if not text.isprintable() else text
     _say(shown if len(shown) <= _MAX_ECHO_CHARS else f"{shown[:_MAX_ECHO_CHARS]}... ({len(text)} characters)", stream)
 
 
-def _say(text: str, stream: TextIO = sys.stdout) -> None:
-    print(text, file=stream, flush=True)
+def _say(text: str, stream: TextIO | None = None) -> None:
+    print(text, file=stream or sys.stdout, flush=True)

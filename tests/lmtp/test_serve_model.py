@@ -1,0 +1,78 @@
+"""LMQL's option names, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bridle.cli import serve_model
+from bridle.cli.app import app
+from bridle.cli.serve_model import LmtpOptions
+from bridle.errors import InvalidRequest
+
+
+def settings_of(*words: str) -> Any:
+    """The settings that a command line gives."""
+    _, bound, _ = app.parse_args(["serve-model", *words], exit_on_error=False, print_error=False)
+    given = {"lmtp": LmtpOptions(), "models": serve_model._MODELS_DEFAULT, "access": serve_model._ACCESS_DEFAULT}
+    given |= {name: bound.arguments[name] for name in given if name in bound.arguments}
+    return serve_model._settings(bound.args[0], given["lmtp"], given["models"], given["access"])
+
+
+def test_defaults_are_where_lmql_looks() -> None:
+    settings = settings_of("demo")
+    assert (settings.host, settings.port) == ("localhost", 8080)
+    assert settings.model.device == "auto"
+
+
+@pytest.mark.parametrize("flag", ["--batch_size", "--batch-size"])
+def test_names_may_be_written_as_lmql_does(flag: str) -> None:
+    assert settings_of("demo", flag, "4", "--host", "0.0.0.0", "--port", "9").engine.max_num_seqs == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype", "quantization"),
+    [
+        (["--dtype", "float16"], "float16", "none"),
+        (["--dtype", "8bit"], "auto", "int8"),
+        (["--bits", "8"], "auto", "int8"),
+        (["--bits", "16"], "float16", "none"),
+        ([], "auto", "none"),
+    ],
+)
+def test_types_of_weights(words: list[str], dtype: str, quantization: str) -> None:
+    model = settings_of("demo", *words).model
+    assert (model.dtype, model.quantization) == (dtype, quantization)
+
+
+def test_a_type_that_there_is_not() -> None:
+    with pytest.raises(InvalidRequest, match="dtype is '4bit'"):
+        settings_of("demo", "--dtype", "4bit")
+
+
+def test_static_in_either_word_and_not_with_auto() -> None:
+    for flag in ("--static", "--single_thread"):
+        assert settings_of("demo", flag).models.is_static
+        with pytest.raises(InvalidRequest, match="static and auto"):
+            settings_of("auto", flag)
+
+
+def test_a_folder_answers_to_its_path_and_its_name(tmp_path: Any) -> None:
+    settings = settings_of(str(tmp_path))
+    assert settings.aliases == (str(tmp_path),)
+    assert settings_of("demo").aliases == ()
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert settings_of("demo", "--cuda").model.device == "cpu"
+    assert "No CUDA device" in capsys.readouterr().err
+
+
+def test_what_clients_send_is_shown_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    serve_model._say_short("GENERATE {}\n\x1b[31m")
+    serve_model._say_short("x" * 5_000)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "GENERATE {}\\n\\x1b[31m"
+    assert second.endswith("... (5000 characters)") and len(second) < 2_100
