@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from bridle.config import ModelConfig
+from bridle.service import load_model
 from tests.http.harness import saying, scripted_model, served
 
 REPLY = "Hello there, é and the end."
@@ -23,6 +25,13 @@ def server() -> Iterator[str]:
 def random_server() -> Iterator[str]:
     """A server whose model's distribution is a hash of what it has read, spread over several tokens."""
     with served(scripted_model(spread=16)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[str]:
+    """A server with the demo model, for what takes a model that has learned something."""
+    with served(load_model(ModelConfig("demo", kv_memory=32 << 20))) as url:
         yield url
 
 

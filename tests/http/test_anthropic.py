@@ -10,25 +10,15 @@ import anthropic
 import httpx
 import pytest
 
-from bridle.config import ModelConfig
-from bridle.service import load_model
-from tests.http.harness import served
-
 CITIES = ["Rome", "Oslo", "Lima"]
 WEATHER = {"type": "object", "properties": {"city": {"enum": CITIES}}, "required": ["city"],
            "additionalProperties": False}  # fmt: skip
 TOOLS = [{"name": "get_weather", "description": "Weather of a city.", "input_schema": WEATHER}]
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served(load_model(ModelConfig("demo", kv_memory=32 << 20))) as url:
-        yield url
-
-
 @pytest.fixture
-def client(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+def client(demo_server: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=demo_server, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -201,10 +191,10 @@ BAD: list[tuple[dict[str, Any], int, str, str]] = [
 @pytest.mark.parametrize(("change", "status", "kind", "message"), BAD)
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_errors_have_the_apis_own_shape(
-    url: str, change: dict[str, Any], status: int, kind: str, message: str, is_stream: bool
+    demo_server: str, change: dict[str, Any], status: int, kind: str, message: str, is_stream: bool
 ) -> None:
     body = {"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "stream": is_stream}
-    answer = httpx.post(url + "/v1/messages", json=body | change)
+    answer = httpx.post(demo_server + "/v1/messages", json=body | change)
     assert answer.status_code == status, answer.text
     told = answer.json()
     assert told["type"] == "error"

@@ -11,8 +11,6 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from bridle.config import ModelConfig
-from bridle.service import LoadedModel, load_model
 from tests.http.harness import scripted_model, served
 
 CITIES = ["Rome", "Oslo", "Lima"]
@@ -29,10 +27,9 @@ ANSWER = {"type": "object", "properties": {"sum": {"type": "integer", "maximum":
 FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER}}
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[openai.OpenAI]:
-    model: LoadedModel = load_model(ModelConfig("demo", kv_memory=32 << 20))
-    with served(model) as url, openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+@pytest.fixture
+def demo(demo_server: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=demo_server + "/v1", api_key="none", max_retries=0) as client:
         yield client
 
 

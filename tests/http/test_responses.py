@@ -10,10 +10,6 @@ import httpx
 import openai
 import pytest
 
-from bridle.config import ModelConfig
-from bridle.service import load_model
-from tests.http.harness import served
-
 CITIES = ["Rome", "Oslo", "Lima"]
 WEATHER = {"type": "object", "properties": {"city": {"enum": CITIES}}, "required": ["city"],
            "additionalProperties": False}  # fmt: skip
@@ -21,15 +17,9 @@ TOOLS: Any = [{"type": "function", "name": "get_weather", "parameters": WEATHER,
 CAPITAL = "What is the capital of France?"
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served(load_model(ModelConfig("demo", kv_memory=32 << 20))) as url:
-        yield url
-
-
 @pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+def client(demo_server: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=demo_server + "/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -146,7 +136,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD)
-def test_bad_requests_are_told(url: str, change: dict[str, Any], message: str) -> None:
-    answer = httpx.post(url + "/v1/responses", json={"model": "demo", "input": "a", "max_output_tokens": 3} | change)
+def test_bad_requests_are_told(demo_server: str, change: dict[str, Any], message: str) -> None:
+    answer = httpx.post(
+        demo_server + "/v1/responses", json={"model": "demo", "input": "a", "max_output_tokens": 3} | change
+    )
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
