@@ -14,7 +14,8 @@ from bridle.outputs import Event, Finished, PromptEvent, Resuming, TokenEvent
 @dataclass(slots=True)
 class LiveRequest:
     """A request that is not over. `told` are the events that its client has, by output; `num_again` those of them that
-    came again after a new beginning. `load` is what it counts for on its `replica` (None: it waits for one)."""
+    came again after a new beginning, `num_losses` the replicas that were lost since it last got on. `load` is what it
+    counts for on its `replica` (None: it waits for one)."""
 
     request: Request
     stream: EventStream
@@ -64,6 +65,7 @@ class LiveRequest:
             return False
         told.append(event)
         self.num_again[event.index] = position + 1
+        self.num_losses = 0  # it gets on
         return True
 
 

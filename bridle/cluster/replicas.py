@@ -48,8 +48,9 @@ from bridle.outputs import Event, Finished, FinishReason, PromptEvent, Resuming
 
 _log = logging.getLogger(__name__)
 
-#: So many replicas may be lost under one request.
-_MAX_LOSSES = 3
+#: So many replicas may be lost under a request before it ends, unless it gets on in between. Others may be at fault,
+#: and it may have waited for its turn all the time; but one that makes them die must end.
+_MAX_LOSSES = 10
 #: What a running request counts for beside its prompt, in tokens of load.
 _RUNNING_TOKENS = 32
 

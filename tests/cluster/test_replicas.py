@@ -132,7 +132,7 @@ def test_a_request_under_which_replicas_are_lost_again_and_again_ends() -> None:
     with replicated(1, make=lambda: make_executor(on_forward=gate)) as made:
         stream = made.client.submit(make_request(max_tokens=9))
         gate.is_reached.wait(60)
-        made.client._live[stream.request_id].num_losses = 2
+        made.client._live[stream.request_id].num_losses = 9
         gate.is_open.set()
         made.lose(0)
         events = [event for each in stream for event in each]

@@ -12,7 +12,7 @@ import psutil
 
 from bridle.cluster.link import Timings
 from bridle.deploy.launcher import LaunchedShard
-from bridle.engine import AsyncEngine, Engine, EventStream, Request
+from bridle.engine import AsyncEngine, Engine, EngineClient, EventStream, Request
 from bridle.outputs import Event, Finished, FinishReason, Resuming, TokenEvent
 from bridle.sampling import SamplingParams
 from tests.deploy.scripted_shard import make_executor
@@ -27,13 +27,13 @@ def launch(*arguments: str, timings: Timings = QUICK) -> LaunchedShard:
     return LaunchedShard(command, name="scripted shard", timings=timings, start_timeout=60)
 
 
-def requests(count: int, num_tokens: int, **fields: object) -> list[Request]:
-    """Half of them drawn, all with prompts that begin alike."""
+def requests(count: int, num_tokens: int, max_n: int = 2, **fields: object) -> list[Request]:
+    """Half of them drawn, all with prompts that begin alike; every fifth has `max_n` outputs."""
     never = {31: float("-inf")}
     made = []
     for i in range(count):
         sampling = SamplingParams(
-            max_tokens=num_tokens, temperature=i % 2, seed=i, n=1 + (i % 5 == 0), logit_bias=never, ignore_eos=True
+            max_tokens=num_tokens, temperature=i % 2, seed=i, n=1 if i % 5 else max_n, logit_bias=never, ignore_eos=True
         )
         prompt = (1, 2, 3, 4, 5, i % 30, i // 30)
         made.append(Request(f"r{i}", prompt, sampling, tell_resuming=i % 2 == 0, **fields))  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ class Reader(threading.Thread):
 class Crowd:
     """Many readers; `wait(n)` comes back when they have read `n` more tokens in all, or are over."""
 
-    def __init__(self, engine: AsyncEngine, made: list[Request]) -> None:
+    def __init__(self, engine: EngineClient, made: list[Request]) -> None:
         self._more = threading.Condition()
         self.readers = [Reader(engine.submit(request), self._note) for request in made]
 
@@ -93,6 +93,17 @@ class Crowd:
         goal = self.num_tokens + num_tokens
         with self._more:
             return self._more.wait_for(lambda: self.num_tokens >= goal or self.is_over, 120)
+
+    def wait_each(self) -> bool:
+        """Until every stream that is not over has gone on."""
+        before = [reader.num_tokens for reader in self.readers]
+
+        def have_gone_on() -> bool:
+            pairs = zip(self.readers, before, strict=True)
+            return all(reader.num_tokens > count or reader.stream._complete for reader, count in pairs)
+
+        with self._more:
+            return self._more.wait_for(have_gone_on, 120)
 
     @property
     def is_over(self) -> bool:

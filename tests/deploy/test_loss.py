@@ -38,7 +38,7 @@ def lose(shard: LaunchedShard, how: signal.Signals, crowd: Crowd) -> None:
     before = shard.num_losses
     assert shard.child.pid is not None
     os.kill(shard.child.pid, how)
-    assert crowd.wait(len(crowd.readers)), "nobody goes on"
+    assert crowd.wait_each(), "not everybody goes on"
     assert shard.num_losses > before or crowd.is_over
 
 

@@ -1,0 +1,82 @@
+"""A replica that is killed or stopped under its streams: they go on elsewhere, and it is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from bridle.config import EngineConfig
+from bridle.deploy.replicas import LaunchedReplicas, ReplicaLoader, load_replicated
+from bridle.errors import InvalidRequest
+from bridle.outputs import FinishReason
+from bridle.service.control import ControlSettings
+from tests.deploy.kit import Crowd, children, expected, num_descriptors, requests
+
+COMMAND = [sys.executable, "-m", "tests.deploy.scripted_replica"]
+
+
+@pytest.fixture
+def replicas() -> Iterator[LaunchedReplicas]:
+    before = children()
+    made = LaunchedReplicas([COMMAND] * 2, start_timeout=60)
+    yield made
+    made.close()
+    assert children() == before
+
+
+def lose(replicas: LaunchedReplicas, number: int, how: signal.Signals, crowd: Crowd) -> None:
+    """Take a replica away; come back when it was missed and streams go on."""
+    before, pid = replicas.num_losses, replicas.children[number].pid
+    if pid is not None:
+        os.kill(pid, how)
+    while replicas.num_losses == before and not crowd.is_over and pid is not None:
+        assert crowd.wait(1), "nobody goes on"
+    assert crowd.wait_each(), "not everybody goes on"
+
+
+def check_streams(crowd: Crowd, made: list[object]) -> None:
+    crowd.join()
+    for reader, outputs in zip(crowd.readers, expected(made), strict=True):  # type: ignore[arg-type]
+        assert reader.reasons == {FinishReason.LENGTH}, reader.events[-1]
+        assert reader.outputs == outputs
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_streams_go_on_at_the_other_replica(replicas: LaunchedReplicas, how: signal.Signals) -> None:
+    made = requests(12, 150)
+    crowd = Crowd(replicas, made)
+    assert crowd.wait(200)
+    lose(replicas, 0, how, crowd)
+    assert replicas.is_healthy
+    check_streams(crowd, list(made))
+    assert replicas.num_losses == 1
+
+
+@pytest.mark.slow
+def test_twenty_losses_under_a_hundred_streams(replicas: LaunchedReplicas) -> None:
+    Crowd(replicas, requests(100, 5)).join()
+    descriptors, memory = num_descriptors(), psutil.Process().memory_info().rss
+    made = requests(100, 300, max_n=1)  # those with several outputs would begin again twenty times
+    crowd = Crowd(replicas, made)
+    for number in range(20):
+        assert crowd.wait(100)
+        with replicas._first:  # the other one is there to take over
+            replicas._first.wait_for(lambda: replicas.num_up == 2, 60)
+        lose(replicas, number % 2, signal.SIGSTOP if number % 5 == 4 else signal.SIGKILL, crowd)
+    check_streams(crowd, list(made))
+    assert num_descriptors() <= descriptors + 4
+    assert psutil.Process().memory_info().rss < memory + (64 << 20)
+
+
+def test_what_replicas_cannot_do_is_refused() -> None:
+    from bridle.config import ModelConfig
+
+    with pytest.raises(InvalidRequest, match="run no Wasm controllers"):
+        ReplicaLoader(2, False, EngineConfig(), ControlSettings("on"))
+    with pytest.raises(InvalidRequest, match="replicas is 0"):
+        load_replicated(ModelConfig(), EngineConfig(), 0)
