@@ -144,6 +144,8 @@ def die_with_parent() -> None:
 
 def serve(sock: socket.socket, surroundings: Surroundings) -> None:
     """Be the nursery, until the supervisor is gone."""
+    from bridle.aici.runtime import compiler, worker  # noqa: F401 -- here, so that no child has to
+
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no burial
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
