@@ -46,8 +46,11 @@ def _started(wasm: bytes, global_names: list[str]) -> bytes:
     linker.define_unknown_imports_as_traps(module)
     exports: Any = linker.instantiate(store, module).exports(store)
     before = [exports[name].value(store) for name in global_names]
-    for name in ("_initialize", "aici_init"):
-        exports[name](store)
+    try:
+        for name in ("_initialize", "aici_init"):
+            exports[name](store)
+    except (wasmtime.WasmtimeError, wasmtime.Trap) as error:
+        raise InvalidRequest(f"the start fails where there is no host: {error}") from None
     if [exports[name].value(store) for name in global_names] != before:
         raise InvalidRequest("the start changes globals, which a saved module would not have")
     return bytes(exports["memory"].read(store))
