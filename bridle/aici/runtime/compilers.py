@@ -79,8 +79,11 @@ class Compilers:
         self._store.forget_compiled(module, self._settings)
 
     def cached(self, module: str) -> Compiled | None:
-        """What is there already."""
-        return self._known.get(module) or self._store.compiled(module, self._settings)
+        """What is there already. The first look reads it all, to compare its digest."""
+        known = self._known.get(module)
+        if known is None and (known := self._store.compiled(module, self._settings)) is not None:
+            self._known[module] = known
+        return known
 
     def _from_store(self, module: str) -> Compiled:
         compiled = self._store.compiled(module, self._settings)
