@@ -13,6 +13,10 @@ import msgspec
 
 from bridle.http.tools.pieces import CallArguments, CallBegun, Piece, new_call_id
 
+# What means something within a string, within an object, and before one begins.
+_IN_STRING = re.compile(r'"|\\(?s:.)')
+_IN_OBJECT = re.compile(r'["{}\[\]<]')
+_BEFORE = re.compile(r"\S")
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*\{')
 
 
@@ -29,7 +33,7 @@ class JsonCallReader:
         self._text = ""
         self._position = 0  # characters looked at
         self._depth = 0 if name is None else 1
-        self._in_string = self._is_escaped = False
+        self._in_string = False
         self._shown: int | None = None  # where the arguments that were not told yet begin
         self._is_begun = False
 
@@ -37,19 +41,37 @@ class JsonCallReader:
         """What became certain with `text`; with `is_last` nothing follows."""
         pieces: list[Piece] = []
         self._text += text
-        while self._position < len(self._text) and not self.is_over:
-            self._look(self._text[self._position], pieces)
-            self._position += 1
-        self._tell(self._position, pieces)
-        if is_last and not self.is_over:
-            self._end(self._position, pieces)
+        while not self.is_over and (found := self._marks.search(self._text, self._position)):
+            self._position = found.start()
+            self._look(found[0], pieces)
+            self._position = found.end()
+        if not self.is_over:
+            self._pause(is_last, pieces)
         return pieces
 
-    def _look(self, char: str, pieces: list[Piece]) -> None:
-        """One more character of the text."""
+    @property
+    def _marks(self) -> re.Pattern[str]:
         if self._in_string:
-            self._in_string = self._is_escaped or char != '"'
-            self._is_escaped = char == "\\" and not self._is_escaped
+            return _IN_STRING
+        return _IN_OBJECT if self._depth > (self._name is not None) else _BEFORE
+
+    def _pause(self, is_last: bool, pieces: list[Piece]) -> None:
+        """The text goes no further for now."""
+        end = len(self._text)
+        self._tell(end, pieces)
+        if is_last:
+            self._end(end, pieces)
+            return
+        # A backslash at the end has a meaning only with what follows.
+        self._position = end - (self._in_string and self._text.endswith("\\", self._position))
+        if self._is_begun:  # what was told is needed no more
+            self._text, self._position = self._text[self._position :], 0
+            self._shown = None if self._shown is None else len(self._text)
+
+    def _look(self, char: str, pieces: list[Piece]) -> None:
+        """One more character that means something; in strings, also one that is escaped."""
+        if self._in_string:
+            self._in_string = char != '"'
         elif char == '"' and self._depth:
             self._in_string = True
         elif char in "{[" and (self._depth or char == "{"):
