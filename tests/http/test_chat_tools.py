@@ -239,3 +239,17 @@ def test_a_model_without_thoughts_has_no_budget() -> None:
         with pytest.raises(openai.BadRequestError, match="has no thoughts to put a budget on"):
             ask(client, "Hello", extra_body={"thinking_budget": 5})
         assert ask(client, "Hello", extra_body={"thinking_budget": 0}, max_tokens=2).choices
+
+
+def test_several_choices_each_think_within_the_budget(demo: openai.OpenAI) -> None:
+    budget = {"thinking_budget": 3, "chat_template_kwargs": {"enable_thinking": True}}
+    answer: Any = thinking(demo, n=3, temperature=1, extra_body=budget)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert all("think>" not in choice.message.content for choice in answer.choices)
+    assert answer.usage.completion_tokens_details.reasoning_tokens <= 3 * (3 + 3)
+    chunks: Any = thinking(demo, n=3, temperature=1, extra_body=budget, stream=True)
+    said: dict[int, str] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            said[choice.index] = said.get(choice.index, "") + (choice.delta.content or "")
+    assert [said[index] for index in range(3)] == [choice.message.content for choice in answer.choices]
