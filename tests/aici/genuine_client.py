@@ -1,8 +1,9 @@
 """The seat of a genuine LLM-side client: an `AiciRunner` of the original's Python package drives bridle's runtime.
 
 A program of its own, since that class registers handlers for the end of its process. Arguments: the folder that holds
-the package, an executable runtime, tokenizer, store, a .wasm file. Writes a JSON object as its last line. It knows the
-class by what the specification says of it, in all of its generations; whatever the class prints goes before.
+the package, an executable runtime, tokenizer, store, a .wasm file, a prefix for names in shared memory. Writes a JSON
+object as its last line. It knows the class by what the specification says of it, in all of its generations; whatever
+the class prints goes before.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
 import sys
 from typing import Any
 
@@ -20,11 +20,11 @@ _ALL = ["--cap-fork", "--cap-backtrack", "--cap-ff-tokens"]
 _PATIENT = ["--wasm-max-step-time", "5000", "--wasm-max-init-time", "5000"]
 
 
-def make_runner(kind: Any, runtime: str, tokenizer: str, store: str) -> Any:
+def make_runner(kind: Any, runtime: str, tokenizer: str, store: str, prefix: str) -> Any:
     """The client, with options that its generation has."""
     known = inspect.signature(kind.__init__).parameters
     args = ["--store", store, *_PATIENT]
-    options: dict[str, Any] = {"json_size": 8, "bin_size": 8, "pref": f"/g{os.getpid()}-"}
+    options: dict[str, Any] = {"json_size": 8, "bin_size": 8, "pref": prefix}
     if hasattr(kind, "exec_post_pre"):
         args += ["--wasm-max-pre-step-time", "5000"]
         args += ["--dialect", "1b" if hasattr(kind, "_save_instantiate_result") else "1"]
@@ -99,11 +99,11 @@ def steps2(runner: Any, tokens: list[int]) -> None:
 
 
 def main() -> None:
-    folder, runtime, tokenizer, store, wasm = sys.argv[1:]
+    folder, runtime, tokenizer, store, wasm, prefix = sys.argv[1:]
     sys.path.insert(0, folder)
     from pyaici.comms import AiciRunner  # type: ignore[import-not-found]
 
-    runner = make_runner(AiciRunner, runtime, tokenizer, store)
+    runner = make_runner(AiciRunner, runtime, tokenizer, store, prefix)
     with open(wasm, "rb") as file:
         module, tokens, tags = asyncio.run(prepare(runner, file.read()))
     runner.assign_seq_id("run-1", 1)

@@ -13,12 +13,14 @@ import os
 import stat
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridle.aici.channels import remove_names
 from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.outputs import FinishReason, Stored
 from tests.aici.conftest import EOS, HE, VOCAB_SIZE
@@ -131,13 +133,17 @@ def test_a_genuine_client_drives_the_runtime(tmp_path: Path, tokenizer: Path, gu
     wasm.write_bytes(OLD if guest == "old" else NEW)
     command = [sys.executable, str(Path(__file__).with_name("genuine_client.py")), CLIENT]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        [*command, str(runtime), str(tokenizer), str(tmp_path / "store"), str(wasm)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONPATH": path},
-    )
+    prefix = f"/g{uuid.uuid4().hex[:8]}-"
+    try:
+        done = subprocess.run(
+            [*command, str(runtime), str(tokenizer), str(tmp_path / "store"), str(wasm), prefix],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+    finally:
+        remove_names(prefix)  # the original's client leaves them to its next start
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["tokens"] == [1, 2, 3, 72, 105, 80, 90]
