@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from bridle.lmtp.client import Client, MemoryCarrier, SocketCarrier
 from bridle.lmtp.client.carriers import Carrier
-from bridle.lmtp.server import LineLink, serve_unix, socket_link
+from bridle.lmtp.messages import MAX_MESSAGE_BYTES
+from bridle.lmtp.server import LineLink, serve_unix, socket_link, stdio_link
 from tests.http.harness import NAME
 from tests.lmtp.harness import Setup, running
 
@@ -45,6 +48,23 @@ async def test_a_client_is_served(connect: Connect, tmp_path: Path) -> None:
                 assert [token.token async for token in stream] == expected
             assert (await client.model_info(NAME))["model"] == NAME
         end()
+
+
+async def test_standard_input_and_output() -> None:
+    """Pipes, as a parent process holds them; a line that is too long says nothing, and the next one is read."""
+    (from_parent, to_child), (from_child, to_parent) = os.pipe(), os.pipe()
+    with ExitStack() as files:
+        source, parent_in = (files.enter_context(os.fdopen(each, "rb")) for each in (from_parent, from_child))
+        sink, parent_out = (files.enter_context(os.fdopen(each, "wb")) for each in (to_parent, to_child))
+        async with running() as setup:
+            task = asyncio.create_task(setup.server.serve(await stdio_link(source, sink)))
+            message = f'GENERATE {{"model": "{NAME}", "prompt": [5, 6], "stream_id": 1, "max_tokens": 1}}\n'
+            await asyncio.to_thread(parent_out.write, b"x" * (MAX_MESSAGE_BYTES + 1) + b"\n\n" + message.encode())
+            await asyncio.to_thread(parent_out.flush)
+            lines = [await asyncio.to_thread(parent_in.readline) for _ in range(2)]
+            assert [line.partition(b" ")[0] for line in lines] == [b"MSG", b"TOKEN"]
+            parent_out.close()
+            await task
 
 
 async def test_lines_are_cut_where_they_end() -> None:

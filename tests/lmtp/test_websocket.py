@@ -134,6 +134,7 @@ def test_serve_model_says_where_and_drains(tmp_path: Path) -> None:
         server.wait(SECONDS)
 
 
+@pytest.mark.slow
 def test_lines_for_a_parent_process() -> None:
     with start("--transport", "stdio", stdin=subprocess.PIPE) as server:
         assert server.stdout is not None and server.stdin is not None
