@@ -2,8 +2,9 @@
 
 The tool runs the interpreter once, lets it import everything, and keeps a picture of its memory. `reproducible.c` keeps
 chance and time out of the picture. What is left are traces of inode numbers in memory that nobody initialized or uses
-any more: a few bytes that differ between any two builds, and are set to zero. So the same sources give the same
-bytes (on Linux).
+any more: a few bytes that differ between any two builds, and are set to zero. The order in which directories are listed
+shows, too; a file system in memory has one of its own making, others depend on the disk. So the same sources give the
+same bytes, on Linux with room in `/dev/shm`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ TOOLS = {"componentize-py": "0.25.1", "ziglang": "0.17.1"}
 _NUM_BUILDS = 3
 _MAX_TRACES = 500
 _CHUNK = 4096
+_MEMORY = Path("/dev/shm")  # noqa: S108 -- a new folder with an unpredictable name is made there
+_ROOM = 256 << 20
 
 
 def build(out: Path) -> None:
     """Write the module to `out`."""
-    with tempfile.TemporaryDirectory(prefix="bridle-pyctrl-") as name:
+    in_memory = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM
+    with tempfile.TemporaryDirectory(prefix="bridle-pyctrl-", dir=_MEMORY if in_memory else None) as name:
         folder = Path(name)
         zig_cc(["-shared", "-fPIC", "-O1", "-o", folder / "reproducible.so", HERE / "reproducible.c"])
         out.write_bytes(_common([_build(folder, number) for number in range(_NUM_BUILDS)]))
@@ -47,7 +51,9 @@ def _build(folder: Path, number: int) -> bytes:
     environment = {"PATH": os.defpath, "TMPDIR": str(place), "LD_PRELOAD": preload, "VIRTUAL_ENV": str(place)}
     command = [str(tool), "--quiet", "--wit-path", str(WIT), "--world", "controller", "componentize", "app"]
     run([*command, "--python-path", "guest", "--output", "out.wasm"], cwd=place, environment=environment)
-    return (place / "out.wasm").read_bytes()
+    picture = (place / "out.wasm").read_bytes()
+    shutil.rmtree(place)
+    return picture
 
 
 def _common(pictures: list[bytes]) -> bytes:

@@ -17,14 +17,14 @@ _MAX_SHOWN = 10
 
 def tokenize(text: str | bytes) -> list[int]:
     """The tokens of a text, without any special ones in front."""
-    if isinstance(text, (bytes, bytearray)):
-        try:
-            text = text.decode()
-        except UnicodeDecodeError:
-            return list(host.tokenize_bytes(bytes(text)))
-    if not isinstance(text, str):
+    if isinstance(text, str):
+        return list(host.tokenize(text))
+    if not isinstance(text, (bytes, bytearray)):
         raise TypeError(f"tokenize wants text or bytes, not {type(text).__name__}")
-    return list(host.tokenize(text))
+    try:
+        return list(host.tokenize(text.decode()))
+    except UnicodeDecodeError:
+        return list(host.tokenize_bytes(bytes(text)))
 
 
 def detokenize(tokens: Iterable[int]) -> bytes:

@@ -100,7 +100,7 @@ def close() -> None:
     for name in (*MODULES, *(f"encodings.{codec}" for codec in _CODECS)):
         importlib.import_module(name)
     builtins.open = _no_files
-    time.sleep = _no_sleep
+    time.sleep = _no_sleep  # type: ignore[assignment]
     sys.path.clear()
     sys.path_importer_cache.clear()
     sys.meta_path.append(_Hint())
