@@ -12,10 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bridle.config import ModelConfig
+from bridle.errors import UnsupportedModel
 from bridle.lmtp.client import memory_pair
 from bridle.lmtp.server import LmtpSettings
 from bridle.lmtp.server.server import LOCAL_USER
-from bridle.service import Admission, LoadedModel
+from bridle.service import Admission, LoadedModel, ModelRegistry
+from bridle.service.keeper import ModelKeeper
+from bridle.service.slot import Slot
 from tests.http.controlled import lent
 from tests.http.harness import saying, scripted_model, tokenizer
 from tests.lmtp.harness import Object, running
@@ -408,3 +412,47 @@ async def test_notices_for_those_who_know_them() -> None:
             go_on.set()
         assert (await wire.stream(1))[-1]["usage"]["completion_tokens"] == 3
         assert all("usage" not in body and "event" not in body for body in await old.stream(1))
+
+
+class Loader:
+    """Loads scripted models, slowly if need be."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def measure(self, config: ModelConfig) -> int:
+        return 0
+
+    def load(self, config: ModelConfig, name: str, progress: Any) -> LoadedModel:
+        assert self.go_on.wait(20)
+        if config.model == "broken":
+            raise UnsupportedModel("it is broken")
+        return scripted_model(name=name)
+
+
+async def test_a_model_is_loaded_when_it_is_asked_for() -> None:
+    loader = Loader()
+    registry = ModelRegistry(keeper=ModelKeeper(loader))
+    for name in ("late", "broken"):
+        registry.add_slot(Slot(name, ModelConfig(name)))
+    async with running() as setup:
+        setup.server._home.host.registry = registry  # type: ignore[misc]
+        new, old = setup.connect(), setup.connect()
+        await new.send("MODEL_INFO", {"model": "late", "stream_id": 1, "data": {"lmtp": {"version": 1}}})
+        (info,) = await new.stream(1)
+        assert info["model_info"] == "<unavailable>"
+        assert info["lmtp"]["resume"] is True
+        for wire in (new, old):
+            await wire.send("GENERATE", {"model": "late", "stream_id": 2, "prompt": [5], "max_tokens": 2})
+        kind, notice = await new.next()
+        assert (kind, notice["event"], notice["model"]) == ("EVENT", "loading", "late")
+        loader.go_on.set()
+        found = await new.stream(2)
+        assert next(body["event"] for body in found if "event" in body) == "loaded"
+        assert found[-1]["finish_reason"] == "length"
+        assert [body["finish_reason"] for body in await old.stream(2)] == [None, "length"]
+        await new.send("GENERATE", {"model": "broken", "stream_id": 3, "prompt": [5]})
+        assert (await new.stream(3))[-1]["code"] == "model_unavailable"
+        await new.send("GENERATE", {"model": "late", "stream_id": 4, "prompt": [5], "max_tokens": 1})
+        assert len(await new.stream(4)) == 1  # the failure of one is nothing to the other
+    registry.close()
