@@ -22,6 +22,20 @@ from bridle.service import new_request_id
 from bridle.service.keys import Identity
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
+#: Routes that generate text.
+GENERATING_ROUTES = frozenset(
+    {
+        "/",
+        "/generate",
+        "/generate_stream",
+        "/invocations",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/run",
+    }
+)
 _QUIET = ("/health", "/metrics")
 
 

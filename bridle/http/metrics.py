@@ -14,31 +14,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bridle.http.call import GENERATING_ROUTES, Call
 from bridle.http.metrics_genai import GenAiMetrics
 from bridle.http.metrics_tgi import TgiMetrics
 
 if TYPE_CHECKING:
-    from bridle.http.call import Call
     from bridle.service import ModelRegistry
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
-_ROUTES = frozenset(
-    {
-        "/",
-        "/generate",
-        "/generate_stream",
-        "/invocations",
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/messages",
-        "/v1/responses",
-        "/v1/run",
-        "/v1/controllers",
-        "/v1/controllers/tags",
-        "/v1/models",
-    }
-)
+_ROUTES = GENERATING_ROUTES | {"/v1/controllers", "/v1/controllers/tags", "/v1/models"}
 # Fields of the engine's statistics that go up and down; the others only grow.
 _GAUGES = frozenset(
     {"num_running", "num_waiting", "num_suspended", "num_blocks", "num_free_blocks", "num_cached_blocks"}

@@ -14,27 +14,14 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric, UntypedMetricFamily
 from prometheus_client.registry import Collector
 
+from bridle.http.call import GENERATING_ROUTES, Call
 from bridle.http.errors import error_type_of
 
 if TYPE_CHECKING:
-    from bridle.http.call import Call
     from bridle.service import ModelRegistry
 
 _DURATIONS = tuple(0.00015 * 1.5**i for i in range(35))  # seconds, the original's buckets
 _LENGTHS = tuple(float(1 << i) for i in range(21))  # tokens
-_GENERATING = frozenset(
-    {
-        "/",
-        "/generate",
-        "/generate_stream",
-        "/invocations",
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/messages",
-        "/v1/responses",
-        "/v1/run",
-    }
-)
 _FAILURES = {
     "validation": "validation",
     "overloaded": "overloaded",
@@ -71,7 +58,7 @@ class TgiMetrics:
 
     def observe(self, call: Call, seconds: float) -> None:
         """Count a call that just ended."""
-        if call.path not in _GENERATING:
+        if call.path not in GENERATING_ROUTES:
             return
         self._counts["tgi_request_count", ""] += 1
         if call.error is not None:

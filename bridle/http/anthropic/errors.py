@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from starlette.responses import Response
-
 from bridle.errors import BridleError
-from bridle.http.errors import (
-    RefusedBody,
-    describe_validation,
-    error_body,
-    json_response,
-    note_error,
-    retry_headers,
-    status_of,
-)
-from bridle.http.json_body import BoundedRoute
+from bridle.http.errors import error_body, status_of
+from bridle.http.shaped_route import ShapedRoute
 
 _TYPES = {
     401: "authentication_error",
@@ -40,26 +27,9 @@ def anthropic_body(error: BridleError, status: int | None = None) -> dict[str, A
     return {"type": "error", "error": inner | {"type": kind}}
 
 
-class AnthropicRoute(BoundedRoute):
+class AnthropicRoute(ShapedRoute):
     """A route whose errors have that shape."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def shaped(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except RequestValidationError as error:
-                return _answer(request, describe_validation(error.errors()))
-            except RefusedBody as error:
-                return _answer(request, error.error, error.status_code)
-            except BridleError as error:
-                return _answer(request, error)
-
-        return shaped
-
-
-def _answer(request: Request, error: BridleError, status: int | None = None) -> Response:
-    note_error(request, error)
-    status = status or status_of(error)[0]
-    return json_response(anthropic_body(error, status), status, retry_headers(error))
+    @staticmethod
+    def shape(error: BridleError, status: int) -> dict[str, Any]:
+        return anthropic_body(error, status)
