@@ -84,7 +84,7 @@ class Work:
                 self.save.fail(InvalidRequest(f"buffer {self.save.name!r} was not filled: its stream failed", "buffer"))
             self.relay.end()
         ms = 1000 * (time.monotonic() - began)
-        _log.info("%s with %.100s: %s after %.1f ms", type(self.asked).__name__.lower(), self.asked.model, end, ms)
+        _log.info("%s with %.100r: %s after %.1f ms", type(self.asked).__name__.lower(), self.asked.model, end, ms)
 
     async def _run(self, held: ExitStack) -> str:
         """Gives how it ended, for the log."""
