@@ -157,7 +157,7 @@ def serve(sock: socket.socket, surroundings: Surroundings) -> None:
         except PeerGone:
             return
         try:
-            pid, handle = _fork()
+            pid, handle = fork_watched()
         except OSError as error:
             send_frame(sock, str(error).encode())
         else:
@@ -170,7 +170,7 @@ def serve(sock: socket.socket, surroundings: Surroundings) -> None:
             os.close(descriptor)
 
 
-def _fork() -> tuple[int, int]:
+def fork_watched() -> tuple[int, int]:
     """A child and its handle; (0, -1) in the child, which begins once it can be watched: nobody buries it, so a quick
     end of its would leave nothing to take hold of."""
     ready, go = os.pipe()

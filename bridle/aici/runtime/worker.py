@@ -25,6 +25,7 @@ from bridle.aici.runtime.crew import Crew, Task
 from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.hosted import Hosted
 from bridle.aici.runtime.instance import Instance, Program, Sandbox, Surroundings
+from bridle.aici.runtime.nursery import fork_watched
 from bridle.aici.runtime.remote import RemoteVariables
 from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
 from bridle.aici.runtime.storage import SharedVariables, Variables
@@ -306,11 +307,10 @@ class Worker:
             send_frame(self._side, m.encode(m.SplitDone(message.rid, text)))
             return
         self._crew.ticker.stop()
-        pid = os.fork()
+        pid, handle = fork_watched()
         if pid == 0:
             self._adopt(message, descriptors, seat)
             return
-        handle = os.pidfd_open(pid)
         for descriptor in descriptors:
             os.close(descriptor)
         self._crew.ticker.start()
