@@ -6,7 +6,9 @@ was allowed. Nothing else is loadable, whatever it looks like.
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -18,6 +20,7 @@ from bridle.errors import InvalidRequest
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
 _MAX_LISTED = 1_000
 _MAX_FILES = 10_000
+_LOOK_SECONDS = 2.0
 
 
 class ModelCatalog:
@@ -40,6 +43,7 @@ class ModelCatalog:
             if not is_model_name(hub_id):
                 raise InvalidRequest(f"allow_hub is {hub_id!r}; must be a hub id such as 'owner/name'", "allow_hub")
         self._folder = None if models_dir is None else _folder(models_dir)
+        self._seen: tuple[float, list[str]] = (-math.inf, [])  # when the folder was looked through, and what was there
 
     def find(self, name: str) -> ModelConfig | None:
         """What is loaded under that name; None if it may not be, or is not there."""
@@ -49,8 +53,13 @@ class ModelCatalog:
         return replace(self._base, model=name) if name in self._hub_ids else None
 
     def names(self) -> list[str]:
-        """Every name that can be loaded now (of very many folders, the first). Looks at the disk."""
-        found = [] if self._folder is None else sorted(islice(self._scan(self._folder), _MAX_LISTED))
+        """Every name that can be loaded (of very many folders, the first). Looks at the disk, every few seconds at
+        most: a large folder takes a while."""
+        now = time.monotonic()
+        looked, found = self._seen
+        if self._folder is not None and not now - looked < _LOOK_SECONDS:
+            found = sorted(islice(self._scan(self._folder), _MAX_LISTED))
+            self._seen = now, found
         return list(dict.fromkeys((*found, *self._hub_ids)))
 
     @property
