@@ -83,7 +83,7 @@ class ShardOptions:
     isolate_model: Annotated[bool, Parameter(negative="")] = False
     "Run each model in a process of its own, which is started again when it ends: requests go on where they were."
     shards: int = 0
-    "`--shards 1` is `--isolate-model`."
+    "Processes that compute a model together, each with a part of every layer; 1 is `--isolate-model`."
     replicas: int = 1
     "Engines for each model, each in a process of its own with weights of its own."
     shard: str | None = None
@@ -98,22 +98,23 @@ class ShardOptions:
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings with the loader that these options ask for."""
         self._check()
-        is_isolated = self.isolate_model or self.shards == 1
+        num_shards = self.shards or int(self.isolate_model)
         if self.replicas > 1:
             from bridle.deploy.replicas import ReplicaLoader
 
-            return replace(settings, make_loader=partial(ReplicaLoader, self.replicas, is_isolated))
-        if not (self.shard or is_isolated):
+            return replace(settings, make_loader=partial(ReplicaLoader, self.replicas, num_shards))
+        if not (self.shard or num_shards):
             return settings
         from bridle.deploy.launcher import connect_shard, launch_shard
         from bridle.service.model_set import EngineLoader
 
-        executors = launch_shard if self.shard is None else connect_shard(self.shard, self._tls())
+        launch = partial(launch_shard, shards=num_shards)
+        executors = launch if self.shard is None else connect_shard(self.shard, self._tls())
         return replace(settings, make_loader=partial(EngineLoader, executors=executors))
 
     def _check(self) -> None:
-        if not 0 <= self.shards <= 1:
-            raise InvalidRequest(f"shards is {self.shards}; a model runs in one process, so at most 1", "shards")
+        if self.shards < 0:
+            raise InvalidRequest(f"shards is {self.shards}; must be at least 0", "shards")
         if self.replicas < 1:
             raise InvalidRequest(f"replicas is {self.replicas}; must be at least 1", "replicas")
         if self.shard is not None and (self.isolate_model or self.shards or self.replicas > 1):

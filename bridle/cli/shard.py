@@ -22,11 +22,14 @@ def shard(
     tls_cert: Annotated[Path | None, Parameter(group=_SHARD)] = None,
     tls_key: Annotated[Path | None, Parameter(group=_SHARD)] = None,
     tls_ca: Annotated[Path | None, Parameter(group=_SHARD)] = None,
+    shards: Annotated[int, Parameter(group=_SHARD)] = 1,
     warm_up: Annotated[bool, Parameter(group=_SHARD)] = True,
     log_format: Annotated[Literal["auto", "console", "json"], Parameter(group=_SHARD)] = "auto",
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Parameter(group=_SHARD)] = "info",
     num_blocks: Annotated[Count, Parameter(show=False)] = None,
     kernel: Annotated[str, Parameter(show=False)] = "auto",
+    rank: Annotated[int, Parameter(show=False)] = 0,
+    store: Annotated[Path | None, Parameter(show=False)] = None,
     parent: Annotated[int | None, Parameter(show=False)] = None,
     model: ModelOptions = _MODEL_DEFAULT,
 ) -> int:
@@ -48,6 +51,8 @@ def shard(
         Its private key, PEM.
     tls_ca
         Authority that must have signed the router's certificate, PEM. Without it everybody who trusts ours may connect.
+    shards
+        Processes that compute the model together, each with a part of every layer (tensor parallelism).
     warm_up
         Run the largest step before listening, so that missing memory shows at once.
     log_format
@@ -58,6 +63,7 @@ def shard(
     from bridle.cluster.address import Tls, check_address
     from bridle.cluster.parent import die_with_parent
     from bridle.cluster.process import run_shard
+    from bridle.deploy.group import load_group
     from bridle.http.logs import configure_logs
     from bridle.model import load_executor
 
@@ -67,9 +73,14 @@ def shard(
     check_address(listen)
     tls = Tls(tls_cert, tls_key, tls_ca) if tls_cert or tls_key else None
     config = replace(model.to_config(name), num_blocks=num_blocks, kernel=kernel)
+    if rank:
+        from bridle.deploy.group import run_member
+
+        return run_member(config, shards, rank, store)
 
     def announce(address: str) -> None:
         if parent is None:
             print(f"Shard of {name} at {address} (stop with Ctrl+C)", flush=True)
 
-    return run_shard(load_executor(config), listen, tls=tls, warm=warm_up, on_listening=announce)
+    executor = load_executor(config) if shards == 1 else load_group(config, shards)
+    return run_shard(executor, listen, tls=tls, warm=warm_up, on_listening=announce)

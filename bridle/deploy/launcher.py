@@ -82,13 +82,21 @@ class LaunchedShard(ShardExecutor):
 
 
 def launch_shard(
-    config: ModelConfig, progress: Callable[[str, float], None] | None = None, sampler: Sampler | None = None
+    config: ModelConfig,
+    progress: Callable[[str, float], None] | None = None,
+    sampler: Sampler | None = None,
+    *,
+    shards: int = 1,
 ) -> ShardExecutor:
-    """A shard for a model on this machine, up and warm. Raises `ShardUnavailable` if it does not start."""
+    """A model in a process of its own on this machine, or in `shards` of them, each with a part of every layer; up and
+    warm. Raises `ShardUnavailable` if it does not start."""
     _refuse_sampler(sampler)
     if progress is not None:
         progress("starting a shard", 0.0)
-    executor = LaunchedShard([sys.executable, "-m", "bridle", "shard", *shard_arguments(config)], name="shard")
+    command = [sys.executable, "-m", "bridle", "shard", *shard_arguments(config)]
+    if shards > 1:
+        command += ["--shards", str(shards)]
+    executor = LaunchedShard(command, name="shard" if shards == 1 else f"group of {shards} shards")
     if config.num_blocks is None:  # the next one must have as much room, whatever is free by then
         executor.child.command += ["--num-blocks", str(executor.info.num_blocks)]
     if progress is not None:

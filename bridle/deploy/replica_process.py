@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ class ReplicaConfig(msgspec.Struct):
 
     model: ModelConfig
     engine: EngineConfig
-    is_isolated: bool = False  # the model in a shard of the replica's own
+    shards: int = 0  # processes of the replica's own for its model; 0: in this one
     log_format: str = "auto"
     log_level: str = "info"
 
@@ -39,7 +40,8 @@ def main() -> int:
 
     configure_logs(config.log_format, config.log_level)  # type: ignore[arg-type]
     try:
-        model = load_model(config.model, config.engine, executors=launch_shard if config.is_isolated else None)
+        executors = partial(launch_shard, shards=config.shards) if config.shards else None
+        model = load_model(config.model, config.engine, executors=executors)
     except BridleError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -65,12 +65,12 @@ def load_replicated(
     engine: EngineConfig,
     count: int,
     *,
-    is_isolated: bool = False,
+    shards: int = 0,
     name: str | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> LoadedModel:
-    """A model with `count` engines, with `is_isolated` each over a shard of its own. Raises `ShardUnavailable` if one
-    does not start."""
+    """A model with `count` engines, each over `shards` processes of its own if there are any. Raises `ShardUnavailable` if
+    one does not start."""
     from bridle.constraints import ConstraintPool, vocabulary_of
     from bridle.model import resolve_model
     from bridle.text import Tokenizer
@@ -81,7 +81,7 @@ def load_replicated(
     tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
     if progress is not None:
         progress(f"starting {count} replicas", 0.0)
-    told = msgspec.json.encode(ReplicaConfig(_share(config, count), engine, is_isolated)).decode()
+    told = msgspec.json.encode(ReplicaConfig(_share(config, count), engine, shards)).decode()
     command = [sys.executable, "-m", "bridle.deploy.replica_process", "--config", told]
     client = LaunchedReplicas([command] * count)
     info = client.info
@@ -105,11 +105,11 @@ def _share(config: ModelConfig, count: int) -> ModelConfig:
 class ReplicaLoader:
     """Loads models as `count` replicas each; a `ModelLoader`."""
 
-    def __init__(self, count: int, is_isolated: bool, engine: EngineConfig, control: ControlSettings) -> None:
+    def __init__(self, count: int, shards: int, engine: EngineConfig, control: ControlSettings) -> None:
         if control.mode == "on":
             raise InvalidRequest("replicas run no Wasm controllers: drop --control on, or --replicas", "control")
         self._count = count
-        self._is_isolated = is_isolated
+        self._shards = shards
         self._engine = engine
 
     def measure(self, config: ModelConfig) -> int:
@@ -118,6 +118,4 @@ class ReplicaLoader:
         return self._count * weights_of(config)
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
-        return load_replicated(
-            config, self._engine, self._count, is_isolated=self._is_isolated, name=name, progress=progress
-        )
+        return load_replicated(config, self._engine, self._count, shards=self._shards, name=name, progress=progress)

@@ -16,7 +16,7 @@ from transformers.utils import logging as library_logging
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
-from bridle.model import attention, guards, memory
+from bridle.model import attention, guards, memory, tensor_parallel
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.dense_layer import lower_layers
 from bridle.model.executor import LocalExecutor
@@ -49,20 +49,27 @@ def load_executor(
         torch.set_num_threads(config.num_threads)
     if config.quantization == "int8" and device.type != "cpu":
         raise InvalidRequest(f"quantization 'int8' is for CPUs; the device is {device}", "quantization")
+    if config.quantization == "int8" and tensor_parallel.num_ranks() > 1:
+        raise InvalidRequest("quantization 'int8' needs the whole model in one shard", "quantization")
     report("finding the model", 0.0)
     checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
     settings = guards.read_config(checkpoint)
     dtype = choose_dtype(config, settings, device)
     max_model_len = guards.choose_max_model_len(settings, config.max_model_len)
+    num_ranks = tensor_parallel.num_ranks()
+    plan = tensor_parallel.read_plan(settings, num_ranks) if num_ranks > 1 else None
     memory.check_weights_fit(checkpoint.num_values, dtype.itemsize, device)
     report("reading weights", 0.05)
     model = read_model(checkpoint, settings, dtype, device)
     fix_rotary_scaling(model, max_model_len)
+    if plan is not None:
+        tensor_parallel.split_model(model, plan)
     report("checking the attention layers", 0.7)
     geometry = discover_geometry(model, settings.num_hidden_layers, device)
     _check_unknown_family(model, settings, geometry, device)
-    lower_model(model, geometry, device)
-    prepare_linears(model, config, lambda share: report("arranging weights", 0.75 + 0.2 * share))
+    if plan is None:  # lean layers and packed weights know nothing of other processes
+        lower_model(model, geometry, device)
+        prepare_linears(model, config, lambda share: report("arranging weights", 0.75 + 0.2 * share))
     report("allocating the KV cache", 0.97)
     executor = build_executor(config, checkpoint, model, geometry, dtype, device, max_model_len, sampler)
     report("ready", 1.0)
@@ -163,6 +170,7 @@ def build_executor(
 ) -> LocalExecutor:
     """Allocate the KV pool and put the parts together."""
     num_blocks = memory.choose_num_blocks(config, geometry, dtype, device, max_model_len)
+    num_blocks = tensor_parallel.agree_on_least(num_blocks, device)
     block_size = memory.default_block_size(config, device)
     if config.max_model_len is None:
         max_model_len = min(max_model_len, num_blocks * block_size)

@@ -77,6 +77,6 @@ def test_what_replicas_cannot_do_is_refused() -> None:
     from bridle.config import ModelConfig
 
     with pytest.raises(InvalidRequest, match="run no Wasm controllers"):
-        ReplicaLoader(2, False, EngineConfig(), ControlSettings("on"))
+        ReplicaLoader(2, 0, EngineConfig(), ControlSettings("on"))
     with pytest.raises(InvalidRequest, match="replicas is 0"):
         load_replicated(ModelConfig(), EngineConfig(), 0)

@@ -1,0 +1,62 @@
+"""A model over several shard processes: rank 0 starts the others, and all load their part of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from bridle.cluster.group import GroupExecutor, Members, follow
+from bridle.config import ModelConfig
+from bridle.deploy.launcher import shard_arguments
+from bridle.deploy.sockets import make_socket_folder
+from bridle.errors import InvalidRequest
+
+_STORE = "group"
+
+
+def load_group(config: ModelConfig, count: int) -> GroupExecutor:
+    """Rank 0 of `count` processes that compute a model together. Raises what loading raises."""
+    from bridle.model import load_executor
+
+    if count < 1:
+        raise InvalidRequest(f"shards is {count}; must be at least 1", "shards")
+    folder = make_socket_folder()
+    with ExitStack() as undo:
+        members = Members([_command(config, count, rank, folder / _STORE) for rank in range(1, count)])
+        undo.callback(members.close)
+        try:
+            config = _join(config, count, 0, folder / _STORE)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        executor = GroupExecutor(load_executor(config), members)
+        undo.pop_all()
+    return executor
+
+
+def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -> int:
+    """What a process of rank 1 or up does, until rank 0 is gone; gives the exit status."""
+    from bridle.model import load_executor
+
+    if store is None:
+        raise InvalidRequest("a rank is started by rank 0, with its store", "rank")
+    return follow(load_executor(_join(config, count, rank, store)), sys.stdin.buffer)
+
+
+def _join(config: ModelConfig, count: int, rank: int, store: Path) -> ModelConfig:
+    """Meet the others; gives the configuration with this rank's own device."""
+    from bridle.model.loader import choose_device
+    from bridle.model.tensor_parallel import join_group
+
+    kind = choose_device(config.device).type
+    threads = config.num_threads or max((os.cpu_count() or 1) // count, 1)
+    join_group(store, rank, count, kind)
+    return replace(config, device=f"cuda:{rank}" if kind == "cuda" else kind, num_threads=threads)
+
+
+def _command(config: ModelConfig, count: int, rank: int, store: Path) -> list[str]:
+    place = ["--shards", str(count), "--rank", str(rank), "--store", str(store), "--parent", str(os.getpid())]
+    return [sys.executable, "-m", "bridle", "shard", *shard_arguments(config), *place]

@@ -1,0 +1,125 @@
+"""One model over several processes: each keeps a part of every linear layer, as the library's own plan says.
+
+A column-parallel layer keeps a part of its outputs, a row-parallel one a part of its inputs, after which the processes
+add up what they have. Attention heads fall to processes whole. All processes run the same passes in step; embeddings,
+norms and the head are kept by each. Which process it is, and how they talk, is `torch.distributed`'s affair.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from bridle.errors import UnsupportedModel
+
+#: A process that does not come to a collective within this time is gone, in seconds.
+COLLECTIVE_SECONDS = 60.0
+#: What is done to a layer of each style of the library's plans; the rest is not known here.
+_STYLES = {"colwise": "split", "rowwise": "sum", "replicated_with_grad_allreduce": "keep"}
+
+
+def join_group(store: Path, rank: int, num_ranks: int, device_type: str) -> None:
+    """Meet the other processes at the file `store`. Blocks until all are there."""
+    if device_type == "cpu":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine
+    dist.init_process_group(
+        "nccl" if device_type == "cuda" else "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+    )
+
+
+def num_ranks() -> int:
+    """How many processes share the model: 1 unless this one has joined a group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def read_plan(settings: PreTrainedConfig, count: int) -> dict[str, str]:
+    """The library's plan of a family, checked for `count` processes. Raises `UnsupportedModel` with the reason."""
+    family, plan = settings.model_type, getattr(settings, "base_model_tp_plan", None)
+    if not plan:
+        raise UnsupportedModel(f"model type {family!r} has no plan for tensor parallelism; serve it with one shard")
+    unknown = sorted({style for style in plan.values() if style not in _STYLES})
+    if unknown:
+        raise UnsupportedModel(
+            f"the plan of model type {family!r} has the style {unknown[0]!r}, which several shards do not support; "
+            "serve it with one"
+        )
+    num_heads = settings.num_attention_heads
+    num_kv_heads = getattr(settings, "num_key_value_heads", None) or num_heads
+    for what, number in (("key-value heads", num_kv_heads), ("attention heads", num_heads)):
+        if number % count:
+            raise UnsupportedModel(f"the model has {number} {what}, which {count} shards cannot share evenly")
+    return dict(plan)
+
+
+def split_model(model: nn.Module, plan: dict[str, str]) -> None:
+    """Keep this process's part of each layer that the plan names. Raises `UnsupportedModel` if one cannot be split."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    body = model.base_model
+    assert isinstance(body, nn.Module)
+    found = set()
+    for name, module in list(body.named_modules()):
+        pattern = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+        action = _STYLES.get(plan.get(pattern, ""))
+        if action is None:
+            continue
+        found.add(pattern)
+        if action != "keep":
+            _replace(body, name, _split(name, module, action, rank, count))
+    if missing := sorted(set(plan) - found):
+        raise UnsupportedModel(f"the plan names {missing[0]!r}, which {type(model).__name__} does not have")
+
+
+def _split(name: str, module: nn.Module, action: str, rank: int, count: int) -> nn.Module:
+    if not isinstance(module, nn.Linear):
+        raise UnsupportedModel(f"layer {name} is a {type(module).__name__}; only linear layers can be split")
+    dim = 0 if action == "split" else 1
+    if module.weight.shape[dim] % count:
+        raise UnsupportedModel(f"layer {name} of {tuple(module.weight.shape)} cannot be split into {count} parts")
+    weight = module.weight.chunk(count, dim)[rank].clone()
+    if action == "sum":
+        return RowParallel(weight, module.bias)
+    part = nn.Linear(weight.shape[1], weight.shape[0], bias=module.bias is not None, device="meta")
+    part.weight = nn.Parameter(weight, requires_grad=False)
+    if module.bias is not None:
+        part.bias = nn.Parameter(module.bias.chunk(count)[rank].clone(), requires_grad=False)
+    return part
+
+
+def _replace(body: nn.Module, name: str, part: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(body.get_submodule(parent), child, part)
+
+
+class RowParallel(nn.Module):
+    """A linear layer whose inputs are spread over the processes: each adds its share of the sum."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)  # [out, in / ranks]
+        self.bias = bias
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in / ranks] -> [..., out], the same in every process."""
+        out = nn.functional.linear(rows, self.weight)
+        dist.all_reduce(out)
+        return out if self.bias is None else out + self.bias
+
+
+def agree_on_least(number: int, device: torch.device) -> int:
+    """The smallest `number` of all processes."""
+    if num_ranks() == 1:
+        return number
+    least = torch.tensor(number, device=device)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return int(least)
