@@ -104,6 +104,10 @@ async def test_what_is_wrong_with_buffers() -> None:
         await wire.ask("BUFFER", name="b", prompt=[1])
         (body,) = await wire.ask("BUFFER", name="c", prompt=[1])
         assert "2 buffers" in body["error"]
+        for wrong in ([-1], [1 << 40], [5] * 600):
+            (body,) = await wire.ask("BUFFER", name="b", prompt=wrong)
+            assert body["code"] in ("invalid_request", "context_length_exceeded")
+        await wire.ask("BUFFER", name="b", prompt=[1])
         await wire.ask("BUFFER", name="a", drop=True)
         (body,) = await wire.ask("BUFFER", name="c", prompt=[1] * 8)
         assert body["num_tokens"] == 8

@@ -21,6 +21,7 @@ from bridle.lmtp.server.requests import context_of
 from bridle.lmtp.server.settings import LmtpSettings
 from bridle.lmtp.server.work import Host, Work
 from bridle.lmtp.session import Reattach, Session, Start, Stop, Stream
+from bridle.service import tokenize
 from bridle.service.keys import Identity
 
 
@@ -153,7 +154,8 @@ class Streams:
             timeout = self._home.settings.load_timeout
             registry = self._home.host.registry
             with await registry.acquire(served_name(registry, asked.model), timeout) as model:
-                buffer.fill(await context_of(model, asked.prompt, prefix))
+                context = await context_of(model, asked.prompt, prefix)
+                buffer.fill(await tokenize(model, context) if context else ())  # checks them
             tokens = await buffer.tokens()
         except BridleError as error:
             buffer.fail(error)
