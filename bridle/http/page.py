@@ -25,7 +25,7 @@ def render_page(registry: ModelRegistry, base_url: str) -> str:
 
 def curl_line(registry: ModelRegistry, base_url: str) -> str:
     """A command to paste into a shell."""
-    names = registry.names
+    names = registry.names or registry.loadable_names
     body = {"model": names[0] if names else "demo", "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     quoted = json.dumps(body).replace("'", "'\\''")
     return f"curl -N {base_url}v1/chat/completions -H 'Content-Type: application/json' -d '{quoted}'"

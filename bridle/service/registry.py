@@ -92,6 +92,11 @@ class ModelRegistry:
         known = [name for name, slot in self._slots.items() if slot.model is not None or not slot.is_passing]
         return [*known, *self._aliases]
 
+    @property
+    def loadable_names(self) -> list[str]:
+        """Every name that the catalog knows. Looks at the disk."""
+        return self._catalog.names()
+
     async def all_names(self) -> list[str]:
         """Every name that a request may use now, with what could be loaded. Looks at the disk."""
         return list(dict.fromkeys([*self.names, *await asyncio.to_thread(self._catalog.names)]))

@@ -316,6 +316,7 @@ async def test_auto_has_no_default_but_serves_what_is_named() -> None:
     registry, load_named = build_registry(models, ModelConfig("auto"), loader)
     load_named()
     assert registry.is_healthy
+    assert (registry.names, registry.loadable_names) == ([], ["org/name"])
     with pytest.raises(UnknownModel, match="there is no default model here"):
         await registry.acquire(None)
     (await registry.acquire("org/name")).release()
