@@ -69,8 +69,8 @@ def load_replicated(
     name: str | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> LoadedModel:
-    """A model with `count` engines, each over `shards` processes of its own if there are any. Raises `ShardUnavailable` if
-    one does not start."""
+    """A model with `count` engines, each over `shards` processes of its own if there are any. Raises
+    `ShardUnavailable` if one does not start."""
     from bridle.constraints import ConstraintPool, vocabulary_of
     from bridle.model import resolve_model
     from bridle.text import Tokenizer
