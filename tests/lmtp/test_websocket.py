@@ -81,7 +81,7 @@ def test_large_messages(address: str) -> None:
         assert answer["error"] == "Unknown command: FOO"
         with pytest.raises(ConnectionClosed) as closed:
             ask(socket, "x" * ((16 << 20) + 1))
-        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+        assert closed.value.rcvd is None or closed.value.rcvd.code == 1009  # lost if the rest was on its way
 
 
 def test_keys_are_asked_for_before_the_upgrade(tmp_path: Path) -> None:
