@@ -11,6 +11,7 @@ import builtins
 import gc
 import importlib
 import importlib.abc
+import os
 import random
 import sys
 import time
@@ -113,7 +114,7 @@ def close() -> None:
 def enter() -> None:
     """When an instance begins."""
     output.connect()
-    random.seed()
+    random.seed(int.from_bytes(os.urandom(16)))  # by itself it would ask for 2,500 bytes, one by one
 
 
 def _no_files(*arguments: Any, **options: Any) -> NoReturn:
