@@ -127,12 +127,12 @@ def test_without_replicas_requests_wait_and_deadlines_pass() -> None:
         assert made.client.is_healthy
 
 
-def test_a_request_under_which_replicas_are_lost_again_and_again_ends() -> None:
+def test_a_request_under_which_too_many_replicas_are_lost_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.cluster.replicas._MAX_LOSSES", 1)
     gate = Gate(2)
     with replicated(1, make=lambda: make_executor(on_forward=gate)) as made:
         stream = made.client.submit(make_request(max_tokens=9))
         gate.is_reached.wait(60)
-        made.client._live[stream.request_id].num_losses = 9
         gate.is_open.set()
         made.lose(0)
         events = [event for each in stream for event in each]
