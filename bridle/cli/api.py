@@ -36,7 +36,7 @@ class Server:
     """Which server, and who asks it."""
 
     base_url: str | None = None
-    "Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080/v1/. `#key=KEY` at its end is the key."
+    "Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080. `#key=KEY` at its end is the key."
     key: str | None = None
     "API key."
 
@@ -53,14 +53,15 @@ class ApiError(BridleError):
 
 
 class Api:
-    """A server's controller API. `base` ends in `/v1/`; a fragment `#key=K` carries an API key."""
+    """A server's controller API. `base` ends in `/v1/`, which is added where there is no path; a fragment `#key=K`
+    carries an API key."""
 
     def __init__(self, base: str | None = None, key: str | None = None) -> None:
         parts = urlsplit(base or os.environ.get(_BASE_VARIABLE) or DEFAULT_BASE)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(f"the base URL is {urlunsplit(parts)!r}; it must be http(s)://HOST/v1/", "base_url")
         in_url = parts.fragment.removeprefix("key=") if parts.fragment.startswith("key=") else None
-        path = parts.path if parts.path.endswith("/") else parts.path + "/"
+        path = "/v1/" if parts.path in ("", "/") else parts.path.removesuffix("/") + "/"
         self.base = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
         self.key = key or in_url
         # A proxy of the environment has no business between us and this machine.
