@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from bridle.http import HttpSettings
-from tests.http.harness import saying, scripted_model, served, tokenizer
+from tests.http.harness import scripted_model, served, tokenizer
 
 REPLY = "Hello there, é and the end."
 
