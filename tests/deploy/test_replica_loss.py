@@ -54,7 +54,7 @@ def test_streams_go_on_at_the_other_replica(replicas: LaunchedReplicas, how: sig
     lose(replicas, 0, how, crowd)
     assert replicas.is_healthy
     check_streams(crowd, list(made))
-    assert replicas.num_losses == 1
+    assert replicas.num_losses >= 1
 
 
 @pytest.mark.slow
