@@ -42,12 +42,16 @@ class LocalReplica:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(main())
 
-    def stop(self) -> None:
+    def cut(self) -> None:
         """The process is gone, as far as a router can see."""
         if self._thread.is_alive():
             assert self._ended is not None
             self._loop.call_soon_threadsafe(self._ended.set)
             self._thread.join()
+
+    def stop(self) -> None:
+        """It is gone altogether."""
+        self.cut()
         self.engine.close()
 
 

@@ -96,8 +96,9 @@ def test_what_a_lost_replica_held_goes_on_elsewhere(n: int) -> None:
         streams = [made.client.submit(request) for request in requests]
         for gate in gates:
             gate.is_reached.wait(60)
+        made.replicas[0].cut()  # in the middle of a step
+        for gate in gates:
             gate.is_open.set()
-        made.lose(0)
         events = {stream.request_id: [event for each in stream for event in each] for stream in streams}
         assert essence(events) == expected(requests)
         assert made.client.num_losses == 1
@@ -109,6 +110,7 @@ def test_those_who_ask_hear_that_their_replica_is_lost() -> None:
     with replicated(1, make=lambda: make_executor(on_forward=gate)) as made:
         stream = made.client.submit(make_request(max_tokens=30, tell_resuming=True, ignore_eos=True))
         gate.is_reached.wait(60)
+        made.replicas[0].cut()  # in the middle of a step
         gate.is_open.set()
         made.lose(0)
         made.restart(0, make_executor())
@@ -139,12 +141,11 @@ def test_a_request_under_which_too_many_replicas_are_lost_ends(monkeypatch: pyte
     with replicated(1, make=lambda: make_executor(on_forward=gate)) as made:
         stream = made.client.submit(make_request(max_tokens=9))
         gate.is_reached.wait(60)
-        gate.is_open.set()
-        made.lose(0)
+        made.replicas[0].cut()  # in the middle of a step
         events = [event for each in stream for event in each]
-        if made.client.num_losses:  # or it was over just before
-            assert isinstance(events[-1], Finished)
-            assert isinstance(events[-1].error, ShardUnavailable)
+        gate.is_open.set()
+    assert isinstance(events[-1], Finished)
+    assert isinstance(events[-1].error, ShardUnavailable)
 
 
 @pytest.mark.parametrize(
