@@ -1,9 +1,9 @@
 """What it costs that the model is in another process: a step through a shard beside the same step in this process.
 
 Both executors run the same decode steps in turn, so that a busy machine slows both. `instant` is a device that computes
-nothing: all of its overhead shows, that of the sample rows too. With the demo model the rows travel under the forward
-pass, as they do in service. Masked rows carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo
-model's own is smaller).
+nothing: all of its overhead shows, that of the sample rows too. `5 ms` is one that is busy for so long without the CPU,
+as a GPU is: the rows and their masks travel under the forward pass. The demo model computes on the CPU. Masked rows
+carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo model's own is smaller).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from bridle.bench.overhead import InstantExecutor
 from bridle.bench.settings import Settings
 from bridle.engine.decision import mask_words
 from bridle.engine.interfaces import Executor
-from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -79,7 +80,11 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     num_steps = 30 if settings.quick else 400
     batches = settings.batches or ((64,) if settings.quick else _BATCHES)
     figures = []
-    devices: dict[str, Callable[[Settings], Any]] = {"instant": _instant_pair, "demo model": _demo_pair}
+    devices: dict[str, Callable[[Settings], Any]] = {
+        "instant": partial(_timed_pair, 0.0),
+        "5 ms": partial(_timed_pair, 0.005),
+        "demo model": _demo_pair,
+    }
     for device, pair in devices.items():
         with pair(settings) as (local, remote):
             for batch in batches:
@@ -104,19 +109,35 @@ def _compare(local: Decoding, remote: Decoding, num_steps: int) -> dict[str, flo
     }
 
 
+class TimedExecutor(InstantExecutor):
+    """A device that is busy for `seconds` with each step, and leaves the CPU alone meanwhile."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(_MAX_SEQS, _MAX_TOKENS)
+        self._seconds = seconds
+        self._busy_until = 0.0
+
+    def forward(self, plan: StepPlan) -> None:
+        self._busy_until = time.perf_counter() + self._seconds
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Waits for the device; sleeps first, then looks at the clock, since a sleep is not exact."""
+        if self._seconds:
+            time.sleep(max(self._busy_until - time.perf_counter() - 0.0005, 0))
+            while time.perf_counter() < self._busy_until:
+                pass
+        return super().sample(batch)
+
+
 @contextmanager
-def _instant_pair(settings: Settings) -> Iterator[tuple[Executor, Executor]]:
+def _timed_pair(seconds: float, settings: Settings) -> Iterator[tuple[Executor, Executor]]:
     from bridle.deploy.launcher import LaunchedShard
 
     with ExitStack() as stack:
-        remote = LaunchedShard([sys.executable, "-m", "bridle.bench.instant_shard"], name="instant shard")
+        command = [sys.executable, "-m", "bridle.bench.timed_shard", "--seconds", str(seconds)]
+        remote = LaunchedShard(command, name="timed shard")
         stack.callback(remote.close)
-        yield make_instant(), remote
-
-
-def make_instant() -> InstantExecutor:
-    """The device that computes nothing."""
-    return InstantExecutor(_MAX_SEQS, _MAX_TOKENS)
+        yield TimedExecutor(seconds), remote
 
 
 @contextmanager
