@@ -36,4 +36,4 @@ if __name__ == "__main__":
     die_with_parent(options.parent)
     if options.fail:
         sys.exit("no such model")
-    sys.exit(run_shard(make_executor(on_forward=on_forward), options.listen, warm=False))
+    sys.exit(run_shard(make_executor(on_forward=on_forward, num_blocks=1 << 15), options.listen, warm=False))
