@@ -51,9 +51,14 @@ def js(script_pool: RuntimePool) -> Run:
 
 
 @pytest.fixture(scope="session")
-def py_pool(tokenizer: Path, request: pytest.FixtureRequest) -> Iterator[RuntimePool]:  # noqa: F811
+def py_pool(
+    tokenizer: Path,  # noqa: F811
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[RuntimePool]:
     """Its store outlives the session, because compiling an interpreter takes a while."""
-    store = request.config.cache.mkdir("bridle-py-store")
+    cache = getattr(request.config, "cache", None)  # its plugin can be turned off
+    store = tmp_path_factory.mktemp("py-store") if cache is None else cache.mkdir("bridle-py-store")
     arguments = ("--store", str(store), "--wasm-max-step-time", "2000", "--limit", "max_prepare_wait=170000")
     config = RuntimeConfig(str(tokenizer), extra_args=(*arguments, "--limit", "max_init_time=10000"))
     pool = RuntimePool(config, VOCAB_SIZE)
