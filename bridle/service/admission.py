@@ -96,8 +96,13 @@ class Admission:
 
     def _check_share(self, wanted: int, user: str) -> None:
         held, free = self._held[user], self.max_requests - self.num_requests
-        if held == 0 or held + wanted <= _GREED * (free - wanted):
+        if held + wanted == 1 or held + wanted <= _GREED * (free - wanted):
             return
+        most = max(_GREED * self.max_requests // (_GREED + 1), 1)
+        if wanted > most:  # waiting would never help
+            raise InvalidRequest(
+                f"{wanted} requests in one call; a user of this server may have {most}", "max_requests"
+            )
         self.num_refused += 1
         raise Overloaded(
             f"{user!r} has {held} requests in flight, {wanted} more wanted; the last {free} places are kept for others",

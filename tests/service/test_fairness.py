@@ -100,6 +100,16 @@ def test_the_house_is_never_filled_by_one_user() -> None:
     assert len([alone.admit() for _ in range(10)]) == 10
 
 
+def test_one_large_call_does_not_fill_the_house_either() -> None:
+    admission = Admission(max_requests=100, is_shared=True)
+    with pytest.raises(InvalidRequest, match="81 requests in one call; a user of this server may have 80"):
+        admission.admit(81, "greedy")
+    with admission.admit(80, "greedy"), admission.admit(1, "modest"):
+        assert admission.num_requests == 81
+    with Admission(max_requests=1, is_shared=True).admit(1, "anybody"):
+        pass
+
+
 def test_requests_carry_their_turn_and_are_settled() -> None:
     admission = Admission()
     requests = []
