@@ -18,7 +18,7 @@ import grpc
 
 from bridle.cluster.address import MAX_MESSAGE_BYTES, Tls, open_channel
 from bridle.cluster.proto import shard_pb2 as pb
-from bridle.cluster.shard import PROTOCOL, SERVICE
+from bridle.cluster.shard import ACCEPTED, PROTOCOL, SERVICE
 from bridle.cluster.trace_context import outgoing_context
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.errors import InternalError, ProtocolError, ShardUnavailable
@@ -67,9 +67,10 @@ class Link:
         )
         timer = threading.Timer(self._timings.connect, call.cancel)
         timer.start()
-        call.initial_metadata()
+        # A refusal has metadata too, and may be told a moment later than that: only the shard's own word counts.
+        is_accepted = ACCEPTED in call.initial_metadata()
         timer.cancel()
-        if not call.is_active():
+        if not is_accepted:
             self._outbox.put(None)
             raise ShardUnavailable(f"the shard at {self.address} does not take a router: {call.details()}")
         if not call.add_callback(self._ended.set):

@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 SERVICE = "bridle.shard.v1.Shard"
+#: What a shard sends ahead of its first reply once the stream is the router's.
+ACCEPTED = ("bridle-accepted", "1")
 #: Threads that answer: one for the stream, the others for signs of life and for what operators ask.
 _NUM_THREADS = 8
 
@@ -64,7 +66,7 @@ class Shard:
             self.executor.reset()
             trace = incoming_context(context.invocation_metadata())
             _log.info("a router connected%s", f", traceparent {trace['traceparent']}" if trace else "")
-            context.send_initial_metadata(())
+            context.send_initial_metadata((ACCEPTED,))
             yield from self._answer(requests, context)
         finally:
             self._began = None
