@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
-from bridle.service.catalog import ModelCatalog, is_model_name
+from bridle.service.catalog import ModelCatalog
 from bridle.service.control import ControlSettings
+from bridle.service.folders import is_hub_name
 from bridle.service.keeper import ModelKeeper, ModelLoader
 from bridle.service.loading import ExecutorLoader, load_model, model_name
 from bridle.service.registry import ModelRegistry
@@ -166,5 +167,5 @@ def _check_target(alias: str, model: str, models: ModelSet) -> None:
         raise InvalidRequest(
             f"model_alias {alias}={model}: {model!r} is not among the models, and static loads no others", "model_alias"
         )
-    if not alias or not (Path(model).expanduser().is_dir() or is_model_name(model)):
+    if not alias or not (Path(model).expanduser().is_dir() or is_hub_name(model)):
         raise InvalidRequest(f"model_alias {alias}={model}: {model!r} is neither a folder nor a hub id", "model_alias")

@@ -1,0 +1,87 @@
+"""Folders under one root that a name from the network may mean.
+
+A name is looked up, never followed: it is a folder at most two levels under the root, and neither it nor any of its
+files may lead out of there. What the folders hold, the marker file tells.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from bridle.errors import InvalidRequest
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
+_MAX_LISTED = 1_000
+_MAX_FILES = 10_000
+_LOOK_SECONDS = 2.0
+
+
+class NamedFolders:
+    """Those under `root` that have a file `marker`, by their path from there. They are looked at when somebody asks, so
+    new ones need no restart. Raises `InvalidRequest` about `param` if the root is no folder."""
+
+    def __init__(self, root: Path, marker: str, param: str) -> None:
+        self._root = _folder(root, param)
+        self._prefixes = (f"{self._root}/", f"{root.expanduser().absolute()}/")
+        self._marker = marker
+        self._seen: tuple[float, list[str]] = (-math.inf, [])  # when it was looked through, and what was there
+
+    def find(self, name: str) -> Path | None:
+        """The folder of that name, if it and all its files really lie under the root."""
+        if not is_hub_name(name):
+            return None
+        try:
+            folder = (self._root / name).resolve(strict=True)
+            files = list(islice(folder.iterdir(), _MAX_FILES + 1))
+            inside = all(path.resolve(strict=True).is_relative_to(self._root) for path in (folder, *files))
+        except (OSError, RuntimeError):  # not there, no folder, or links in a circle
+            return None
+        is_marked = (folder / self._marker).is_file() and len(files) <= _MAX_FILES
+        return folder if inside and is_marked and folder != self._root else None
+
+    def name_of(self, path: str) -> str:
+        """The name of a folder that is given by its full path; any other text is a name already. Looks at nothing: what
+        comes out is for `find` to judge."""
+        for prefix in self._prefixes:
+            if path.startswith(prefix):
+                return path.removeprefix(prefix).rstrip("/")
+        return path
+
+    def names(self) -> list[str]:
+        """Every name (of very many folders, the first). Looks at the disk, every few seconds at most: a large folder
+        takes a while."""
+        now = time.monotonic()
+        looked, found = self._seen
+        if not now - looked < _LOOK_SECONDS:
+            found = sorted(islice(self._scan(), _MAX_LISTED))
+            self._seen = now, found
+        return found
+
+    def _scan(self) -> Iterator[str]:
+        for path in self._root.glob(f"*/{self._marker}"):
+            if self.find(path.parent.name) is not None:
+                yield path.parent.name
+        for path in self._root.glob(f"*/*/{self._marker}"):
+            name = f"{path.parent.parent.name}/{path.parent.name}"
+            if self.find(name) is not None:
+                yield name
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether it looks like a hub id: one part or two, and no way out of a folder."""
+    return _NAME.fullmatch(name) is not None and ".." not in name
+
+
+def _folder(path: Path, param: str) -> Path:
+    try:
+        folder = path.expanduser().resolve(strict=True)
+    except OSError as error:
+        raise InvalidRequest(f"{param} {path} cannot be used: {error.strerror}", param) from None
+    if not folder.is_dir():
+        raise InvalidRequest(f"{param} {path} is not a folder", param)
+    return folder
