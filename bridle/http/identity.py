@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridle.errors import Unauthorized
-from bridle.http.errors import error_response
+from bridle.http.errors import RefusedBody, error_response
 from bridle.service.keys import Identity, KeyStore
 
 LOCAL_USER = Identity("localhost", True)
@@ -77,6 +77,13 @@ def identity_of(connection: HTTPConnection) -> Identity:
     """Who sent this request."""
     identity = connection.scope.get("state", {}).get("identity")
     return identity if isinstance(identity, Identity) else LOCAL_USER
+
+
+def check_admin(connection: HTTPConnection) -> None:
+    """Raises what answers 403 unless an admin asks."""
+    identity = identity_of(connection)
+    if not identity.is_admin:
+        raise RefusedBody(403, Unauthorized(f"user {identity.user!r} may not do this: it takes the key of an admin"))
 
 
 def _key_of(connection: HTTPConnection) -> str | None:

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from bridle.errors import ModelUnavailable, Unauthorized
-from bridle.http.errors import RefusedBody, error_response, json_response
-from bridle.http.identity import identity_of
+from bridle.errors import ModelUnavailable
+from bridle.http.errors import error_response, json_response
+from bridle.http.identity import check_admin
 from bridle.http.json_body import BoundedRoute
 from bridle.http.models import hold_model
 from bridle.http.state import HttpState, http_state
@@ -38,14 +38,14 @@ async def models(request: Request) -> Response:
 
 @router.post("/v1/models/load", summary="Load a model and keep it (admins)")
 async def load(body: ModelBody, request: Request) -> Response:
-    _check_admin(request)
+    check_admin(request)
     await hold_model(request, body.model)
     return json_response(_row(http_state(request), body.model))
 
 
 @router.post("/v1/models/unload", summary="Close a model that nobody uses (admins)")
 async def unload(body: ModelBody, request: Request) -> Response:
-    _check_admin(request)
+    check_admin(request)
     http = http_state(request)
     try:
         await http.registry.unload(body.model)
@@ -57,12 +57,6 @@ async def unload(body: ModelBody, request: Request) -> Response:
 @router.get("/v1/models/{name:path}", summary="Describe one model")
 async def model(name: str, request: Request) -> Response:
     return json_response(_row(http_state(request), name))
-
-
-def _check_admin(request: Request) -> None:
-    identity = identity_of(request)
-    if not identity.is_admin:
-        raise RefusedBody(403, Unauthorized(f"user {identity.user!r} may not do this: it takes the key of an admin"))
 
 
 def _row(http: HttpState, name: str) -> dict[str, Any]:
