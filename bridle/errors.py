@@ -5,6 +5,8 @@
     │   ├── ContextOverflow   prompt plus output do not fit the model or the KV cache
     │   ├── UnsupportedFeature  known, but not by this model or this build
     │   ├── UnknownModel      no model of that name is served here
+    │   ├── UnknownAdapter    the model has no adapter of that name
+    │   ├── AdapterRefused    an adapter's files are damaged, hostile, or not for this model
     │   └── UnknownStream     no stream can be resumed under that key, or not from there
     ├── UnsupportedModel      the checkpoint would be wrong or cannot be loaded
     ├── ModelUnavailable      a known model that cannot be had now: still loading, failed, or no room for it
@@ -65,6 +67,19 @@ class UnknownModel(InvalidRequest):
     """No model of that name is served here; the message lists those that are."""
 
     code = "model_not_found"
+
+
+class UnknownAdapter(InvalidRequest):
+    """The model has no adapter of that name; the message lists those it has."""
+
+    code = "adapter_not_found"
+
+
+class AdapterRefused(InvalidRequest):
+    """An adapter cannot be applied as its files are: damaged, hostile, of another model, or of a kind that would give
+    wrong results. The message says which part, and why."""
+
+    code = "adapter_refused"
 
 
 class UnknownStream(InvalidRequest):

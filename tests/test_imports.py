@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.text",),
     ("bridle.model", "bridle.llamacpp"),
     ("bridle.engine",),
+    ("bridle.lora",),
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.sampling"),
     ("bridle.errors",),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.interfaces import Executor, Sampler
+from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
 
 if TYPE_CHECKING:
@@ -48,20 +49,23 @@ ExecutorLoader = Callable[[ModelConfig, Callable[[str, float], None] | None, Sam
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model that takes requests. `created` is a Unix time in seconds; `adapters` are the names it can
-    apply, `control` is the runtime of its Wasm controllers, `constraints` compiles constraints for it. `num_bytes`
+    """A model that takes requests. `created` is a Unix time in seconds; `adapters` are those that it can apply,
+    `control` is the runtime of its Wasm controllers, `constraints` compiles constraints for it. `num_bytes`
     is the memory that its weights and its KV cache take, 0 if that is not known."""
 
     name: str
     client: EngineClient
     tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
-    adapters: frozenset[str] = frozenset()
+    adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
     control: RuntimePool | None = None
     constraints: ConstraintPool | None = None
     num_bytes: int = 0
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.adapters.add_base_names((self.name,))
 
     @property
     def info(self) -> ExecutorInfo:

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from bridle.errors import InvalidRequest, ModelUnavailable, UnknownModel, UnsupportedFeature
+from bridle.service.adapters import PLACEHOLDERS
 from bridle.service.catalog import ModelCatalog
 from bridle.service.keeper import ModelKeeper
 from bridle.service.lease import Lease
 from bridle.service.loading import LoadedModel
 from bridle.service.slot import ModelState, Slot
 
-#: What clients send that were told an address and no model (text-generation, huggingface_hub).
-PLACEHOLDERS = frozenset({"tgi", "dummy"})
 _MAX_SHOWN_CHARS = 100
 
 

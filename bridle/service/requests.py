@@ -58,13 +58,12 @@ def build_request(
     """A request that `model` can run, with a seed so that it can be run again.
 
     `constraint` is what the text must look like, as an object or as plain data; it takes the controller's place.
-    `timeout` is in seconds from now. Raises `InvalidRequest` or `ContextOverflow`, naming field, value and
-    limit.
+    `adapter` is a name that `model.adapters` knows, or one that means the base model. `timeout` is in seconds from
+    now. Raises `InvalidRequest` (`UnknownAdapter` is one) or `ContextOverflow`, naming field, value and limit.
     """
     tokens = encode_prompt(model, prompt, add_special_tokens)
     check_fits(model, len(tokens), sampling.max_tokens)
     _check_sampling(model, sampling)
-    _check_adapter(model, adapter)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
     return Request(
@@ -72,7 +71,7 @@ def build_request(
         prompt=tokens,
         sampling=sampling,
         controller=_steering(controller, constraint),
-        adapter=adapter,
+        adapter=model.adapters.resolve(adapter),
         stopping=tuple(stopping),
         deadline=None if timeout is None else time.monotonic() + timeout,
         tenant=tenant,
@@ -185,10 +184,3 @@ def _check_ids(param: str, tokens: Iterable[int], vocab_size: int) -> None:
             raise InvalidRequest(f"{param} holds {token!r}; token ids are integers", param)
         if not 0 <= token < vocab_size:
             raise InvalidRequest(f"{param} holds token {token}; ids go from 0 to {vocab_size - 1}", param)
-
-
-def _check_adapter(model: LoadedModel, adapter: str | None) -> None:
-    if adapter is None or adapter in model.adapters:
-        return
-    known = ", ".join(sorted(model.adapters)) or "none"
-    raise InvalidRequest(f"{model.name!r} has no adapter {adapter!r}; loaded: {known}", "adapter")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridle.errors import ContextOverflow, InvalidRequest
+from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter
 from bridle.sampling import SamplingParams
 from bridle.service import build_request, encode_prompt, tokenize
 from bridle.service.requests import MAX_CHARS_PER_TOKEN, MAX_INLINE_CHARS
@@ -144,10 +144,10 @@ def test_the_empty_text_begins_a_document_where_a_token_says_so() -> None:
 
 def test_unknown_adapters_are_refused() -> None:
     model = fake_model()
-    with pytest.raises(InvalidRequest, match="'fake' has no adapter 'x'; loaded: none"):
+    with pytest.raises(UnknownAdapter, match="'fake' has no adapter 'x'; known: none"):
         build_request(model, "a", SamplingParams(), adapter="x")
-    model.adapters = frozenset({"x"})
-    assert build_request(model, "a", SamplingParams(), adapter="x").adapter == "x"
+    for name in (None, "", "fake", "tgi", "dummy"):
+        assert build_request(model, "a", SamplingParams(), adapter=name).adapter is None
 
 
 @pytest.mark.parametrize("num_chars", [3, MAX_INLINE_CHARS, MAX_INLINE_CHARS + 1])

@@ -1,0 +1,112 @@
+"""An adapter's two files, looked at before anybody uses them: adapter_config.json and adapter_model.safetensors.
+
+Both are read whole and at once, within limits, and nothing else of the folder is ever opened. A digest of what was
+read stands for the weights from then on: files that change while the adapter is known are noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridle.errors import AdapterRefused
+from bridle.lora.hub import fetch_adapter, is_hub_id
+from bridle.lora.peft_config import LoraShape, PeftConfig, read_config
+from bridle.lora.tensors import Header, read_header, shapes_of
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_WEIGHTS_BYTES = 2 << 30
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MAX_LISTED = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter that passed inspection. `shapes` has what it adds to each linear layer, by the layer's name in the
+    model; `digest` stands for all bytes of both files."""
+
+    folder: Path
+    root: Path  # both files must really lie under it
+    digest: str
+    config: PeftConfig
+    shapes: Mapping[str, LoraShape]
+    num_bytes: int
+
+    @property
+    def rank(self) -> int:
+        """The largest rank at any layer."""
+        return max(shape.rank for shape in self.shapes.values())
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The kinds of layers that it changes."""
+        return tuple(dict.fromkeys(name.rpartition(".")[2] for name in self.shapes))
+
+
+def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
+    """The adapter in folder or hub repository `source`, fetched if need be. Raises `AdapterRefused` with the reason."""
+    folder = Path(source).expanduser()
+    if source and folder.is_dir():
+        return open_adapter(folder)
+    if not is_hub_id(source):
+        raise AdapterRefused(f"{source!r} is neither an existing folder nor a hub id such as 'owner/name'", "source")
+    limits = {CONFIG_NAME: MAX_CONFIG_BYTES, WEIGHTS_NAME: MAX_WEIGHTS_BYTES}
+    folder = fetch_adapter(source, revision, limits)
+    return open_adapter(folder, folder.parent.parent)  # the hub's cache keeps the files beside the snapshots
+
+
+def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
+    """Look at the adapter in `folder`, whose files must really lie under `root` (None: under the folder itself)."""
+    return read_adapter(folder, root)[0]
+
+
+def read_adapter(folder: Path, root: Path | None = None) -> tuple[AdapterFiles, Header, memoryview]:
+    """The same, with the tensors' places and the bytes they are in, which are those that were looked at."""
+    folder = folder.resolve()
+    root = folder if root is None else root.resolve()
+    config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
+    config = read_config(config_bytes)
+    weights = _read(folder, WEIGHTS_NAME, root, MAX_WEIGHTS_BYTES)
+    header, payload = read_header(weights)
+    digest = hashlib.blake2b(config_bytes, digest_size=16)
+    digest.update(weights)
+    num_bytes = sum(entry.num_bytes for entry in header.values())
+    files = AdapterFiles(folder, root, digest.hexdigest(), config, shapes_of(header, config), num_bytes)
+    return files, header, payload
+
+
+def _read(folder: Path, name: str, root: Path, limit: int) -> bytes:
+    """All bytes of a plain file that really lies under `root`. Never follows a link out, never waits on a pipe."""
+    try:
+        path = (folder / name).resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise AdapterRefused(_why_missing(folder, name), "source") from None
+    if not path.is_relative_to(root):
+        raise AdapterRefused(f"{folder / name} is a link out of the adapter's folder", "source")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise AdapterRefused(f"{folder / name} cannot be read: {error.strerror}", "source") from None
+    with open(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise AdapterRefused(f"{folder / name} is no plain file", "source")
+        if status.st_size > limit:
+            raise AdapterRefused(f"{folder / name} has {status.st_size} bytes; at most {limit} are read", "source")
+        return file.read(limit + 1)[:limit]  # it may grow meanwhile; what is cut off is found damaged
+
+
+def _why_missing(folder: Path, name: str) -> str:
+    if name == WEIGHTS_NAME:
+        for number, path in enumerate(folder.iterdir()):
+            if path.suffix in _PICKLED:
+                return f"{folder} holds pickled weights ({path.name}), which are never loaded; save it as safetensors"
+            if number >= _MAX_LISTED:
+                break
+    return f"{folder} has no {name}; it is no adapter that PEFT saved"

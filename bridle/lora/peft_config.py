@@ -1,0 +1,198 @@
+"""What an adapter_config.json says, as far as it can be honoured; whatever cannot is refused by name.
+
+PEFT gains fields with every version. One that is not known here is ignored only as long as it says nothing (null,
+false, empty): an adapter whose meaning we miss would answer wrongly, and nobody would notice.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bridle.errors import AdapterRefused
+
+MAX_RANK = 512
+#: Patterns of ranks and alphas that one adapter may have.
+MAX_PATTERNS = 10_000
+_MAX_PATTERN_CHARS = 256
+_MAX_SHOWN_CHARS = 80
+_MAX_REPEATS = 4
+
+#: Fields that change nothing once the adapter is trained, or that the names of its weights say again.
+_SILENT = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_config",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+    }
+)
+#: Fields that must say nothing, and what it would mean if they did.
+_REFUSED = {
+    "use_dora": "DoRA scales the base weights too",
+    "modules_to_save": "it replaces whole layers of the model",
+    "lora_bias": "it has biases of its own",
+    "trainable_token_indices": "it has trained embeddings",
+    "layer_replication": "it repeats layers of the model",
+    "target_parameters": "it changes parameters outside of linear layers",
+    "alora_invocation_tokens": "activated LoRA begins in the middle of a prompt",
+    "use_qalora": "QALoRA pools its inputs",
+    "arrow_config": "Arrow routes between adapters",
+    "use_bdlora": "block-diagonal LoRA shapes its weights differently",
+}
+#: Starts of training after which the base weights are still the model's own.
+_PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
+
+
+class _Fields(msgspec.Struct):
+    """The fields that are read, with their types."""
+
+    peft_type: str
+    r: int
+    lora_alpha: float = 8
+    use_rslora: bool = False
+    fan_in_fan_out: bool = False
+    bias: str = "none"
+    init_lora_weights: bool | str | None = True
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoraShape:
+    """What is added to one linear layer: `scale * B(A(x))`, A from `in_features` to `rank`, B to `out_features`."""
+
+    rank: int
+    in_features: int
+    out_features: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """An adapter's configuration that can be honoured."""
+
+    rank: int
+    alpha: float
+    use_rslora: bool
+    is_transposed: bool  # made for layers that keep their weights as [in, out]
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+
+    def rank_of(self, module: str) -> int:
+        """The rank at a layer."""
+        return _first_match(self.rank_pattern, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """What B's result is multiplied by, at a layer."""
+        rank = self.rank_of(module)
+        alpha = _first_match(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def read_config(data: bytes) -> PeftConfig:
+    """The configuration in an adapter_config.json. Raises `AdapterRefused`, naming field and value."""
+    try:
+        raw = msgspec.json.decode(data)
+        if not isinstance(raw, dict):
+            raise AdapterRefused(f"adapter_config.json holds a JSON {type(raw).__name__}, not an object", "source")
+        if raw.get("peft_type") != "LORA":
+            raise AdapterRefused(f"peft_type is {_show(raw.get('peft_type'))}; only 'LORA' can be served", "source")
+        fields = msgspec.convert(raw, _Fields)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise AdapterRefused(f"adapter_config.json is not what PEFT writes: {error}", "source") from None
+    _check_meaning(raw, fields)
+    return PeftConfig(
+        rank=fields.r,
+        alpha=fields.lora_alpha,
+        use_rslora=fields.use_rslora,
+        is_transposed=fields.fan_in_fan_out,
+        rank_pattern=fields.rank_pattern or {},
+        alpha_pattern=fields.alpha_pattern or {},
+    )
+
+
+def _check_meaning(raw: dict[str, Any], fields: _Fields) -> None:
+    for name, value in raw.items():
+        if not value or name in _SILENT or name in _Fields.__struct_fields__:
+            continue
+        reason = _REFUSED.get(name, "a field that is not known here may change what the adapter means")
+        raise AdapterRefused(f"{_show(name)} is {_show(value)}: {reason}, which cannot be served", "source")
+    if fields.bias != "none":
+        raise AdapterRefused(f"bias is {_show(fields.bias)}; adapters with biases cannot be served", "source")
+    if fields.init_lora_weights not in _PLAIN_STARTS:
+        raise AdapterRefused(
+            f"init_lora_weights is {_show(fields.init_lora_weights)}: it changed the base weights; convert the adapter "
+            "to plain LoRA while saving it",
+            "source",
+        )
+    ranks = (fields.r, *(fields.rank_pattern or {}).values())
+    for rank in ranks:
+        if not 1 <= rank <= MAX_RANK:
+            raise AdapterRefused(f"the rank is {rank}; must be from 1 to {MAX_RANK}", "source")
+    for alpha in (fields.lora_alpha, *(fields.alpha_pattern or {}).values()):
+        if not math.isfinite(alpha):
+            raise AdapterRefused(f"lora_alpha is {alpha}; must be a finite number", "source")
+    for pattern in (fields.rank_pattern, fields.alpha_pattern):
+        _check_patterns(pattern or {})
+
+
+# -- patterns ----------------------------------------------------------------------------------------------------
+
+#: What a pattern may be made of. It is a regular expression from a stranger, so nothing in it may run for long.
+_PIECE = re.compile(r"[\w\-.|()^$]|\\\.|\\d\+?", re.ASCII)
+
+
+def _check_patterns(patterns: Mapping[str, Any]) -> None:
+    if len(patterns) > MAX_PATTERNS:
+        raise AdapterRefused(f"there are {len(patterns)} patterns of ranks or alphas; at most {MAX_PATTERNS}", "source")
+    for pattern in patterns:
+        is_plain = len(pattern) <= _MAX_PATTERN_CHARS and not _PIECE.sub("", pattern)
+        if not is_plain or pattern.count("+") > _MAX_REPEATS or not _compiles(pattern):
+            raise AdapterRefused(
+                f"the pattern {_show(pattern)} of ranks or alphas is not supported: letters, digits, _ - . | ( ) ^ $ "
+                "and \\. \\d \\d+ are",
+                "source",
+            )
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
+
+
+def _first_match(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    """As PEFT looks it up: the first pattern that matches the module's name, or its end after a dot."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."

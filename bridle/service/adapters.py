@@ -1,0 +1,257 @@
+"""The adapters of one model, by name: what every front-end asks before it lets a request choose one.
+
+    info = await asyncio.to_thread(registry.add, "french", "/adapters/french")  # looks at the files
+    await registry.ready("french")                                              # read, checked, in memory
+    request = build_request(model, prompt, sampling, adapter="french")          # an unknown name is refused
+
+A name means the same weights as long as it is known. To the engine, whose caches must never mix two adapters, a name
+with other weights behind it is another one. Where the weights are at a moment, and who uses them, is the business of an
+`AdapterHome`; nothing here reads weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from bridle.errors import InvalidRequest, UnknownAdapter, UnsupportedFeature
+
+if TYPE_CHECKING:
+    from bridle.lora import AdapterFiles
+
+#: What clients send that were told an address and no model (text-generation, huggingface_hub): the base model.
+PLACEHOLDERS = frozenset({"tgi", "dummy"})
+#: Adapters that one model may know at a time.
+MAX_ADAPTERS = 10_000
+_MAX_SHOWN_CHARS = 100
+_MAX_SHOWN_NAMES = 20
+_NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}(/[\w.:@+\-]{1,96}){0,3}", re.ASCII)
+
+#: `known`: on disk only. `loading`: on its way into memory. `host`: in the computer's memory. `device`: where the model
+#: computes. `failed`: it could not be read; a further use tries again.
+AdapterState = Literal["known", "loading", "host", "device", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """An adapter as of one moment.
+
+    `source` is the folder or hub id it came from, `targets` are the kinds of layers it changes (`q_proj`, ...),
+    `num_bytes` is what its weights take in memory, `error` why it is `failed`. `num_users` counts the requests that
+    use it now, or wait for it.
+    """
+
+    name: str
+    source: str
+    revision: str | None
+    rank: int
+    targets: tuple[str, ...]
+    num_bytes: int
+    state: AdapterState = "known"
+    error: str | None = None
+    num_users: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStatus:
+    """What changes about an adapter."""
+
+    state: AdapterState = "known"
+    error: str | None = None
+    num_users: int = 0
+
+
+class AdapterHome(Protocol):
+    """Who keeps the adapters of a model in memory. Keys are the registry's; any thread may call."""
+
+    def check(self, files: AdapterFiles) -> None:
+        """Raise `AdapterRefused` if the model cannot take what the files hold. Reads no weights."""
+
+    def add(self, key: str, files: AdapterFiles) -> None:
+        """The adapter may be used from now on. Nothing is loaded yet."""
+
+    def remove(self, key: str) -> None:
+        """Nobody will ask for it again; its memory is free once the last of its users is done."""
+
+    def status(self, key: str) -> AdapterStatus:
+        raise NotImplementedError
+
+    def fetch(self, key: str) -> Future[None]:
+        """Begin to load it; done when it is in memory, with the error if that fails."""
+        raise NotImplementedError
+
+
+class NoAdapters:
+    """The home of a model whose backend applies none."""
+
+    def check(self, files: AdapterFiles) -> None:
+        raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
+
+    def add(self, key: str, files: AdapterFiles) -> None:
+        raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
+
+    def remove(self, key: str) -> None:
+        """There is none."""
+
+    def status(self, key: str) -> AdapterStatus:
+        return AdapterStatus()
+
+    def fetch(self, key: str) -> Future[None]:
+        raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    key: str
+    source: str
+    revision: str | None
+    files: AdapterFiles
+
+
+class AdapterRegistry:
+    """Names to adapters of one model. `base_names` are names that mean the model without any: its own, then its
+    aliases.
+
+    Iterating gives the adapters' names. Thread-safe; only `add` may take long.
+    """
+
+    def __init__(self, home: AdapterHome | None = None, base_names: Iterable[str] = ()) -> None:
+        self._home: AdapterHome = home or NoAdapters()
+        self._base_names = dict.fromkeys(base_names)
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._entries))
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the model's backend applies adapters at all."""
+        return not isinstance(self._home, NoAdapters)
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def add(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
+        """Make the adapter in folder or hub repository `source` known as `name`.
+
+        Looks at its files (fetching them first, if `source` is a hub id), so it blocks: call it in a thread. Weights
+        are read when a request or `ready` wants them. Raises `InvalidRequest` for a name that is taken or no name,
+        `AdapterRefused` with the reason for files that cannot be used, `UnsupportedFeature` if the model's backend
+        applies no adapters; nothing has happened then.
+        """
+        from bridle.lora import find_adapter
+
+        self._check_name(name)
+        files = find_adapter(source, revision)
+        self._home.check(files)
+        with self._lock:
+            self._check_free(name)
+            entry = _Entry(f"{name}#{files.digest}", source, revision, files)
+            self._home.add(entry.key, files)
+            self._entries[name] = entry
+        return self._info(name, entry)
+
+    def remove(self, name: str) -> None:
+        """Forget an adapter. Requests that use it now run to their end, then its memory is free. Raises
+        `UnknownAdapter`."""
+        with self._lock:
+            entry = self._find(name)
+            del self._entries[name]
+            self._home.remove(entry.key)
+
+    def get(self, name: str) -> AdapterInfo:
+        """One adapter as of now. Raises `UnknownAdapter`."""
+        return self._info(name, self._find(name))
+
+    def list(self) -> tuple[AdapterInfo, ...]:
+        """All adapters as of now, in the order in which they came."""
+        return tuple([self._info(name, entry) for name, entry in list(self._entries.items())])
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def resolve(self, name: str | None) -> str | None:
+        """What goes into `Request.adapter`, which is opaque: None for the base model, which None, the empty name,
+        `PLACEHOLDERS` and the model's own names mean. Raises `UnknownAdapter`, which lists the names there are."""
+        if not name:
+            return None
+        entry = self._entries.get(name)
+        if entry is None and self.is_base(name):
+            return None
+        return (entry or self._find(name)).key
+
+    def is_base(self, name: str) -> bool:
+        """Whether the name means the model without an adapter."""
+        return name in self._base_names or name in PLACEHOLDERS
+
+    def add_base_names(self, names: Iterable[str]) -> None:
+        """Let `names` mean the base model too."""
+        self._base_names.update(dict.fromkeys(names))
+
+    async def ready(self, name: str) -> AdapterInfo:
+        """Wait until the adapter is read, checked and in memory; begin that if need be. A request does not need this:
+        it waits in the engine by itself. Raises `UnknownAdapter`, or why it cannot be had (`AdapterRefused` for what
+        its weights hold). Cancelling the caller ends the wait, not the loading."""
+        entry = self._find(name)
+        await asyncio.shield(asyncio.wrap_future(self._home.fetch(entry.key)))
+        return self._info(name, entry)
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _info(self, name: str, entry: _Entry) -> AdapterInfo:
+        files, now = entry.files, self._home.status(entry.key)
+        return AdapterInfo(
+            name,
+            entry.source,
+            entry.revision,
+            files.rank,
+            files.targets,
+            files.num_bytes,
+            now.state,
+            now.error,
+            now.num_users,
+        )
+
+    def _find(self, name: str) -> _Entry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise self._unknown(name) from None
+
+    def _unknown(self, name: str) -> UnknownAdapter:
+        names = list(self._entries)
+        known = ", ".join(repr(other) for other in names[:_MAX_SHOWN_NAMES]) or "none"
+        more = f" and {len(names) - _MAX_SHOWN_NAMES} more" if len(names) > _MAX_SHOWN_NAMES else ""
+        model = f"{next(iter(self._base_names))!r}" if self._base_names else "the model"
+        return UnknownAdapter(f"{model} has no adapter {_shown(name)}; known: {known}{more}", "adapter")
+
+    def _check_name(self, name: str) -> None:
+        if _NAME.fullmatch(name) is None or ".." in name:
+            raise InvalidRequest(
+                f"adapter name {_shown(name)} is not allowed; letters, digits and . _ - : @ + are, with up to three "
+                "slashes, beginning with a letter or digit",
+                "name",
+            )
+        self._check_free(name)
+
+    def _check_free(self, name: str) -> None:
+        if self.is_base(name):
+            raise InvalidRequest(f"adapter name {_shown(name)} means the base model", "name")
+        if name in self._entries:
+            raise InvalidRequest(f"an adapter {_shown(name)} is known already; remove it first", "name")
+        if len(self._entries) >= MAX_ADAPTERS:
+            raise InvalidRequest(f"{len(self._entries)} adapters are known; at most {MAX_ADAPTERS}", "name")
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")
