@@ -5,12 +5,41 @@ Front-ends (command line, environment, `LLM`) fill these in; nothing here loads 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 from bridle.errors import InvalidRequest
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+#: Without chunks, and where nothing else is said, a step has room for a prompt of so many tokens.
+WHOLE_PROMPT_TOKENS = 1024
+
+_MODEL_COUNTS = (
+    "max_model_len",
+    "block_size",
+    "num_blocks",
+    "kv_memory",
+    "kv_tokens",
+    "max_kv_memory",
+    "num_sharers",
+    "step_tokens",
+    "step_seqs",
+    "num_threads",
+)
+_ENGINE_COUNTS = (
+    "max_num_batched_tokens",
+    "max_batch_prefill_tokens",
+    "max_batch_total_tokens",
+    "max_num_seqs",
+    "max_input_tokens",
+    "max_total_tokens",
+    "max_waiting",
+    "max_forks",
+    "max_idle_steps",
+    "max_noops",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +47,10 @@ class ModelConfig:
     """Which checkpoint to load, and how.
 
     `model` is a folder, a Hugging Face hub id, or `demo`. `dtype` `auto` is float32 on a CPU and the
-    checkpoint's own on a GPU. `kv_memory` bounds the KV cache in bytes (None: a share of what is free, of which
-    `max_kv_memory` is the most).
+    checkpoint's own on a GPU. The KV cache has `num_blocks` blocks, or room for `kv_tokens` tokens, or takes
+    `kv_memory` bytes; with none of them it is sized by what is left beside the largest step, which `warm_up` runs:
+    `max_kv_memory` bytes are the most, and `num_sharers` processes like this one divide what is there. `step_tokens`
+    prompt tokens and `step_seqs` sequences are what the largest step holds (None: what suits the device).
     """
 
     model: str = "demo"
@@ -33,19 +64,49 @@ class ModelConfig:
     block_size: int | None = None
     num_blocks: int | None = None
     kv_memory: int | None = None
+    kv_tokens: int | None = None
     max_kv_memory: int | None = None
+    num_sharers: int = 1
+    step_tokens: int | None = None
+    step_seqs: int | None = None
+    warm_up: bool = True
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "block_size", "num_blocks", "kv_memory", "max_kv_memory", "num_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
+        _check_positive(self, _MODEL_COUNTS)
+
+    def sized_for(self, engine: EngineConfig) -> ModelConfig:
+        """The same with room for what an engine with those limits will ask of it. What is set here stays."""
+        is_sized = self.num_blocks is not None or self.kv_memory is not None
+        step_tokens = engine.max_batch_prefill_tokens or engine.max_num_batched_tokens
+        if not engine.chunked_prefill and engine.max_batch_prefill_tokens is None:
+            step_tokens = max(step_tokens or WHOLE_PROMPT_TOKENS, engine.max_input_tokens or 0)
+        return replace(
+            self,
+            max_model_len=self.max_model_len or engine.max_total_tokens,
+            kv_tokens=self.kv_tokens or (None if is_sized else engine.max_batch_total_tokens),
+            step_tokens=self.step_tokens or step_tokens,
+            step_seqs=self.step_seqs or engine.max_num_seqs,
+        )
+
+
+def _check_positive(config: ModelConfig | EngineConfig, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of scheduling. None takes the backend's suggestion.
+    """Limits of scheduling: what a step may hold, how long prompts wait for one, how long requests may be. None takes
+    what suits the backend; `bridle.engine.batching` says what that is, docs/batching.md what each of them trades.
+
+    A step computes at most `max_num_batched_tokens` tokens, of which `max_batch_prefill_tokens` may belong to prompts,
+    for at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together. While
+    sequences decode, queued prompts get their part of a step once `waiting_served_ratio` times as many are queued as
+    decode, or `max_waiting_tokens` steps after prompts last did. Without `chunked_prefill` prompts are computed whole,
+    in steps of their own. A prompt has at most `max_input_tokens` tokens, prompt and output at most `max_total_tokens`.
 
     `max_waiting` bounds the queue of requests not yet running. A sequence may be rewound, put to wait or fork for
     as long as it spends at most `max_draws_factor` times its `max_tokens` (plus a small constant) in draws and
@@ -55,7 +116,14 @@ class EngineConfig:
     """
 
     max_num_batched_tokens: int | None = None
+    max_batch_prefill_tokens: int | None = None
+    max_batch_total_tokens: int | None = None
     max_num_seqs: int | None = None
+    max_input_tokens: int | None = None
+    max_total_tokens: int | None = None
+    waiting_served_ratio: float | None = None
+    max_waiting_tokens: int | None = None
+    chunked_prefill: bool = True
     max_waiting: int = 4096
     enable_prefix_caching: bool = True
     max_forks: int = 64
@@ -65,8 +133,9 @@ class EngineConfig:
     step_timeout: float = 0.025
 
     def __post_init__(self) -> None:
-        names = ("max_num_batched_tokens", "max_num_seqs", "max_waiting", "max_forks", "max_idle_steps", "max_noops")
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
+        _check_positive(self, _ENGINE_COUNTS)
+        ratio, steps = self.waiting_served_ratio, self.max_waiting_tokens
+        if ratio is not None and not 0 <= ratio < inf:
+            raise InvalidRequest(f"waiting_served_ratio is {ratio}; must be at least 0", "waiting_served_ratio")
+        if steps is not None and steps < 0:
+            raise InvalidRequest(f"max_waiting_tokens is {steps}; must be at least 0", "max_waiting_tokens")
