@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.lora",),
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.sampling"),
-    ("bridle.errors",),
+    ("bridle.errors", "bridle.shown"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # The values at the bottom know each other in one direction only.

@@ -8,6 +8,7 @@ from typing import Any
 
 from bridle.constraints import limits
 from bridle.errors import InvalidRequest
+from bridle.shown import shown
 
 #: The field of a request that errors point at.
 PARAM = "constraint"
@@ -36,13 +37,16 @@ def schema_text(schema: Any) -> str:
 
 
 def check_depth(value: Any) -> None:
-    """Refuse a schema that nests too deeply."""
+    """Refuse a schema that nests too deeply, or holds more than its text may have bytes for."""
     level: list[Any] = [value]
-    depth = 0
+    depth = num_values = 0
     while level:
         depth += 1
+        num_values += sum(map(len, level))
         if depth > limits.MAX_JSON_DEPTH:
             raise InvalidRequest(f"json_schema nests more than {limits.MAX_JSON_DEPTH} values", PARAM)
+        if num_values > limits.MAX_BYTES // 2:
+            raise InvalidRequest(f"json_schema holds {num_values} values; at most {limits.MAX_BYTES // 2}", PARAM)
         level = [inner for outer in level for inner in _children(outer) if isinstance(inner, (dict, list, tuple))]
 
 
@@ -97,9 +101,3 @@ def check_one_of(value: Any, known: tuple[Any, ...], name: str) -> None:
     """Refuse what is not among the known values."""
     if value not in known:
         raise InvalidRequest(f"{name} is {shown(value)}; must be {' or '.join(map(repr, known))}", PARAM)
-
-
-def shown(value: object) -> str:
-    """A value for a message, cut if it is long."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

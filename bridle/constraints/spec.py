@@ -26,9 +26,9 @@ from bridle.constraints.checks import (
     check_text,
     check_total,
     schema_text,
-    shown,
 )
 from bridle.errors import InvalidRequest
+from bridle.shown import shown
 
 Whitespace = Literal["fixed", "flexible"]
 Unit = Literal["word", "char"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.constraints import Constraint, JsonObject, JsonSchema, parse
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.shown import shown
 
 if TYPE_CHECKING:
     from bridle.http.schemas import SamplingFields
@@ -62,7 +63,7 @@ def _of_format(value: Mapping[str, Any]) -> Constraint:
     if kind == "json_object":
         return JsonObject()
     if kind != "json_schema":
-        raise UnsupportedFeature(f"response_format is {str(kind)[:80]!r}; this server takes {_FORMATS}")
+        raise UnsupportedFeature(f"response_format is {shown(kind)}; this server takes {_FORMATS}")
     form = value.get("json_schema")
     if not isinstance(form, Mapping) or not isinstance(form.get("schema"), Mapping):
         raise InvalidRequest("response_format.json_schema.schema must be an object: the JSON schema")

@@ -31,6 +31,7 @@ from bridle.errors import (
     Unauthorized,
     UnknownModel,
 )
+from bridle.shown import shown
 
 # The first class that matches decides: (status, OpenAI's error type, that of text-generation-inference). Subclasses
 # come before their bases.
@@ -50,7 +51,6 @@ _STATUS: tuple[tuple[type[BridleError], int, str, str], ...] = (
     (DeadlineExceeded, 504, "timeout_error", "incomplete_generation"),
 )
 _MAX_MESSAGE_CHARS = 4_000
-_MAX_SHOWN_CHARS = 80
 
 
 class RefusedBody(HTTPException):
@@ -139,9 +139,8 @@ def describe_validation(errors: Any) -> InvalidRequest:
     message = str(first.get("msg", "invalid request")).removeprefix("Value error, ")
     if first.get("type") == "value_error":
         return InvalidRequest(message, param)
-    shown = repr(first.get("input"))
-    shown = shown if len(shown) <= _MAX_SHOWN_CHARS else shown[:_MAX_SHOWN_CHARS] + "..."
-    return InvalidRequest(f"{param or 'the request body'} is {shown}; {_lower_first(message)}", param)
+    found = shown(first.get("input"))
+    return InvalidRequest(f"{param or 'the request body'} is {found}; {_lower_first(message)}", param)
 
 
 async def _on_bridle_error(request: Request, error: Exception) -> Response:

@@ -1,7 +1,8 @@
 """Request bodies, read within bounds: size, time, and JSON that is really JSON.
 
 The standard library's parser recurses as deep as the body says and takes half characters; here depth is
-bounded by the parser, and text that is not valid Unicode is refused before anything sees it.
+bounded by the parser, and text that is not valid Unicode is refused before anything sees it. No parser lets others run
+until it is done, so what a large body holds is counted first; bodies that would build too much are refused unread.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bridle.errors import InvalidRequest
 from bridle.http.errors import RefusedBody
 from bridle.http.settings import HttpSettings
 from bridle.http.state import http_state
+from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
 
 
 class BoundedRequest(Request):
@@ -32,14 +34,16 @@ class BoundedRequest(Request):
 
     async def json(self) -> Any:
         """The body as JSON. A 400 error that says where it is malformed."""
-        try:
-            return from_json(await self.body())
-        except ValueError as error:
-            raise RefusedBody(400, InvalidRequest(f"the request body is not valid JSON: {error}")) from None
+        body = await self.body()
+        if len(body) <= MAX_INLINE_BYTES:
+            return _parse(body)
+        http = http_state(self)
+        async with http.parsing:
+            return await asyncio.to_thread(_parse_large, body, http.settings.max_body_bytes)
 
     async def _read(self, settings: HttpSettings) -> bytes:
         announced = self.headers.get("content-length", "")
-        if announced.isdigit() and int(announced) > settings.max_body_bytes:
+        if announced.isascii() and announced.isdigit() and int(announced) > settings.max_body_bytes:
             raise _too_large(announced + " bytes", settings)
         try:
             async with asyncio.timeout(settings.receive_timeout):
@@ -68,6 +72,21 @@ class BoundedRoute(APIRoute):
             return await handler(BoundedRequest(request.scope, request.receive))
 
         return bounded
+
+
+def _parse_large(body: bytes, max_bytes: int) -> Any:
+    try:
+        json_size(body).check(limit_for(max_bytes))
+    except InvalidRequest as error:
+        raise RefusedBody(400, error) from None
+    return _parse(body)
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return from_json(body)
+    except ValueError as error:
+        raise RefusedBody(400, InvalidRequest(f"the request body is not valid JSON: {error}")) from None
 
 
 def _too_large(shown: str, settings: HttpSettings) -> RefusedBody:

@@ -7,15 +7,18 @@ so that a long bad one gives one error instead of a million.
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from bridle.errors import InvalidRequest
-from bridle.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, SamplingParams
+from bridle.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams
 
 MAX_MESSAGES = 4_096
 MAX_TOOLS = 128
+_MAX_BIAS = 1e6
+_MANY_BIASES = 256  # more are looked at all at once
 
 
 def _refuse(message: str) -> ValueError:
@@ -28,12 +31,12 @@ def _prompts(value: Any) -> Any:
         return [value]
     if not isinstance(value, list) or not value:
         raise _refuse("prompt must be a string, a list of strings, a list of token ids or a list of such lists")
-    kinds = {type(item) for item in value}
+    kinds = set(map(type, value))
     if kinds == {int}:
         return [value]
     if kinds == {str}:
         return value
-    if kinds == {list} and all(type(token) is int for item in value for token in item):
+    if kinds == {list} and all(set(map(type, item)) <= {int} for item in value):
         return value
     raise _refuse("prompt must be a string, a list of strings, a list of token ids or a list of such lists")
 
@@ -54,8 +57,10 @@ def _stop(value: Any) -> Any:
 def _token_ids(value: Any) -> Any:
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise _refuse("stop_token_ids must be a list of integers")
+    if len(value) > MAX_STOP_TOKENS:
+        raise _refuse(f"stop_token_ids has {len(value)} ids; at most {MAX_STOP_TOKENS}")
     return tuple(value)
 
 
@@ -66,7 +71,19 @@ def _logit_bias(value: Any) -> Any:
         raise _refuse("logit_bias must be an object of token ids and numbers")
     if len(value) > MAX_LOGIT_BIAS:
         raise _refuse(f"logit_bias has {len(value)} entries; at most {MAX_LOGIT_BIAS}")
+    if len(value) > _MANY_BIASES and _are_biases(value):
+        return dict(zip(map(int, value), map(float, value.values()), strict=True))
     return {_bias_token(token): _bias_value(token, bias) for token, bias in value.items()}
+
+
+def _are_biases(value: dict[str, Any]) -> bool:
+    """Whether all entries are good; if one may not be, each has to be looked at to say which."""
+    names = "".join(value)
+    is_named = names.isascii() and names.isdigit() and 0 < min(map(len, value)) <= max(map(len, value)) < 12
+    biases = value.values()
+    if not is_named or not set(map(type, biases)) <= {int, float}:
+        return False
+    return -_MAX_BIAS <= min(biases) <= max(biases) <= _MAX_BIAS and not any(map(isnan, biases))
 
 
 def _bias_token(token: str) -> int:
@@ -78,7 +95,7 @@ def _bias_token(token: str) -> int:
 def _bias_value(token: str, bias: Any) -> float:
     if isinstance(bias, bool) or not isinstance(bias, (int, float)):
         raise _refuse(f"logit_bias[{token}] must be a number")
-    if not -1e6 <= bias <= 1e6:  # also NaN and infinities
+    if not -_MAX_BIAS <= bias <= _MAX_BIAS:  # also NaN and infinities
         raise _refuse(f"logit_bias[{token}] is {bias}; must be between -1000000 and 1000000")
     return float(bias)
 
@@ -93,6 +110,17 @@ def objects(name: str, limit: int) -> BeforeValidator:
             raise _refuse(f"{name} must be a list of objects")
         if len(value) > limit:
             raise _refuse(f"{name} has {len(value)} entries; at most {limit}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def texts(name: str) -> BeforeValidator:
+    """A list of strings."""
+
+    def check(value: Any) -> Any:
+        if value is not None and not (isinstance(value, list) and set(map(type, value)) <= {str}):
+            raise _refuse(f"{name} must be a list of strings")
         return value
 
     return BeforeValidator(check)
@@ -176,10 +204,10 @@ class SamplingFields(BaseModel):
     response_format: dict[str, Any] | None = None
     constraint: dict[str, Any] | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str] | None, texts("choice")] = None
     grammar: str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str] | None, texts("guided_choice")] = None
     guided_grammar: str | None = None
     guided_json: dict[str, Any] | str | None = None
 

@@ -20,7 +20,8 @@ class HttpState:
     """Models, limits and counters of an application, and the `fronts` at its WebSockets; `started` is a Unix time in
     seconds.
 
-    While it `is_draining`, new generations are turned away; `idle` is set once the running ones are over.
+    While it `is_draining`, new generations are turned away; `idle` is set once the running ones are over. Large bodies
+    are parsed one at a time, under `parsing`: parsers that take turns would keep everybody else from running.
     """
 
     registry: ModelRegistry
@@ -32,6 +33,7 @@ class HttpState:
     fronts: list[SocketFront] = field(default_factory=list)
     started: int = field(default_factory=lambda: int(time.time()))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def is_ready(self) -> bool:

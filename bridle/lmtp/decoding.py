@@ -22,29 +22,30 @@ from bridle.lmtp.messages import (
     Score,
     StreamId,
 )
+from bridle.shown import shown
 
 _MAX_ID_CHARS = 200
 _MAX_NAME_CHARS = 200
-_MAX_SHOWN_CHARS = 80
+_MAX_KIND_CHARS = 80
 
 
 def decode_request(message: str, loads: Callable[[str], Any] = json.loads) -> Request | Rejected:
     """Read one message. `loads` may be another reader of JSON that raises `ValueError`."""
     kind, _, text = message.partition(" ")
-    shown = kind[:_MAX_SHOWN_CHARS]
+    begun = kind[:_MAX_KIND_CHARS]
     if kind not in _READERS and (not text or not kind.isidentifier()):
-        return Rejected(shown, None, ProtocolError(f"{shown!r} is no message; one is TYPE, a space, and a JSON object"))
+        return Rejected(begun, None, ProtocolError(f"{begun!r} is no message; one is TYPE, a space, and a JSON object"))
     try:
         body = loads(text)
     except (ValueError, RecursionError) as error:
-        return Rejected(shown, None, ProtocolError(f"the payload of {shown} is not JSON: {error}"))
+        return Rejected(begun, None, ProtocolError(f"the payload of {begun} is not JSON: {error}"))
     if not isinstance(body, dict):
-        return Rejected(shown, None, ProtocolError(f"the payload of {shown} must be one JSON object"))
+        return Rejected(begun, None, ProtocolError(f"the payload of {begun} must be one JSON object"))
     stream_id = body.get("stream_id")
     if not _is_stream_id(stream_id):
-        return Rejected(shown, None, _bad_stream_id(body))
+        return Rejected(begun, None, _bad_stream_id(body))
     if kind not in _READERS:
-        return Rejected(shown, stream_id, ProtocolError(f"Unknown command: {shown}"))
+        return Rejected(begun, stream_id, ProtocolError(f"Unknown command: {begun}"))
     try:
         return _READERS[kind](_Fields(body))
     except BridleError as error:
@@ -80,7 +81,7 @@ class _Fields:
     def text(self, name: str) -> str | None:
         value = self.take(name)
         if value is not None and not (isinstance(value, str) and 0 < len(value) <= _MAX_NAME_CHARS):
-            raise InvalidRequest(f"{name} is {_shown(value)}; must be 1 to {_MAX_NAME_CHARS} characters", name)
+            raise InvalidRequest(f"{name} is {shown(value)}; must be 1 to {_MAX_NAME_CHARS} characters", name)
         return value
 
     def required_text(self, name: str) -> str:
@@ -98,31 +99,31 @@ class _Fields:
     def integer(self, name: str, default: int | None) -> Any:
         value = self.take(name, default)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise InvalidRequest(f"{name} is {_shown(value)}; must be an integer", name)
+            raise InvalidRequest(f"{name} is {shown(value)}; must be an integer", name)
         return value
 
     def number(self, name: str, default: float) -> float:
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise InvalidRequest(f"{name} is {_shown(value)}; must be a number", name)
+            raise InvalidRequest(f"{name} is {shown(value)}; must be a number", name)
         return value
 
     def flag(self, name: str) -> bool | None:
         value = self.take(name)
         if value is not None and not isinstance(value, bool):
-            raise InvalidRequest(f"{name} is {_shown(value)}; must be true or false", name)
+            raise InvalidRequest(f"{name} is {shown(value)}; must be true or false", name)
         return value
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         value = self.take(name, choices[0])
         if value not in choices:
-            raise InvalidRequest(f"{name} is {_shown(value)}; must be one of {', '.join(choices)}", name)
+            raise InvalidRequest(f"{name} is {shown(value)}; must be one of {', '.join(choices)}", name)
         return str(value)
 
     def mapping(self, name: str) -> dict[str, Any] | None:
         value = self.take(name)
         if value is not None and not isinstance(value, dict):
-            raise InvalidRequest(f"{name} is {_shown(value)}; must be an object", name)
+            raise InvalidRequest(f"{name} is {shown(value)}; must be an object", name)
         return value
 
     def prompt(self, name: str, required: bool = True) -> Prompt:
@@ -145,11 +146,6 @@ class _Fields:
 
     def rest(self) -> dict[str, Any]:
         return {name: value for name, value in self._body.items() if value is not None}
-
-
-def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, (list, dict)) else f"a {type(value).__name__}"
-    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
 
 
 def _read_generate(given: _Fields) -> Generate:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridle.constraints.spec import Constraint
@@ -178,7 +178,9 @@ def _check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
         check_unicode(text, "stop")
 
 
-def _check_ids(param: str, tokens: Iterable[int], vocab_size: int) -> None:
+def _check_ids(param: str, tokens: Collection[int], vocab_size: int) -> None:
+    if tokens and set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size:
+        return
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int):
             raise InvalidRequest(f"{param} holds {token!r}; token ids are integers", param)

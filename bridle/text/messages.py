@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.shown import shown
 
 Message = Mapping[str, Any]
 
@@ -33,7 +34,7 @@ def _prepare(message: Message, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} is {type(message).__name__}; must be an object", where)
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise InvalidRequest(f"{where}.role is {role!r}; must be a non-empty string", f"{where}.role")
+        raise InvalidRequest(f"{where}.role is {shown(role)}; must be a non-empty string", f"{where}.role")
     prepared = dict(message)
     prepared["content"] = _text(message.get("content"), f"{where}.content")
     if message.get("tool_calls"):
@@ -60,7 +61,7 @@ def _part(part: Any, where: str) -> str:
         return text
     if kind in ("text", "input_text", "output_text"):
         raise InvalidRequest(f"{where} has no text", where)
-    raise UnsupportedFeature(f"{where} is of type {kind!r}; only text can be read", where)
+    raise UnsupportedFeature(f"{where} is of type {shown(kind)}; only text can be read", where)
 
 
 def _tool_call(call: Any, where: str) -> Any:

@@ -19,6 +19,7 @@ from bridle.text.files import end_tokens, load_fast_tokenizer
 from bridle.text.messages import Message
 from bridle.text.token_table import Spelling, TokenTable
 
+_LONG_CHARS = 1_024
 _NUM_PROBES = 48
 _HALF_CHARACTER = "the text is not valid Unicode: it has half of a surrogate pair"
 
@@ -149,6 +150,8 @@ class Tokenizer:
         """The tokens of `text`; `add_special_tokens` adds what the model expects around a document. Raises
         `InvalidRequest` if `text` is not Unicode."""
         try:
+            if len(text) > _LONG_CHARS:  # only batches let other threads run meanwhile
+                return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError:  # how the library reports lone surrogates
             raise InvalidRequest(_HALF_CHARACTER) from None
@@ -157,7 +160,7 @@ class Tokenizer:
         """As `encode`, each token with the range of characters that it stands for; an empty one for tokens that were
         added."""
         try:
-            encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            (encoded,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         except TypeError:  # how the library reports lone surrogates
             raise InvalidRequest(_HALF_CHARACTER) from None
         return [(token, start, stop) for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True)]

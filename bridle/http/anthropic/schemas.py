@@ -19,6 +19,7 @@ from bridle.http.schemas import (
     objects,
     text_or_objects,
 )
+from bridle.shown import shown
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -111,7 +112,7 @@ def _messages(message: Mapping[str, Any], where: str) -> JsonObjects:
     """One message as ours; results of tools become messages of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise InvalidRequest(f"{where}.role is {_shown(role)}; must be user or assistant", f"{where}.role")
+        raise InvalidRequest(f"{where}.role is {shown(role)}; must be user or assistant", f"{where}.role")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
@@ -172,7 +173,7 @@ def _text(content: Any, where: str) -> str:
 def _block_text(block: Mapping[str, Any], where: str) -> str:
     kind, text = block.get("type"), block.get("text")
     if kind != "text":
-        raise UnsupportedFeature(f"{where} is of type {_shown(kind)}", where)
+        raise UnsupportedFeature(f"{where} is of type {shown(kind)}", where)
     if not isinstance(text, str):
         raise InvalidRequest(f"{where} has no text", where)
     return text
@@ -181,9 +182,7 @@ def _block_text(block: Mapping[str, Any], where: str) -> str:
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A tool in OpenAI's shape."""
     if tool.get("type") not in (None, "custom"):
-        raise UnsupportedFeature(
-            f"{where} is of type {_shown(tool.get('type'))}; only 'custom' ones are known", "tools"
-        )
+        raise UnsupportedFeature(f"{where} is of type {shown(tool.get('type'))}; only 'custom' ones are known", "tools")
     function = {
         "name": tool.get("name"),
         "description": tool.get("description"),
@@ -197,7 +196,7 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
     """The form of an answer in OpenAI's shape."""
     if form.get("type") != "json_schema":
         raise UnsupportedFeature(
-            f"output_config.format is of type {_shown(form.get('type'))}; must be json_schema", "output_config"
+            f"output_config.format is of type {shown(form.get('type'))}; must be json_schema", "output_config"
         )
     return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
 
@@ -210,10 +209,5 @@ def _choice(choice: Mapping[str, Any] | None) -> str | dict[str, Any] | None:
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if not isinstance(kind, str) or kind not in _CHOICES:
-        raise InvalidRequest(f"tool_choice.type is {_shown(kind)}; must be auto, any, tool or none", "tool_choice")
+        raise InvalidRequest(f"tool_choice.type is {shown(kind)}; must be auto, any, tool or none", "tool_choice")
     return _CHOICES[kind]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "..."

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.schemas import (
@@ -21,8 +21,17 @@ from bridle.http.schemas import (
     objects,
     text_or_objects,
 )
+from bridle.shown import shown
 
+#: Entries of `metadata`, which is given back with every answer.
+MAX_METADATA = 16
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def _metadata(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"metadata has {len(value)} entries; at most {MAX_METADATA}")
+    return value
 
 
 class TextFields(BaseModel):
@@ -47,7 +56,7 @@ class ResponsesBody(SamplingFields):
     reasoning: ReasoningFields | None = None
     thinking_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
@@ -85,7 +94,7 @@ class ResponsesBody(SamplingFields):
         if self.background:
             raise UnsupportedFeature("background is true, but no responses are kept here", "background")
         if self.truncation not in (None, "disabled"):
-            raise UnsupportedFeature(f"truncation is {_shown(self.truncation)}; must be 'disabled'", "truncation")
+            raise UnsupportedFeature(f"truncation is {shown(self.truncation)}; must be 'disabled'", "truncation")
         if self.top_logprobs:
             raise UnsupportedFeature("top_logprobs is for /v1/chat/completions", "top_logprobs")
 
@@ -106,7 +115,7 @@ def _add_item(messages: JsonObjects, item: Mapping[str, Any], where: str) -> Non
             role = item.get("role")
             if not isinstance(role, str):
                 raise InvalidRequest(
-                    f"{where}.role is {_shown(role)}; must be user, assistant, system or developer", where
+                    f"{where}.role is {shown(role)}; must be user, assistant, system or developer", where
                 )
             content = _text(item.get("content"), f"{where}.content")
             if role == "assistant":
@@ -119,7 +128,7 @@ def _add_item(messages: JsonObjects, item: Mapping[str, Any], where: str) -> Non
             turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
         case "function_call":
             if not isinstance(item.get("name"), str):
-                raise InvalidRequest(f"{where}.name is {_shown(item.get('name'))}; must be a function's name", where)
+                raise InvalidRequest(f"{where}.name is {shown(item.get('name'))}; must be a function's name", where)
             function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             _turn(messages).setdefault("tool_calls", []).append(call)
@@ -127,7 +136,7 @@ def _add_item(messages: JsonObjects, item: Mapping[str, Any], where: str) -> Non
             result = _text(item.get("output"), f"{where}.output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": result})
         case kind:
-            raise UnsupportedFeature(f"{where} is of type {_shown(kind)}", where)
+            raise UnsupportedFeature(f"{where} is of type {shown(kind)}", where)
 
 
 def _turn(messages: JsonObjects) -> dict[str, Any]:
@@ -147,7 +156,7 @@ def _text(content: Any, where: str) -> str:
 
 def _part_text(part: Mapping[str, Any], where: str) -> str:
     if part.get("type") not in _TEXTS:
-        raise UnsupportedFeature(f"{where} is of type {_shown(part.get('type'))}", where)
+        raise UnsupportedFeature(f"{where} is of type {shown(part.get('type'))}", where)
     if not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{where} has no text", where)
     return str(part["text"])
@@ -156,7 +165,7 @@ def _part_text(part: Mapping[str, Any], where: str) -> str:
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A tool in the shape of the chat API."""
     if tool.get("type") != "function":
-        raise UnsupportedFeature(f"{where} is of type {_shown(tool.get('type'))}; only functions are known", "tools")
+        raise UnsupportedFeature(f"{where} is of type {shown(tool.get('type'))}; only functions are known", "tools")
     fields = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
 
@@ -178,8 +187,3 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
     if form.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
     return {"type": form.get("type")}
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "..."

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from bridle.errors import InvalidRequest
 from bridle.http.tools.grammar import Function
+from bridle.shown import shown
 
 MAX_NAME_CHARS = 256
 #: Most calls of one output where calls are all that may come.
@@ -49,10 +50,10 @@ def offer_of(
     if mode in ("none", "auto") and not functions:
         return Offer()
     if not functions:
-        raise InvalidRequest(f"tool_choice is {_shown(choice)}, but there are no tools", "tool_choice")
+        raise InvalidRequest(f"tool_choice is {shown(choice)}, but there are no tools", "tool_choice")
     for name in allowed or ():
         if name not in names:
-            raise InvalidRequest(f"tool_choice names {_shown(name)}, which is not among the tools", "tool_choice")
+            raise InvalidRequest(f"tool_choice names {shown(name)}, which is not among the tools", "tool_choice")
     if mode == "none":
         return Offer()
     kept = tuple(each for each in functions if allowed is None or each.name in allowed)
@@ -72,7 +73,7 @@ def _function(tool: Mapping[str, Any], where: str) -> Function:
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidRequest(f"{where}.function.parameters must be an object: a JSON schema", "tools")
     if strict is not None and not isinstance(strict, bool):
-        raise InvalidRequest(f"{where}.function.strict is {_shown(strict)}; must be true or false", "tools")
+        raise InvalidRequest(f"{where}.function.strict is {shown(strict)}; must be true or false", "tools")
     return Function(name, parameters, bool(strict))
 
 
@@ -91,7 +92,7 @@ def _choice(choice: str | Mapping[str, Any] | None) -> tuple[Literal["none", "au
         if choice.get("type") == "allowed_tools" and isinstance(allowed, Mapping):
             return _allowed(allowed)
     raise InvalidRequest(
-        f"tool_choice is {_shown(choice)}; must be 'none', 'auto', 'required', or name a function", "tool_choice"
+        f"tool_choice is {shown(choice)}; must be 'none', 'auto', 'required', or name a function", "tool_choice"
     )
 
 
@@ -106,10 +107,5 @@ def _name_in(choice: Any) -> str:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise InvalidRequest(f"tool_choice is {_shown(choice)}; function.name must say which", "tool_choice")
+        raise InvalidRequest(f"tool_choice is {shown(choice)}; function.name must say which", "tool_choice")
     return name
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "..."
