@@ -112,7 +112,8 @@ class EngineConfig:
     as long as it spends at most `max_draws_factor` times its `max_tokens` (plus a small constant) in draws and
     `max_idle_steps` steps in a row without progress; a request all of whose controllers do nothing, `max_noops` times
     in a row, is given up. `max_forks` bounds the outputs of one request.
-    `step_timeout` is how long a step waits for controllers once its forward pass is done, in seconds.
+    `step_timeout` is how long a step waits for controllers once its forward pass is done, in seconds. A level of
+    priority is worth `priority_seconds` of waiting: who has waited that much longer comes first all the same.
     """
 
     max_num_batched_tokens: int | None = None
@@ -131,6 +132,7 @@ class EngineConfig:
     max_idle_steps: int = 10_000
     max_noops: int = 1_000
     step_timeout: float = 0.025
+    priority_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         _check_positive(self, _ENGINE_COUNTS)
@@ -139,3 +141,8 @@ class EngineConfig:
             raise InvalidRequest(f"waiting_served_ratio is {ratio}; must be at least 0", "waiting_served_ratio")
         if steps is not None and steps < 0:
             raise InvalidRequest(f"max_waiting_tokens is {steps}; must be at least 0", "max_waiting_tokens")
+        if not 0 < self.priority_seconds <= 86_400:
+            raise InvalidRequest(
+                f"priority_seconds is {self.priority_seconds}; must be more than 0 and at most 86400",
+                "priority_seconds",
+            )

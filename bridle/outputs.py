@@ -70,14 +70,15 @@ class Event:
 class PromptEvent(Event):
     """The prompt was computed: how much of it was cached, and its log-probabilities if asked for.
 
-    `logprobs[i]` belongs to prompt token i; the first is None. `queued` is how long, in seconds, the request waited for
-    room. Sent once per request, before any token.
+    `logprobs[i]` belongs to prompt token i; the first is None. `opening` is how long, in seconds, its controller took
+    to be made, `queued` how long the request then waited for room. Sent once per request, before any token.
     """
 
     tokens: tuple[int, ...] = ()
     num_cached: int = 0
     logprobs: tuple[Logprob | None, ...] = ()
     queued: float = field(default=0.0, compare=False)
+    opening: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)
@@ -134,7 +135,8 @@ class Resuming(Event):
 @dataclass(slots=True)
 class Finished(Event):
     """The output is complete; no event follows for it. `text` is text held back until now. `stop` is the token
-    or the string that ended it, `error` what went wrong. `is_last` ends the whole request."""
+    or the string that ended it, `error` what went wrong. `is_last` ends the whole request. `held` is how long, in
+    seconds, its controller kept it from going on."""
 
     reason: FinishReason = FinishReason.STOP
     usage: Usage = field(default_factory=Usage)
@@ -142,6 +144,7 @@ class Finished(Event):
     stop: int | str | None = None
     error: BridleError | None = None
     is_last: bool = True
+    held: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ puts it on a thread of its own.
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from bridle.config import EngineConfig
 from bridle.engine.blame import Blame
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.branching import Branched, Branching, Outputs, draws_next
+from bridle.engine.deadlines import Deadlines
 from bridle.engine.intake import Intake
 from bridle.engine.interfaces import Ask, ControllerPool, Executor, ExecutorInfo, Interruptible, TextDecoder
 from bridle.engine.plan import SampleBatch, StepPlan
@@ -88,7 +88,7 @@ class Engine:
         )
         self._live: dict[str, Outputs] = {}
         self._opening: dict[int, tuple[Sequence, Future[tuple[int, ...]]]] = {}
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines = Deadlines()
         self._cancelled: list[str] = []
         self._blame = Blame()
         self._is_lost = False  # the device is away, and everybody was told
@@ -156,7 +156,7 @@ class Engine:
         self._live[request.id] = Outputs({seq.id: seq})
         self._statistics.num_requests += 1
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.id))
+            self._deadlines.add(request.id, request.deadline)
         if request.controller is None:
             self._begin(seq)
         else:
@@ -166,7 +166,7 @@ class Engine:
         seq.pool = self._steering.pool_for(seq.request.controller)
         if seq.pool is None:
             raise InternalError("a controller was accepted that no pool runs")
-        seq.status = SequenceStatus.OPENING
+        seq.status, seq.opened_at = SequenceStatus.OPENING, self.clock()
         self._opening[seq.id] = seq, seq.pool.open(seq.request)
 
     def _begin(self, seq: Sequence) -> None:
@@ -261,16 +261,16 @@ class Engine:
 
     def _drop_unwanted(self, now: float) -> None:
         while self._cancelled:
-            self._end_request(self._cancelled.pop(), FinishReason.CANCELLED, None)
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, request_id = heapq.heappop(self._deadlines)
-            error = DeadlineExceeded(f"the request's deadline passed {now - deadline:.3f} s ago")
-            self._end_request(request_id, FinishReason.DEADLINE, error)
+            request_id = self._cancelled.pop()
+            for seq in self._sequences_of(request_id):
+                self._progress.finish(seq, FinishReason.CANCELLED)
+        for request_id, late in self._deadlines.pop_due(now):
+            for seq in self._sequences_of(request_id):
+                self._progress.finish(seq, FinishReason.DEADLINE, error=_too_late(seq, late))
 
-    def _end_request(self, request_id: str, reason: FinishReason, error: BridleError | None) -> None:
+    def _sequences_of(self, request_id: str) -> list[Sequence]:
         outputs = self._live.get(request_id)
-        for seq in list(outputs.sequences.values()) if outputs else ():
-            self._progress.finish(seq, reason, error=error)
+        return list(outputs.sequences.values()) if outputs else []
 
     def _take_opened(self) -> None:
         """Controllers that are ready: their sequences begin, with the prompt they want."""
@@ -285,6 +285,7 @@ class Engine:
     def _begin_controlled(self, seq: Sequence, future: Future[tuple[int, ...]]) -> None:
         try:
             prompt = tuple(future.result())
+            seq.opening_seconds = self.clock() - (seq.opened_at or 0.0)
             if prompt != seq.request.prompt:
                 self._intake.replace_prompt(seq, prompt)
         except Exception as error:
@@ -320,6 +321,7 @@ class Engine:
         is_last = not outputs.sequences
         if is_last:
             del self._live[seq.request.id]
+            self._deadlines.drop(seq.request.id)
         self._progress.events.append(replace(event, is_last=is_last))
 
     # -- failure -----------------------------------------------------------------------------------------
@@ -384,4 +386,16 @@ def _make_scheduler(info: ExecutorInfo, config: EngineConfig, clock: Callable[[]
         config.max_num_seqs or info.max_num_seqs,
         kv=info.kv,
         clock=clock,
+        priority_seconds=config.priority_seconds,
     )
+
+
+def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
+    """Tells how far the output had come, so that its client knows what to change."""
+    if seq.status is SequenceStatus.OPENING:
+        state = "while its controller was being made"
+    elif seq.status is SequenceStatus.WAITING and not seq.num_generated:
+        state = "while it waited for room"
+    else:
+        state = f"after {seq.num_generated} tokens of output"
+    return DeadlineExceeded(f"the request's deadline passed {late:.3f} s ago, {state}")

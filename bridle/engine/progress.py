@@ -144,7 +144,13 @@ class Progress:
         prompt = tuple(seq.tokens[: seq.num_prompt])
         self.events.append(
             PromptEvent(
-                seq.request.id, seq.index, prompt, seq.usage.cached_tokens, logprobs, queued=seq.queue_seconds or 0.0
+                seq.request.id,
+                seq.index,
+                prompt,
+                seq.usage.cached_tokens,
+                logprobs,
+                queued=seq.queue_seconds or 0.0,
+                opening=seq.opening_seconds,
             )
         )
         if seq.sampling.logprobs is None:
@@ -206,7 +212,8 @@ class Progress:
         self._scheduler.remove(seq)
         seq.status = SequenceStatus.FINISHED
         self._statistics.finished[reason.value] += 1
-        self._on_finish(seq, Finished(seq.request.id, seq.index, reason, seq.usage, tail, stop, error))
+        event = Finished(seq.request.id, seq.index, reason, seq.usage, tail, stop, error, held=seq.held_seconds)
+        self._on_finish(seq, event)
 
     def settle(self, seq: Sequence) -> None:
         """End an output that only waited for its scores."""

@@ -2,7 +2,8 @@
 
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
 token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each
-sure of one token before anyone gets a second; then waiting ones are admitted in order of priority, turn and arrival.
+sure of one token before anyone gets a second; then waiting ones are admitted in order of priority, turn and arrival,
+where none waits for ever (`ageing`).
 When blocks run out, the sequence whose preemption frees most and costs least is put back to waiting and computed again
 later. The scheduler knows nothing of sampling, controllers or text.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from bridle.engine.ageing import admission_order, overtaken_levels
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
 from bridle.engine.sequence import Sequence, SequenceStatus
@@ -43,8 +45,10 @@ class Scheduler:
         *,
         kv: Literal["paged", "sequences"] = "paged",
         clock: Callable[[], float] = time.monotonic,
+        priority_seconds: float = 10.0,
     ) -> None:
         self.blocks = blocks
+        self._priority_seconds = priority_seconds
         self._clock = clock
         self._by_sequence = kv == "sequences"
         self.max_num_batched_tokens = max(max_num_batched_tokens, 1)
@@ -153,10 +157,13 @@ class Scheduler:
 
     def _pick_waiting(self, picked: dict[int, tuple[Sequence, int, list[BlockCopy]]], budget: int) -> None:
         """Admit in order while there is room for all tokens that a sequence has; nobody overtakes."""
-        queue, self.waiting = self.waiting, []
+        if not self.waiting or budget <= 0 or len(self.running) >= self.max_num_seqs:
+            return
+        queue, self.waiting = admission_order(self.waiting, self._priority_seconds), []
+        levels = overtaken_levels(queue)
         kept: list[Sequence] = []
         num_seen = 0
-        for seq in queue:
+        for seq, level in zip(queue, levels, strict=True):
             if budget <= 0 or len(self.running) >= self.max_num_seqs:
                 break
             if not seq.is_ready:
@@ -164,11 +171,18 @@ class Scheduler:
             elif not self._admit_over_suspended(seq):
                 break
             else:
+                self._raise_to(level, seq)
                 num_tokens = min(seq.target - seq.num_computed, budget)
                 picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens)
                 budget -= num_tokens
             num_seen += 1
         self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=_urgency)
+
+    def _raise_to(self, level: int, seq: Sequence) -> None:
+        """An admitted sequence is from now on as urgent as those whom it has overtaken."""
+        if level < seq.level:
+            seq.level = level
+            self._in_order = False
 
     def _admit_over_suspended(self, seq: Sequence) -> bool:
         """Admit, if need be at the cost of sequences whose controllers wait: they might wait for this one."""
@@ -296,7 +310,7 @@ class Scheduler:
 
 def _urgency(seq: Sequence) -> tuple[int, float, int]:
     """Sort key: smaller runs first."""
-    return seq.request.priority, seq.request.turn, seq.id
+    return seq.level, seq.request.turn, seq.id
 
 
 def _num_logits(seq: Sequence, num_tokens: int) -> int:

@@ -78,6 +78,7 @@ class Sequence:
     text: OutputText | None = None
     pool: ControllerPool | None = None
     status: SequenceStatus = SequenceStatus.WAITING
+    level: int = field(init=False)  # of urgency, smaller ones first: its request's, until it overtakes a higher one
 
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
@@ -91,6 +92,10 @@ class Sequence:
     # times of the engine's clock, in seconds
     queued_at: float | None = None
     queue_seconds: float | None = None  # until it was first given room
+    opened_at: float | None = None  # its controller was asked for
+    opening_seconds: float = 0.0  # until that was made
+    held_at: float = 0.0  # the last step in which its controller kept it from going on
+    held_seconds: float = 0.0  # that its controller kept it from going on, so far
 
     # randomness and bounds
     num_draws: int = 0
@@ -116,6 +121,9 @@ class Sequence:
     # ending
     ending: tuple[FinishReason, int | str | None] | None = None  # finish once every token is scored
     usage: Usage = field(default_factory=Usage)
+
+    def __post_init__(self) -> None:
+        self.level = self.request.priority
 
     @property
     def num_generated(self) -> int:
@@ -214,6 +222,7 @@ class Sequence:
             prompt_sent=True,
             was_forked=True,
         )
+        child.level = self.level
         child.usage = Usage(
             prompt_tokens=self.usage.prompt_tokens,
             cached_tokens=self.usage.cached_tokens,

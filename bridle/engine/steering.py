@@ -263,6 +263,9 @@ class Steering:
 
     def idle(self, seq: Sequence) -> None:
         """Count a step without progress; too many in a row end the output."""
+        now = self._clock()
+        seq.held_seconds += now - seq.held_at if seq.num_idle_steps else 0.0
+        seq.held_at = now
         seq.num_idle_steps += 1
         if seq.num_idle_steps > self._max_idle_steps:
             message = f"waited for {seq.num_idle_steps} steps in a row; at most {self._max_idle_steps}"

@@ -1,0 +1,43 @@
+"""In which order waiting sequences are admitted: by level, but no level waits for ever.
+
+Within a level the order is that of urgency, so that tenants take turns there. Between levels the one comes first whose
+oldest member is due first: a level counts as much as so many seconds of waiting. Those who wait age all alike, so
+somebody of a low level is passed by requests that came soon after, and by none that came later than the head start of
+their level. One that is admitted before others of a higher level belongs to that level from then on: it is not
+preempted at once for those it had waited longer than.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, groupby
+from operator import attrgetter
+
+from bridle.engine.sequence import Sequence as TokenSequence
+
+
+def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[TokenSequence]:
+    """`waiting`, which is in order of level and within a level of urgency, as it is to be admitted. A level is worth
+    `seconds` of waiting."""
+    if not waiting or waiting[0].level == waiting[-1].level:
+        return list(waiting)
+    levels = [_dated(level, list(members), seconds) for level, members in groupby(waiting, attrgetter("level"))]
+    return [seq for _, _, seq in heapq.merge(*levels, key=lambda item: item[:2])]
+
+
+def overtaken_levels(order: Sequence[TokenSequence]) -> list[int]:
+    """For each place in the order the highest level (the smallest number) that is ready there or after it."""
+    ready = [seq.level if seq.is_ready else _NOBODY for seq in reversed(order)]
+    return list(accumulate(ready, min))[::-1]
+
+
+_NOBODY = 1 << 30
+
+
+def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
+    """Each member with when its level is due while it is the first of it: the dates only grow, as merging needs it."""
+    ages = (seq.queued_at or 0.0 for seq in reversed(members))
+    oldest = reversed(list(accumulate(ages, min)))
+    dates: Iterable[float] = (level * seconds + since for since in oldest)
+    return [(date, level, seq) for date, seq in zip(dates, members, strict=True)]
