@@ -3,9 +3,10 @@
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
 token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each
 sure of one token before anyone gets a second; then waiting ones are admitted in order of priority, turn and arrival,
-where none waits for ever (`ageing`).
-When blocks run out, the sequence whose preemption frees most and costs least is put back to waiting and computed again
-later. The scheduler knows nothing of sampling, controllers or text.
+where none waits for ever (`ageing`). Queued prompts may have to wait until the streams have had their time
+(`PromptGate`); without chunks each is computed whole, in a step without decodes. When blocks run out, the sequence
+whose preemption frees most and costs least is put back to waiting and computed again later. The scheduler knows nothing
+of sampling, controllers or text.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from typing import Literal
 from bridle.engine.ageing import admission_order, overtaken_levels
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
+from bridle.engine.prompt_gate import PromptGate
 from bridle.engine.sequence import Sequence, SequenceStatus
 
+_Pick = tuple[Sequence, int, list[BlockCopy]]  # who, how many tokens, what is copied for it
+_Picked = dict[int, _Pick]
 _NO_COPIES: list[BlockCopy] = []
 
 
@@ -45,6 +49,9 @@ class Scheduler:
         *,
         kv: Literal["paged", "sequences"] = "paged",
         clock: Callable[[], float] = time.monotonic,
+        max_batch_prefill_tokens: int | None = None,
+        chunked_prefill: bool = True,
+        gate: PromptGate | None = None,
         priority_seconds: float = 10.0,
     ) -> None:
         self.blocks = blocks
@@ -53,6 +60,10 @@ class Scheduler:
         self._by_sequence = kv == "sequences"
         self.max_num_batched_tokens = max(max_num_batched_tokens, 1)
         self.max_num_seqs = max_num_seqs
+        self.max_batch_prefill_tokens = min(max_batch_prefill_tokens or max_num_batched_tokens, max_num_batched_tokens)
+        self._in_chunks = chunked_prefill
+        self._gate = gate or PromptGate()
+        self._prompt_budget = 0  # what prompts may still have of the step that is planned
         self.running: dict[int, Sequence] = {}
         self.waiting: list[Sequence] = []  # ordered by _urgency
         self.num_preemptions = 0
@@ -118,19 +129,46 @@ class Scheduler:
             num_logits += row.num_logits
         return plan, scheduled
 
-    def _pick(self) -> list[tuple[Sequence, int, list[BlockCopy]]]:
-        picked: dict[int, tuple[Sequence, int, list[BlockCopy]]] = {}
-        budget = self._pick_running(picked)
-        self._pick_waiting(picked, budget)
+    def _pick(self) -> list[_Pick]:
+        picked: _Picked = {}
+        ready = self._ready()
+        self._prompt_budget = self.max_batch_prefill_tokens
+        is_open = self._gate.is_always_open or self._gate.is_open(
+            sum(seq.is_ready for seq in self.waiting), sum(not seq.is_prefilling for seq in ready)
+        )
+        if self._in_chunks:
+            budget = self._pick_running(picked, ready)
+            if is_open:
+                self._pick_waiting(picked, min(budget, self._prompt_budget))
+        else:
+            self._pick_whole(picked, ready, is_open)
+        self._note(picked)
         return list(picked.values())
 
-    def _pick_running(self, picked: dict[int, tuple[Sequence, int, list[BlockCopy]]]) -> int:
-        """Running sequences, most urgent first; gives the budget that is left."""
+    def _pick_whole(self, picked: _Picked, ready: list[Sequence], is_open: bool) -> None:
+        """Prompts alone; if none is to be computed now, the others."""
+        self._pick_running(picked, [seq for seq in ready if seq.is_prefilling])
+        if is_open:
+            self._pick_waiting(picked, self._prompt_budget)
+        if not picked:
+            self._pick_running(picked, [seq for seq in ready if not seq.is_prefilling])
+
+    def _note(self, picked: _Picked) -> None:
+        if not self._gate.is_always_open:
+            had_prompts = any(seq.is_prefilling for seq, _, _ in picked.values())
+            self._gate.note(had_prompts=had_prompts, had_decodes=bool(picked))
+
+    def _ready(self) -> list[Sequence]:
+        """Running sequences that can go on, most urgent first."""
         if not self._in_order:
             self.running = dict(sorted(self.running.items(), key=lambda item: _urgency(item[1])))
             self._in_order = True
+        return [seq for seq in self.running.values() if seq.is_ready]
+
+    def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
+        """A token for each, more where there is budget; gives what is left of it."""
         budget = self.max_num_batched_tokens
-        ready = self._turn([seq for seq in self.running.values() if seq.is_ready])
+        ready = self._turn(ready)
         unserved = len(ready)
         for seq in ready:
             unserved -= 1
@@ -139,6 +177,11 @@ class Scheduler:
             if self._by_sequence:
                 self.blocks.truncate(seq)
             num_tokens = min(seq.target - seq.num_computed, max(budget - unserved, 1))
+            if seq.is_prefilling:
+                num_tokens = min(num_tokens, self._prompt_budget)
+                self._prompt_budget -= num_tokens
+            if num_tokens == 0:
+                continue
             if self.blocks.can_write(seq, seq.num_computed + num_tokens):
                 picked[seq.id] = seq, num_tokens, _NO_COPIES
             elif num_tokens := self._make_room(seq, num_tokens, picked):
@@ -155,7 +198,7 @@ class Scheduler:
         self._cursor = start + limit
         return (ready + ready)[start : start + limit]
 
-    def _pick_waiting(self, picked: dict[int, tuple[Sequence, int, list[BlockCopy]]], budget: int) -> None:
+    def _pick_waiting(self, picked: _Picked, budget: int) -> None:
         """Admit in order while there is room for all tokens that a sequence has; nobody overtakes."""
         if not self.waiting or budget <= 0 or len(self.running) >= self.max_num_seqs:
             return
@@ -168,7 +211,7 @@ class Scheduler:
                 break
             if not seq.is_ready:
                 kept.append(seq)
-            elif not self._admit_over_suspended(seq):
+            elif not self._fits_whole(seq, budget, picked) or not self._admit_over_suspended(seq):
                 break
             else:
                 self._raise_to(level, seq)
@@ -183,6 +226,10 @@ class Scheduler:
         if level < seq.level:
             seq.level = level
             self._in_order = False
+
+    def _fits_whole(self, seq: Sequence, budget: int, picked: Iterable[int]) -> bool:
+        """Whether all that `seq` lacks finds place in the step. What is too long for any step begins one of its own."""
+        return self._in_chunks or not picked or seq.target - self.blocks.match_prefix(seq) <= budget
 
     def _admit_over_suspended(self, seq: Sequence) -> bool:
         """Admit, if need be at the cost of sequences whose controllers wait: they might wait for this one."""
@@ -200,7 +247,7 @@ class Scheduler:
         if num_needed + self.blocks.num_idle(seq, num_cached) > self.blocks.num_free:
             return False
         self.blocks.adopt_prefix(seq, num_cached)
-        seq.status = SequenceStatus.RUNNING
+        seq.status, seq.is_prefilling = SequenceStatus.RUNNING, True
         if seq.queue_seconds is None and seq.queued_at is not None:
             seq.queue_seconds = self._clock() - seq.queued_at
         if self.running and _urgency(next(reversed(self.running.values()))) > _urgency(seq):
@@ -208,7 +255,7 @@ class Scheduler:
         self.running[seq.id] = seq
         return True
 
-    def _pick_suspect(self) -> list[tuple[Sequence, int, list[BlockCopy]]]:
+    def _pick_suspect(self) -> list[_Pick]:
         """After a failed step: one of its sequences alone, to find out which one makes the step fail."""
         live = [s for s in (*self.running.values(), *self.waiting) if s.id in self._suspects and s.is_ready]
         if not live:
@@ -222,7 +269,7 @@ class Scheduler:
                     return []
                 self.preempt(victim)
             self.waiting.remove(seq)
-        num_tokens = min(seq.target - seq.num_computed, self.max_num_batched_tokens)
+        num_tokens = min(seq.target - seq.num_computed, self.max_batch_prefill_tokens)
         num_tokens = self._make_room(seq, num_tokens, {})
         if not num_tokens:
             return []
@@ -290,6 +337,8 @@ class Scheduler:
         """The plan was computed: advance the counters and offer full blocks to the prefix cache."""
         for item in scheduled:
             item.seq.num_computed = item.end
+            if item.end >= item.seq.target:
+                item.seq.is_prefilling = False
             self.blocks.publish(item.seq)
         if self._suspects:
             self._suspects.difference_update(item.seq.id for item in scheduled)

@@ -81,6 +81,7 @@ class Sequence:
     level: int = field(init=False)  # of urgency, smaller ones first: its request's, until it overtakes a higher one
 
     num_computed: int = 0
+    is_prefilling: bool = False  # since it was given room, not all of its tokens have been computed
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, as far as known
     num_hashed: int = 0  # blocks of the table that were offered to the prefix cache

@@ -1,0 +1,132 @@
+"""The knobs of continuous batching, each with a value: what was set, or what suits the backend.
+
+Their names are those of text-generation-inference's router. What contradicts itself, or cannot hold a single request of
+the longest length, is refused here, before anything runs. docs/batching.md says what each trades.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bridle.config import EngineConfig
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.errors import InvalidRequest
+
+#: How many sequences must wait for each one that decodes before prompts computed whole make the others pause.
+_WHOLE_RATIO = 0.3
+_WAITING_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """What a step may hold, when queued prompts get their part of it, and how long requests may be.
+
+    `max_step_tokens` bounds a whole step; the other names are those of `EngineConfig`.
+    """
+
+    max_step_tokens: int
+    max_batch_prefill_tokens: int
+    max_batch_total_tokens: int
+    max_batch_size: int
+    max_input_tokens: int
+    max_total_tokens: int
+    waiting_served_ratio: float
+    max_waiting_tokens: int
+    chunked_prefill: bool
+
+    @classmethod
+    def of(cls, config: EngineConfig, info: ExecutorInfo) -> Batching:
+        """The values of `config` for a backend. Raises `InvalidRequest` with the values that do not go together."""
+        size = config.max_num_seqs or info.max_num_seqs
+        prefill = _prefill_tokens(config, info)
+        total = _total_tokens(config, info)
+        batching = cls(
+            max_step_tokens=config.max_num_batched_tokens or prefill + size,
+            max_batch_prefill_tokens=prefill,
+            max_batch_total_tokens=_num_blocks(config, info) * info.block_size,
+            max_batch_size=size,
+            max_input_tokens=config.max_input_tokens or (total if config.chunked_prefill else min(total, prefill)),
+            max_total_tokens=total,
+            waiting_served_ratio=_ratio(config),
+            max_waiting_tokens=_WAITING_STEPS if config.max_waiting_tokens is None else config.max_waiting_tokens,
+            chunked_prefill=config.chunked_prefill,
+        )
+        batching._check(config)
+        return batching
+
+    def limit(self, info: ExecutorInfo) -> ExecutorInfo:
+        """The backend as an engine with these knobs uses it. Limiting it again changes nothing."""
+        is_full = self.max_total_tokens == self.max_batch_total_tokens  # then the context is not what limits
+        return replace(
+            info,
+            num_blocks=self.max_batch_total_tokens // info.block_size,
+            max_model_len=info.max_model_len if is_full else self.max_total_tokens,
+            max_num_batched_tokens=self.max_batch_prefill_tokens,
+            max_num_seqs=self.max_batch_size,
+        )
+
+    def _check(self, config: EngineConfig) -> None:
+        if config.max_input_tokens is not None and self.max_input_tokens >= self.max_total_tokens:
+            raise InvalidRequest(
+                f"max_input_tokens is {self.max_input_tokens}; must be less than max_total_tokens, "
+                f"{self.max_total_tokens}, since an output has at least one token",
+                "max_input_tokens",
+            )
+        if self.max_batch_prefill_tokens > self.max_step_tokens:
+            raise InvalidRequest(
+                f"max_batch_prefill_tokens is {self.max_batch_prefill_tokens}, but a whole step has at most "
+                f"max_num_batched_tokens, {self.max_step_tokens}: raise that, or leave it out",
+                "max_batch_prefill_tokens",
+            )
+        if not self.chunked_prefill and self.max_input_tokens > self.max_batch_prefill_tokens:
+            raise InvalidRequest(
+                f"max_input_tokens is {self.max_input_tokens}, but whole prompts are computed in steps of at most "
+                f"max_batch_prefill_tokens, {self.max_batch_prefill_tokens}: raise that, or allow chunks",
+                "max_input_tokens",
+            )
+
+
+def _prefill_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
+    if config.max_batch_prefill_tokens is not None:
+        return config.max_batch_prefill_tokens
+    tokens = config.max_num_batched_tokens or info.max_num_batched_tokens
+    return tokens if config.chunked_prefill else max(tokens, config.max_input_tokens or 0)
+
+
+def _num_blocks(config: EngineConfig, info: ExecutorInfo) -> int:
+    if config.max_batch_total_tokens is None:
+        return info.num_blocks
+    wanted = -(-config.max_batch_total_tokens // info.block_size)
+    if wanted > info.num_blocks:
+        raise InvalidRequest(
+            f"max_batch_total_tokens is {config.max_batch_total_tokens}, but the KV cache holds "
+            f"{info.num_blocks * info.block_size} tokens",
+            "max_batch_total_tokens",
+        )
+    return wanted
+
+
+def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
+    """The longest sequence: what was asked for if model and KV cache can do it, else the most that they can."""
+    room = _num_blocks(config, info) * info.block_size
+    wanted = config.max_total_tokens
+    if wanted is None:
+        return min(info.max_model_len, room)
+    if wanted > info.max_model_len:
+        raise InvalidRequest(
+            f"max_total_tokens is {wanted}; the model's context is {info.max_model_len}", "max_total_tokens"
+        )
+    if wanted > room:
+        raise InvalidRequest(
+            f"max_total_tokens is {wanted}, but the KV cache holds {room} tokens: not one request of that length would "
+            "fit. Lower it, or raise max_batch_total_tokens or kv_memory",
+            "max_total_tokens",
+        )
+    return wanted
+
+
+def _ratio(config: EngineConfig) -> float:
+    """With chunks a prompt disturbs the others little, so it need not wait, unless somebody says for how long."""
+    if config.waiting_served_ratio is not None:
+        return config.waiting_served_ratio
+    return 0.0 if config.chunked_prefill and config.max_waiting_tokens is None else _WHOLE_RATIO
