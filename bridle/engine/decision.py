@@ -90,6 +90,11 @@ class Decision:
         return cls(reason=reason)
 
     @property
+    def is_draw(self) -> bool:
+        """Whether the first branch draws a token: no stop, no wait, nothing forced."""
+        return bool(self.branches) and self.branches[0].sample
+
+    @property
     def is_stop(self) -> bool:
         return not self.branches and not self.is_wait
 

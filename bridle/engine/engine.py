@@ -245,8 +245,7 @@ class Engine:
         self._branching.commit(scheduled, branched, result)
 
     def _await_answers(self, scheduled: list[Scheduled]) -> None:
-        due = [item.seq for item in scheduled if item.seq.is_controlled and draws_next(item)]
-        due = [seq for seq in due if seq.answer is None]
+        due = [item.seq for item in scheduled if item.seq.pool and item.seq.answer is None and draws_next(item)]
         self._steering.gather(due, self.clock() + self.config.step_timeout)
 
     def _note_cached(self, scheduled: list[Scheduled]) -> None:

@@ -8,7 +8,7 @@ and knows nothing of devices or text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from bridle.engine.deadlock import DeadlockWatch
@@ -136,32 +136,29 @@ class Steering:
 
     # -- hearing -----------------------------------------------------------------------------------------
 
-    def gather(self, due: Iterable[Sequence] = (), deadline: float | None = None) -> None:
+    def gather(self, due: Collection[Sequence] = (), deadline: float | None = None) -> None:
         """Take in the answers that are there; wait for those of `due` until `deadline`."""
         if not (self.sequences or self._held or any(pool.is_busy for pool in self.pools)):
             return
-        wanted: dict[ControllerPool, list[int]] = {pool: [] for pool in self.pools}
-        for seq in due:
-            if seq.pool is not None:
-                wanted[seq.pool].append(seq.id)
-        for pool, ids in wanted.items():
+        for pool in self.pools:
+            ids = [seq.id for seq in due if seq.pool is pool]
             for seq_id, answer in pool.collect(ids, deadline if ids else None).items():
                 self._hear(seq_id, answer)
-        self._release_overdue()
+        if self._held:
+            self._release_overdue()
 
     def gather_any(self, deadline: float) -> None:
         """Nothing can be computed: wait for anyone's answer that is due."""
         self.gather([seq for seq in self.sequences.values() if seq.asked], deadline)
 
     def _hear(self, seq_id: int, answer: Answer) -> None:
-        held = self._held.pop(seq_id, None)
-        seq = held[0] if held else self.sequences.get(seq_id)
+        """Often between the end of a forward pass and the draw: the usual answer, to draw, takes the short way."""
+        seq = self.sequences.get(seq_id)
         if seq is None:
+            self._hear_last_words(seq_id, answer)
             return
-        self._tell(seq, answer)
-        if held:
-            self._let_go(held[0], held[1])
-            return
+        if answer.log or answer.stored:
+            self._tell(seq, answer)
         seq.asked = False
         if seq.is_dismissed:
             return
@@ -170,9 +167,20 @@ class Steering:
         elif answer.decision is not None:
             seq.answer = answer.decision
             seq.is_late = False
-            if (why := self._watch.hear(seq, answer.decision)) is not None:
-                for stuck in self._watch.members(seq):
-                    self._progress.fail(stuck, ControllerDeadlock(why))
+            if seq.is_suspended or not answer.decision.is_draw:
+                self._watch_wait(seq, answer.decision)
+
+    def _hear_last_words(self, seq_id: int, answer: Answer) -> None:
+        held = self._held.pop(seq_id, None)
+        if held is not None:
+            self._tell(held[0], answer)
+            self._let_go(held[0], held[1])
+
+    def _watch_wait(self, seq: Sequence, decision: Decision) -> None:
+        why = self._watch.hear(seq, decision)
+        if why is not None:
+            for stuck in self._watch.members(seq):
+                self._progress.fail(stuck, ControllerDeadlock(why))
 
     def _lose(self, seq: Sequence, error: ControllerError) -> None:
         """The controller is dead: nothing more can be asked of it."""
@@ -281,12 +289,13 @@ class Steering:
         if decision is None:
             self.miss(seq)
             return ()
-        if decision.is_stop:
-            self._progress.finish(seq, FinishReason.CONTROLLER, decision.reason)
-            return ()
-        if decision.is_wait or decision.is_noop:
-            self.suspend(seq)
-            return ()
+        if not decision.is_draw:
+            if decision.is_stop:
+                self._progress.finish(seq, FinishReason.CONTROLLER, decision.reason)
+                return ()
+            if decision.is_wait or decision.is_noop:
+                self.suspend(seq)
+                return ()
         if not self.check(seq, decision):
             return ()
         seq.num_idle_steps = 0

@@ -7,6 +7,7 @@ result when it wants it.
 from __future__ import annotations
 
 import threading
+from queue import Empty, SimpleQueue
 
 from bridle.aici.client.exchange import Exchange
 from bridle.engine.interfaces import Answer
@@ -21,9 +22,8 @@ class Listener:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._wanted = threading.Semaphore(0)
-        self._there = threading.Semaphore(0)
-        self._result: dict[int, Answer] | ProtocolError | None = None
+        self._wanted: SimpleQueue[None] = SimpleQueue()
+        self._results: SimpleQueue[dict[int, Answer] | ProtocolError] = SimpleQueue()
         self._closed = False
         self.is_open = False
         self._thread = threading.Thread(target=self._run, name="bridle-aici-listen", daemon=True)
@@ -32,14 +32,15 @@ class Listener:
     def expect(self) -> None:
         """A request went out: a reply will come."""
         self.is_open = True
-        self._wanted.release()
+        self._wanted.put(None)
 
     def take(self, timeout: float) -> dict[int, Answer] | None:
         """The answers, None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
-        if not self._there.acquire(timeout > 0, timeout if timeout > 0 else None):
+        try:
+            result = self._results.get(timeout > 0, timeout if timeout > 0 else None)
+        except Empty:
             return None
         self.is_open = False
-        result, self._result = self._result, None
         if isinstance(result, ProtocolError):
             raise result
         return result
@@ -47,20 +48,20 @@ class Listener:
     def close(self) -> None:
         """Wait until nobody listens any more. When the runtime has ended."""
         self._closed = True
-        self._wanted.release()
+        self._wanted.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            self._wanted.acquire()
+            self._wanted.get()
             try:
                 result = self._receive()
             except ProtocolError as error:
-                self._give(error)
+                self._results.put(error)
                 return
             if result is None:
                 return
-            self._give(result)
+            self._results.put(result)
 
     def _receive(self) -> dict[int, Answer] | None:
         """None if there is nothing to wait for any more."""
@@ -69,7 +70,3 @@ class Listener:
             if answers is not None:
                 return answers
         return None
-
-    def _give(self, result: dict[int, Answer] | ProtocolError) -> None:
-        self._result = result
-        self._there.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -59,9 +60,10 @@ class FirstWords:
         if ask.request is not None and (said := self._by_request.pop(ask.request.id, None)) is not None:
             self._by_sequence[ask.seq_id] = said
 
-    def add_to(self, seq_id: int, answer: Answer) -> None:
-        """The answer of a sequence, if it is the first one, says these first."""
-        if (said := self._by_sequence.pop(seq_id, None)) is not None:
+    def add_to(self, answers: Mapping[int, Answer]) -> None:
+        """The first answers of sequences say these first."""
+        for seq_id in self._by_sequence.keys() & answers.keys():
+            said, answer = self._by_sequence.pop(seq_id), answers[seq_id]
             answer.log, answer.stored = said.log + answer.log, said.stored + answer.stored
 
     def forget(self, request: Request) -> None:

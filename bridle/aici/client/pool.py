@@ -236,7 +236,8 @@ class RuntimePool:
             if not self._receive(life, timeout):
                 break
             life = self._sync()
-        if life is not None and not life.process.is_alive():
+        is_unanswered = not wanted or not wanted <= self._answers.keys()
+        if is_unanswered and life is not None and not life.process.is_alive():
             self._lose(life, "its process ended")
         answers, self._answers = self._answers, {}
         return answers
@@ -291,14 +292,16 @@ class RuntimePool:
             return True
         if answers is None:
             return False
-        for seq_id, answer in answers.items():
-            self._first_words.add_to(seq_id, answer)
+        self._first_words.add_to(answers)
+        if answers.keys() <= self._live:
+            self._answers.update(answers)
+        else:
+            self._answers.update({seq_id: answers[seq_id] for seq_id in answers.keys() & self._live})
+        for seq_id in [seq_id for seq_id, answer in answers.items() if answer.error is not None]:
             if seq_id in self._live:
-                self._answers[seq_id] = answer
-                if answer.error is not None:
-                    self._live.discard(seq_id)
-                    self._leaving.discard(seq_id)
-                    self._queue.freed.append(seq_id)
+                self._live.discard(seq_id)
+                self._leaving.discard(seq_id)
+                self._queue.freed.append(seq_id)
         self._flush(life)
         return True
 
