@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import count
 
 from bridle.config import EngineConfig
+from bridle.engine.batching import Batching
 from bridle.engine.blame import Blame
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.branching import Branched, Branching, Outputs, draws_next
@@ -25,6 +26,7 @@ from bridle.engine.intake import Intake
 from bridle.engine.interfaces import Ask, ControllerPool, Executor, ExecutorInfo, Interruptible, TextDecoder
 from bridle.engine.plan import SampleBatch, StepPlan
 from bridle.engine.progress import Progress
+from bridle.engine.prompt_gate import PromptGate
 from bridle.engine.request import Request
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence, SequenceStatus
@@ -58,14 +60,15 @@ class Engine:
         decoder: TextDecoder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.info: ExecutorInfo = executor.info
         self.config = config or EngineConfig()
+        self.batching = Batching.of(self.config, executor.info)
+        self.info: ExecutorInfo = self.batching.limit(executor.info)
         self.clock = clock
         self._executor = executor
         self._interruptible = executor if isinstance(executor, Interruptible) else None
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = Intake(self.info, self.config)
-        self._scheduler = _make_scheduler(self.info, self.config, clock)
+        self._scheduler = _make_scheduler(self.info, self.config, self.batching, clock)
         self._progress = Progress(self._scheduler, self._statistics, decoder, self._on_finish)
         self._steering = Steering(
             pools,
@@ -376,15 +379,20 @@ class Engine:
             raise InternalError(f"sequences {lost[:8]} are queued, but belong to no live request")
 
 
-def _make_scheduler(info: ExecutorInfo, config: EngineConfig, clock: Callable[[], float]) -> Scheduler:
+def _make_scheduler(
+    info: ExecutorInfo, config: EngineConfig, batching: Batching, clock: Callable[[], float]
+) -> Scheduler:
     caching = config.enable_prefix_caching and info.kv == "paged"
     blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
     return Scheduler(
         blocks,
-        config.max_num_batched_tokens or info.max_num_batched_tokens,
-        config.max_num_seqs or info.max_num_seqs,
+        batching.max_step_tokens,
+        batching.max_batch_size,
         kv=info.kv,
         clock=clock,
+        max_batch_prefill_tokens=batching.max_batch_prefill_tokens,
+        chunked_prefill=batching.chunked_prefill,
+        gate=PromptGate(batching.waiting_served_ratio, batching.max_waiting_tokens),
         priority_seconds=config.priority_seconds,
     )
 

@@ -6,6 +6,7 @@ Needs to know the model's limits and nothing that changes while the engine runs.
 from __future__ import annotations
 
 from bridle.config import EngineConfig
+from bridle.engine.batching import Batching
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, root_key
@@ -23,6 +24,7 @@ class Intake:
     def __init__(self, info: ExecutorInfo, config: EngineConfig) -> None:
         self._info = info
         self._config = config
+        self._max_input_tokens = Batching.of(config, info).max_input_tokens
 
     def check(self, request: Request) -> None:
         """Raise `InvalidRequest` or `ContextOverflow` if the request can never be served."""
@@ -61,6 +63,10 @@ class Intake:
             more = "" if sampling.max_tokens is None else f" and max_tokens is {sampling.max_tokens}"
             raise ContextOverflow(
                 f"the prompt has {num_prompt} tokens{more}; at most {limit} tokens fit into {what}", "prompt"
+            )
+        if num_prompt > self._max_input_tokens:
+            raise ContextOverflow(
+                f"the prompt has {num_prompt} tokens; max_input_tokens is {self._max_input_tokens}", "prompt"
             )
         return limit if sampling.max_tokens is None else wanted
 
