@@ -1,4 +1,4 @@
-"""The controller API as the command line uses it: where the server is, requests, streams, errors people can act on.
+"""A server's API as the command line uses it: where the server is, requests, streams, errors people can act on.
 
 Standard library only, so that a client needs nothing of what a server needs. Knows nothing of output.
 """
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from cyclopts import Group, Parameter
 
@@ -41,7 +41,7 @@ class Server:
     "API key."
 
     def api(self) -> Api:
-        """Its controller API."""
+        """Its API."""
         return Api(self.base_url, self.key)
 
 
@@ -53,7 +53,7 @@ class ApiError(BridleError):
 
 
 class Api:
-    """A server's controller API. `base` ends in `/v1/`, which is added where there is no path; a fragment `#key=K`
+    """A server's API. `base` ends in `/v1/`, which is added where there is no path; a fragment `#key=K`
     carries an API key."""
 
     def __init__(self, base: str | None = None, key: str | None = None) -> None:
@@ -83,6 +83,22 @@ class Api:
         """All tags, newest first."""
         found: list[dict[str, Any]] = self._json(self._request("controllers/tags"))["tags"]
         return found
+
+    def adapters(self, model: str | None = None) -> list[dict[str, Any]]:
+        """The LoRA adapters of a model."""
+        found: list[dict[str, Any]] = self._json(self._request("adapters" + _query(model)))["data"]
+        return found
+
+    def load_adapter(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Load an adapter."""
+        row: dict[str, Any] = self._json(self._request("adapters", json.dumps(body).encode()))
+        return row
+
+    def unload_adapter(self, name: str, model: str | None = None) -> None:
+        """Forget an adapter."""
+        request = self._request(f"adapters/{quote(name)}{_query(model)}")
+        request.method = "DELETE"
+        self._json(request)
 
     @contextmanager
     def run(self, body: dict[str, Any]) -> Iterator[Iterator[Any]]:
@@ -116,6 +132,10 @@ class Api:
             raise ApiError(f"{self.base} cannot be reached: {error.reason}; does `bridle serve` run there?") from None
         except (OSError, HTTPException, json.JSONDecodeError) as error:
             raise ApiError(f"{self.base} broke off: {error or type(error).__name__}") from None
+
+
+def _query(model: str | None) -> str:
+    return "" if model is None else "?" + urlencode({"model": model})
 
 
 def _items(response: HTTPResponse) -> Iterator[Any]:

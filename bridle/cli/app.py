@@ -10,6 +10,7 @@ from cyclopts import App, Group
 from cyclopts.config import Env
 
 from bridle import __version__
+from bridle.cli.adapters import app as adapters
 from bridle.cli.bench import bench
 from bridle.cli.chat import chat
 from bridle.cli.check import check
@@ -61,6 +62,8 @@ app.command(serve_model, group=SERVING)
 app.command(shard, group=SERVING)
 app.command(keys)
 app["keys"].group = SERVING
+app.command(adapters)
+app["adapters"].group = SERVING
 app.command(runtime, group=SERVING, help_flags=[], version_flags=[])
 app.command(generate, group=USING)
 app.command(chat, group=USING)

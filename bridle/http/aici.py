@@ -36,7 +36,7 @@ from bridle.http.errors import RefusedBody, error_body, json_response, status_of
 from bridle.http.generation import reserve
 from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
-from bridle.http.models import hold_model
+from bridle.http.models import hold, hold_model
 from bridle.http.run_shape import RunShaper, initial_run
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import HttpState, http_state
@@ -66,6 +66,7 @@ class RunBody(BaseModel):
     prompt: str = ""
     model: str | None = None
     temperature: float = 0.0
+    adapter: str | None = None
     top_p: float = 1.0
     top_k: int = -1
     max_tokens: int | None = None
@@ -120,9 +121,9 @@ async def set_tags(body: TagsBody, request: Request) -> Response:
 async def run(body: RunBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
     try:
-        model = await hold_model(request, body.model)
+        model, adapter = await hold(request, body.model, body.adapter)
         ticket = reserve(http, call, model, 1, 1)
-        engine_request = ticket.seat(await _engine_request(body, request, model))
+        engine_request = ticket.seat(await _engine_request(body, request, model, adapter))
         call.submitted = time.monotonic()
         call.max_new_tokens = engine_request.sampling.max_tokens
         stream = model.client.submit(engine_request)
@@ -134,7 +135,7 @@ async def run(body: RunBody, request: Request) -> Response:
         return _error(error)
 
     async def produce(writer: SseWriter) -> None:
-        await writer.send(initial_run(str(uuid.uuid4()), model.name))
+        await writer.send(initial_run(str(uuid.uuid4()), adapter or model.name))
         async for item in running.items():
             await writer.send(item)
         await writer.done()
@@ -177,7 +178,7 @@ class _Run:
         return self._shaper.take(events)
 
 
-async def _engine_request(body: RunBody, request: Request, model: LoadedModel) -> EngineRequest:
+async def _engine_request(body: RunBody, request: Request, model: LoadedModel, adapter: str | None) -> EngineRequest:
     settings = http_state(request).settings
     is_plain = body.controller == NO_CONTROLLER
     prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
@@ -190,6 +191,7 @@ async def _engine_request(body: RunBody, request: Request, model: LoadedModel) -
         request_id=call_of(request.scope).id,
         controller=controller,
         timeout=settings.request_timeout,
+        adapter=adapter,
         tenant=identity_of(request).user,
     )
 

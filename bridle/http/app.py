@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import aici, anthropic, chat, completions, info_routes, model_routes, responses, tgi
+from bridle.http import adapter_routes, aici, anthropic, chat, completions, info_routes, model_routes, responses, tgi
 from bridle.http.call import Call, CallMiddleware
 from bridle.http.errors import install_error_handlers
 from bridle.http.identity import IdentityMiddleware
@@ -43,6 +43,7 @@ def create_app(
         aici.router,
         info_routes.router,
         model_routes.router,
+        adapter_routes.router,
         *tgi.routers,
         anthropic.router,
         responses.router,
@@ -56,7 +57,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )

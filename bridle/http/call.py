@@ -50,6 +50,7 @@ class Call:
     began: float
     identity: Identity | None = None
     model: str | None = None
+    adapter: str | None = None
     usage: Usage | None = None
     submitted: float | None = None
     queued: float = 0.0
@@ -124,6 +125,8 @@ def _tell(call: Call, seconds: float) -> None:
         story["user"] = call.identity.user
     if call.model is not None:
         story["model"] = call.model
+    if call.adapter is not None:
+        story["adapter"] = call.adapter
     if call.usage is not None:
         story |= {"prompt": call.usage.prompt_tokens, "cached": call.usage.cached_tokens}
         story["completion"] = call.usage.completion_tokens

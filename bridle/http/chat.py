@@ -15,7 +15,7 @@ from bridle.http.errors import json_response
 from bridle.http.generation import Generation, Part, reserve
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import chat_logprobs
-from bridle.http.models import hold_model
+from bridle.http.models import hold
 from bridle.http.notes import Note
 from bridle.http.openai_shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.schemas import ChatBody
@@ -33,11 +33,11 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/chat/completions", summary="Answer in a conversation")
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
-    model = await hold_model(request, body.model)
+    served = await hold(request, body.model, body.adapter)
     sampling = _sampling(body)
-    ticket = reserve(http, call, model, 1, sampling.n)
-    turn = await plan_turn(body, request, model, sampling)
-    generation = await prepare_turn(turn, request, model, ticket, body.wants_resuming)
+    ticket = reserve(http, call, served.model, 1, sampling.n)
+    turn = await plan_turn(body, request, served.model, sampling)
+    generation = await prepare_turn(turn, request, served, ticket, body.wants_resuming)
     answer = _Answer(generation, turn, call.id, body.top_logprobs or 0, body.wants_stream_usage)
     if body.stream:
         return SseResponse(answer.stream, http.settings)
@@ -169,7 +169,7 @@ class _Answer:
             "object": kind,
             "created": self.created,
             "system_fingerprint": SYSTEM_FINGERPRINT,
-            "model": self.generation.model.name,
+            "model": self.generation.served_name,
             "choices": choices,
         }
 

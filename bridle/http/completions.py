@@ -17,7 +17,7 @@ from bridle.http.generation import Generation, Part, prepare, reserve
 from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
 from bridle.http.logprob_shapes import CompletionLogprobs
-from bridle.http.models import hold_model
+from bridle.http.models import hold
 from bridle.http.notes import Note
 from bridle.http.openai_shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.schemas import CompletionBody
@@ -35,14 +35,14 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/completions", summary="Continue a text")
 async def completions(body: CompletionBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
-    model = await hold_model(request, body.model)
+    model, adapter = await hold(request, body.model, body.adapter)
     plan = _plan(body, model)
     steering = steering_of(body, request, model)
     _check_steering(body, plan, steering)
     ticket = reserve(http, call, model, len(body.prompt), plan.sampling.n)
     tenant = identity_of(request).user
     generation = await prepare(
-        http, call, model, ticket, body.prompt, plan.sampling, tenant, steering, tell_resuming=body.wants_resuming
+        http, call, model, ticket, body.prompt, plan.sampling, tenant, steering, adapter, body.wants_resuming
     )
     answer = _Answer(generation, plan, call.id)
     if body.stream:
@@ -192,6 +192,6 @@ class _Answer:
             "object": "text_completion",
             "created": self.created,
             "system_fingerprint": SYSTEM_FINGERPRINT,
-            "model": self.generation.model.name,
+            "model": self.generation.served_name,
             "choices": choices,
         }

@@ -29,6 +29,7 @@ from bridle.errors import (
     RequestCancelled,
     ShardUnavailable,
     Unauthorized,
+    UnknownAdapter,
     UnknownModel,
 )
 from bridle.shown import shown
@@ -38,6 +39,7 @@ from bridle.shown import shown
 _STATUS: tuple[tuple[type[BridleError], int, str, str], ...] = (
     (Unauthorized, 401, "authentication_error", "validation"),
     (UnknownModel, 404, "invalid_request_error", "validation"),
+    (UnknownAdapter, 404, "invalid_request_error", "validation"),
     (InvalidRequest, 400, "invalid_request_error", "validation"),
     (ProtocolError, 400, "invalid_request_error", "validation"),
     (ControllerUnavailable, 503, "server_error", "generation"),

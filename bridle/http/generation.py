@@ -98,11 +98,17 @@ Sink = Callable[[Part], Awaitable[None]]
 
 @dataclass(slots=True)
 class Generation:
-    """The parts of a call, ready to run."""
+    """The parts of a call, ready to run. `adapter` is the name of what is added to the model."""
 
     model: LoadedModel
     call: Call
     parts: list[Part]
+    adapter: str | None = None
+
+    @property
+    def served_name(self) -> str:
+        """What answers: an adapter goes by its own name, which says whose it is."""
+        return self.adapter or self.model.name
 
     async def run(self, sink: Sink | None = None) -> None:
         """Submit every part and read them all to their end; `sink` sees a part after each batch of its
@@ -235,7 +241,7 @@ async def prepare(
         request = replace(request, turn=turn, tell_resuming=tell_resuming)
         first = Part(number * num_copies, prompt, request, steering.rewind)
         parts += [first, *(_choice(call, first, copy) for copy in range(1, num_copies))]
-    return Generation(model, call, parts)
+    return Generation(model, call, parts, adapter)
 
 
 def _choice(call: Call, first: Part, copy: int) -> Part:

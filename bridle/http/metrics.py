@@ -1,7 +1,8 @@
 """Prometheus metrics: what calls looked like from outside, and what each engine counts inside.
 
 Engine numbers are read when somebody asks, so they cost nothing in between. Labels take only values from
-fixed sets (routes that exist, models that are served), so that no client can make the number of series grow.
+fixed sets (routes that exist, models that are served), so that no client can make the number of series grow. Names of
+adapters, which come and go, are labels up to a number.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
-_ROUTES = GENERATING_ROUTES | {"/v1/controllers", "/v1/controllers/tags", "/v1/models"}
+_ROUTES = GENERATING_ROUTES | {
+    "/v1/adapters",
+    "/v1/controllers",
+    "/v1/controllers/tags",
+    "/v1/load_lora_adapter",
+    "/v1/models",
+    "/v1/unload_lora_adapter",
+}
+#: Adapters that are counted by name; the requests of further ones are counted together.
+_MAX_ADAPTER_LABELS = 256
+_OTHER_ADAPTERS = "(others)"
 # Fields of the engine's statistics that go up and down; the others only grow.
 _GAUGES = frozenset(
     {"num_running", "num_waiting", "num_suspended", "num_blocks", "num_free_blocks", "num_cached_blocks"}
@@ -51,6 +62,10 @@ class Metrics:
         self._finished = Counter(
             "bridle_http_choices", "Choices by finish reason.", ("model", "reason"), registry=self._registry
         )
+        self._adapters = Counter(
+            "bridle_http_adapter_requests", "Calls by adapter.", ("model", "adapter"), registry=self._registry
+        )
+        self._adapter_labels: set[tuple[str, str]] = set()
         self._seconds = self._histogram("request_seconds", "Whole duration of a call.", _SECONDS)
         self._first = self._histogram("first_token_seconds", "From a call to its first token.", _SECONDS)
         self._pace = self._histogram("token_seconds", "Mean time per further token.", _TOKEN_SECONDS)
@@ -66,6 +81,8 @@ class Metrics:
         self._calls.labels(route, model, str(call.status or 499)).inc()
         if call.model is None or call.usage is None:
             return  # refused before it ran
+        if call.adapter is not None:
+            self._adapters.labels(model, self._adapter_label(model, call.adapter)).inc()
         self._seconds.labels(model).observe(seconds)
         if call.first_token is not None and call.last_token is not None:
             self._first.labels(model).observe(call.first_token - call.began)
@@ -80,6 +97,13 @@ class Metrics:
     def render(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self._registry)
+
+    def _adapter_label(self, model: str, adapter: str) -> str:
+        labels = self._adapter_labels
+        if (model, adapter) not in labels and len(labels) >= _MAX_ADAPTER_LABELS:
+            return _OTHER_ADAPTERS
+        labels.add((model, adapter))
+        return adapter
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"bridle_http_{name}", text, ("model",), buckets=buckets, registry=self._registry)

@@ -15,6 +15,7 @@ from bridle.http.json_body import BoundedRoute
 from bridle.http.models import hold_model
 from bridle.http.state import HttpState, http_state
 from bridle.service import ModelState
+from bridle.service.registry import Choice
 
 _MAX_NAME_CHARS = 500
 
@@ -32,8 +33,9 @@ class ModelBody(BaseModel):
 @router.get("/v1/models", summary="List the models, loaded or not")
 async def models(request: Request) -> Response:
     http = http_state(request)
-    names = await http.registry.all_names()
-    return json_response({"object": "list", "data": [_row(http, name) for name in names]})
+    rows = [_row(http, name) for name in await http.registry.all_names()]
+    rows += [_adapter_row(http, choice) for choice in await http.registry.all_adapters()]
+    return json_response({"object": "list", "data": rows})
 
 
 @router.post("/v1/models/load", summary="Load a model and keep it (admins)")
@@ -56,7 +58,9 @@ async def unload(body: ModelBody, request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}", summary="Describe one model")
 async def model(name: str, request: Request) -> Response:
-    return json_response(_row(http_state(request), name))
+    http = http_state(request)
+    choice = http.registry.choose(name)
+    return json_response(_row(http, name) if choice.adapter is None else _adapter_row(http, choice))
 
 
 def _row(http: HttpState, name: str) -> dict[str, Any]:
@@ -75,3 +79,14 @@ def _row(http: HttpState, name: str) -> dict[str, Any]:
     if slot.state is ModelState.LOADING:
         row["loading"] = {"stage": slot.stage, "share": round(slot.share, 3)}
     return row
+
+
+def _adapter_row(http: HttpState, choice: Choice) -> dict[str, Any]:
+    """The same of an adapter, whose parent is its model. It is loaded as soon as its model knows it: where its weights
+    are at a moment is nothing that a client would see."""
+    assert choice.adapter is not None
+    row = _row(http, choice.model or "")
+    model = http.registry.slot_of(choice.model).model
+    is_known = model is not None and choice.adapter in model.adapters
+    state = row["state"] if is_known else ModelState.LOADABLE.value
+    return row | {"id": choice.adapter, "root": choice.adapter, "parent": choice.model, "state": state}

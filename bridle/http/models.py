@@ -1,40 +1,78 @@
-"""The model behind a call: found by name, loaded if need be, and held until the call is over."""
+"""The model behind a call, and the adapter over it: found by name, loaded if need be, held until the call is over."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
 
 from fastapi import Request
 
 from bridle.http.call import call_of
 from bridle.http.sse import run_while_connected
 from bridle.http.state import HttpState, http_state
-from bridle.service import Lease, LoadedModel, ModelState
+from bridle.service import AdapterInfo, Lease, LoadedModel, ModelState
+
+T = TypeVar("T")
+
+
+class Served(NamedTuple):
+    """What answers a request: a model, and the name of an adapter over it, if any."""
+
+    model: LoadedModel
+    adapter: str | None
+
+
+async def hold(request: Request, name: str | None, adapter: str | None = None) -> Served:
+    """The model and the adapter that a request names; `name` may be an adapter's, too. Both are there then.
+
+    What has to be loaded is waited for, at most the server's `load_timeout` each; meanwhile the request counts as in
+    flight, and a client that leaves ends the wait. Raises `UnknownModel`, `UnknownAdapter`, `AdapterRefused`,
+    `ModelUnavailable`, `Overloaded`, and `EngineClosed` while the server shuts down.
+    """
+    http = http_state(request)
+    chosen = http.registry.choose(name, adapter)
+    model = await _hold(request, http, chosen.model)
+    adapters = http.registry.adapters
+
+    def fetch() -> Awaitable[str | None]:
+        return adapters.fetch(model, chosen.adapter, http.settings.load_timeout)
+
+    is_ready = adapters.is_ready(model, chosen.adapter)
+    found = await (fetch() if is_ready else _wait(request, http, fetch))
+    call_of(request.scope).adapter = found
+    return Served(model, found)
 
 
 async def hold_model(request: Request, name: str | None) -> LoadedModel:
-    """The model that a request names (None: the default), which stays loaded until its call ends.
-
-    One that has to be loaded is waited for, at most the server's `load_timeout`; meanwhile the request counts as in
-    flight, and a client that leaves ends the wait. Raises `UnknownModel`, `ModelUnavailable`, `Overloaded`, and
-    `EngineClosed` while the server shuts down.
-    """
+    """The model that a request names (None: the default), which stays loaded until its call ends; that of an adapter,
+    if the name is one's. Waits and raises as `hold` does."""
     http = http_state(request)
-    if http.registry.state_of(name) is ModelState.LOADED:
-        lease = await http.registry.acquire(name)
-    else:
-        http.check_open()
-        with http.admission.admit():
-            lease = await _load(request, http, name)
+    return await _hold(request, http, http.registry.choose(name).model)
+
+
+async def load_adapter(
+    request: Request, model: LoadedModel, name: str, source: str, revision: str | None = None
+) -> AdapterInfo:
+    """A new adapter of a model, loaded. Raises what is wrong with it."""
+    http = http_state(request)
+    http.check_open()
+    return await run_while_connected(request.receive, http.registry.adapters.load(model, name, source, revision))
+
+
+async def _hold(request: Request, http: HttpState, name: str | None) -> LoadedModel:
+    def acquire() -> Awaitable[Lease]:
+        return http.registry.acquire(name, http.settings.load_timeout)
+
+    is_loaded = http.registry.state_of(name) is ModelState.LOADED
+    lease = await (acquire() if is_loaded else _wait(request, http, acquire))
     call_of(request.scope).resources.callback(lease.release)
     # One prompt that fits the model is always taken, whatever was loaded when the limit was set.
     http.admission.max_tokens = max(http.admission.max_tokens, lease.model.max_sequence_tokens)
     return lease.model
 
 
-async def _load(request: Request, http: HttpState, name: str | None) -> Lease:
-    leases: list[Lease] = []
-
-    async def acquire() -> None:
-        leases.append(await http.registry.acquire(name, http.settings.load_timeout))
-
-    await run_while_connected(request.receive, acquire())
-    return leases[0]
+async def _wait(request: Request, http: HttpState, load: Callable[[], Awaitable[T]]) -> T:
+    """Wait for something to be loaded, as long as the client does."""
+    http.check_open()
+    with http.admission.admit():
+        return await run_while_connected(request.receive, load())

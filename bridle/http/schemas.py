@@ -178,6 +178,7 @@ class SamplingFields(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: str | None = None
+    adapter: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None

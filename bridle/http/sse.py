@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -20,6 +20,7 @@ from bridle.http.call import call_of
 from bridle.http.errors import error_body
 from bridle.http.settings import HttpSettings
 
+T = TypeVar("T")
 Produce = Callable[["SseWriter"], Awaitable[None]]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -92,8 +93,8 @@ class SseResponse(Response):
             ping.cancel()
 
 
-async def run_while_connected(receive: Receive, work: Awaitable[None]) -> None:
-    """Run `work` until it is done, or cancel it as soon as the client is gone; then raise
+async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """Run `work` until it is done and give its result, or cancel it as soon as the client is gone; then raise
     `RequestCancelled`."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_until_disconnect(receive))
@@ -101,7 +102,7 @@ async def run_while_connected(receive: Receive, work: Awaitable[None]) -> None:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise RequestCancelled("the client went away")
-        await task
+        return await task
     finally:
         for each in (task, gone):
             each.cancel()

@@ -19,6 +19,7 @@ from bridle.http.chat_prompt import render_prompt
 from bridle.http.control import Steering, steering_of
 from bridle.http.generation import Generation, prepare
 from bridle.http.identity import identity_of
+from bridle.http.models import Served
 from bridle.http.reasoning import GAP, ReasoningReader, Tags, tags_of
 from bridle.http.schemas import ChatBody
 from bridle.http.state import http_state
@@ -104,18 +105,19 @@ async def plan_turn(
 
 
 async def prepare_turn(
-    turn: Turn, request: Request, model: LoadedModel, ticket: Ticket, tell_resuming: bool = False
+    turn: Turn, request: Request, served: Served, ticket: Ticket, tell_resuming: bool = False
 ) -> Generation:
     """The turn, ready to run."""
     return await prepare(
         http_state(request),
         call_of(request.scope),
-        model,
+        served.model,
         ticket,
         [turn.prompt],
         turn.sampling,
         identity_of(request).user,
         turn.steering,
+        served.adapter,
         tell_resuming=tell_resuming,
     )
 

@@ -1,5 +1,7 @@
 """What every front-end shares: loading, names, validation, admission, and events to outputs."""
 
+from bridle.service.adapter_set import AdapterSet, AdapterSpec, parse_adapter, parse_adapters
+from bridle.service.adapters import AdapterInfo, AdapterRegistry
 from bridle.service.admission import Admission, Ticket
 from bridle.service.collect import OutputCollector, best_outputs, collect, raise_first_error
 from bridle.service.control import (
@@ -13,7 +15,7 @@ from bridle.service.control import (
 )
 from bridle.service.lease import Lease
 from bridle.service.loading import LoadedModel, load_model, model_name
-from bridle.service.model_set import AUTO, EngineLoader, ModelSet, build_registry
+from bridle.service.model_set import AUTO, EngineLoader, ModelSet, add_adapters, build_registry
 from bridle.service.registry import ModelRegistry
 from bridle.service.requests import (
     build_request,
@@ -32,6 +34,10 @@ __all__ = [
     "AUTO",
     "LOCAL_ADMIN",
     "REWIND_MARK",
+    "AdapterInfo",
+    "AdapterRegistry",
+    "AdapterSet",
+    "AdapterSpec",
     "Admission",
     "ControlSettings",
     "Delta",
@@ -45,6 +51,7 @@ __all__ = [
     "OutputCollector",
     "RewindPolicy",
     "Ticket",
+    "add_adapters",
     "as_control",
     "best_outputs",
     "build_registry",
@@ -61,6 +68,8 @@ __all__ = [
     "model_name",
     "new_request_id",
     "new_seed",
+    "parse_adapter",
+    "parse_adapters",
     "raise_first_error",
     "split_at_rewinds",
     "tag_module",

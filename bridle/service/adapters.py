@@ -206,6 +206,10 @@ class AdapterRegistry:
         await asyncio.shield(asyncio.wrap_future(self._home.fetch(entry.key)))
         return self._info(name, entry)
 
+    def fetch(self, name: str) -> Future[None]:
+        """`ready` for a thread: done when the adapter is in memory, with the error if it cannot be had."""
+        return self._home.fetch(self._find(name).key)
+
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _info(self, name: str, entry: _Entry) -> AdapterInfo:

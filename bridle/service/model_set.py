@@ -5,13 +5,15 @@ The operator names models, gives further names to them, and says what else may b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
+from bridle.service.adapter_set import AdapterCatalog, AdapterSet, AdapterSpec
+from bridle.service.adapters import PLACEHOLDERS
 from bridle.service.catalog import ModelCatalog
 from bridle.service.control import ControlSettings
 from bridle.service.folders import is_hub_name
@@ -101,8 +103,40 @@ class EngineLoader:
         )
 
 
+class AdapterLoader:
+    """A loader whose models come with the adapters that a catalog names for them, read and checked."""
+
+    def __init__(self, loader: ModelLoader, catalog: AdapterCatalog) -> None:
+        self._loader = loader
+        self._catalog = catalog
+
+    def measure(self, config: ModelConfig) -> int:
+        return self._loader.measure(config)
+
+    def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
+        model = self._loader.load(config, name, progress)
+        try:
+            add_adapters(model, self._catalog.named_for(name))
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+
+def add_adapters(model: LoadedModel, adapters: Iterable[AdapterSpec]) -> None:
+    """Give adapters to a model, and wait until each was read. Blocks, and needs no event loop. Raises what is wrong
+    with the first one that cannot be used."""
+    for spec in adapters:
+        model.adapters.add(spec.name, spec.source, spec.revision)
+        model.adapters.fetch(spec.name).result()
+
+
 def build_registry(
-    models: ModelSet, base: ModelConfig, loader: ModelLoader, name: str | None = None
+    models: ModelSet,
+    base: ModelConfig,
+    loader: ModelLoader,
+    name: str | None = None,
+    adapters: AdapterSet | None = None,
 ) -> tuple[ModelRegistry, Callable[[], None]]:
     """The registry of a set, nothing loaded yet, and what loads the named models into it; that blocks.
 
@@ -111,8 +145,9 @@ def build_registry(
     """
     _check_single(models, base, name)
     catalog = ModelCatalog(base, models_dir=models.models_dir, hub_ids=models.allow_hub)
-    keeper = ModelKeeper(loader, _bound(models, base))
-    registry = ModelRegistry(catalog=catalog, keeper=keeper)
+    known_adapters = AdapterCatalog(adapters)
+    keeper = ModelKeeper(AdapterLoader(loader, known_adapters), _bound(models, base))
+    registry = ModelRegistry(catalog=catalog, keeper=keeper, adapters=known_adapters)
     slots = [
         Slot(name or model_name(model), replace(base, model=model), is_pinned=models.is_static)
         for model in models.named
@@ -120,7 +155,17 @@ def build_registry(
     for slot in slots:
         registry.add_slot(slot)
     _add_aliases(registry, catalog, models, base)
+    known_adapters.assign(slots[0].name if slots else None, lambda model: registry.slot_of(model).name)
+    _check_adapters(registry)
     return registry, lambda: keeper.fill(slots, keeps_share=models.is_open)
+
+
+def _check_adapters(registry: ModelRegistry) -> None:
+    """Refuse adapters that a request could not tell from a model."""
+    for slot in registry.slots:
+        clashes = set(registry.adapter_names(slot)) & {*registry.names, *PLACEHOLDERS}
+        if clashes:
+            raise InvalidRequest(f"an adapter is called {min(clashes)!r}, which means a model", "adapter")
 
 
 def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None:

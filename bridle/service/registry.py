@@ -2,7 +2,9 @@
 
 Every front-end resolves the name in a request here, so that an unknown one gives the same error everywhere:
 
-    with await registry.acquire(name, timeout=60) as model:
+    chosen = registry.choose(name, adapter)
+    with await registry.acquire(chosen.model, timeout=60) as model:
+        adapter = await registry.adapters.fetch(model, chosen.adapter, timeout=60)
         ...  # submit to model.client and read the stream to its end
 
 A front-end that wants to tell its client about a wait looks at `state_of(name)` first.
@@ -13,8 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 from bridle.errors import InvalidRequest, ModelUnavailable, UnknownModel, UnsupportedFeature
+from bridle.service.adapter_desk import AdapterDesk
+from bridle.service.adapter_set import AdapterCatalog
 from bridle.service.adapters import PLACEHOLDERS
 from bridle.service.catalog import ModelCatalog
 from bridle.service.keeper import ModelKeeper
@@ -23,13 +28,22 @@ from bridle.service.loading import LoadedModel
 from bridle.service.slot import ModelState, Slot
 
 _MAX_SHOWN_CHARS = 100
+_MAX_SHOWN_NAMES = 40
+
+
+class Choice(NamedTuple):
+    """What a request asks for: the name of a model, and of an adapter over it."""
+
+    model: str | None
+    adapter: str | None
 
 
 class ModelRegistry:
     """Models by name, those that are loaded and those that may be. The first one given is the default.
 
     Without a `catalog` and a `keeper` there are only the models that were added, and they stay. A catalog names what
-    may be loaded when a request asks for it, the keeper does that. Used from one thread or event loop.
+    may be loaded when a request asks for it, the keeper does that; `adapters` is the same for adapters. Used from one
+    thread or event loop.
     """
 
     def __init__(
@@ -38,11 +52,13 @@ class ModelRegistry:
         *,
         catalog: ModelCatalog | None = None,
         keeper: ModelKeeper | None = None,
+        adapters: AdapterCatalog | None = None,
     ) -> None:
         self._slots: dict[str, Slot] = {}
         self._aliases: dict[str, str] = {}
         self._catalog = catalog or ModelCatalog()
         self._keeper = keeper
+        self.adapters = AdapterDesk(adapters or AdapterCatalog(), self.aliases_of, self._is_taken)
         for model in models:
             self.add(model)
 
@@ -100,6 +116,16 @@ class ModelRegistry:
         """Every name that a request may use now, with what could be loaded. Looks at the disk."""
         return list(dict.fromkeys([*self.names, *await asyncio.to_thread(self._catalog.names)]))
 
+    async def all_adapters(self) -> list[Choice]:
+        """Every adapter that a request may choose now, with its model; also what could be loaded. Looks at the disk."""
+        loadable = await asyncio.to_thread(self.adapters.catalog.names)
+        known = [Choice(slot.name, name) for slot in self._slots.values() for name in self.adapter_names(slot)]
+        taken = {choice.adapter for choice in known}
+        if not loadable or not self._slots:
+            return known
+        default = self._default_slot().name
+        return [*known, *(Choice(default, name) for name in loadable if name not in taken and not self._is_taken(name))]
+
     def aliases_of(self, model: LoadedModel) -> list[str]:
         """Further names of `model`."""
         return [alias for alias, name in self._aliases.items() if name == model.name]
@@ -118,6 +144,25 @@ class ModelRegistry:
         if config is None:
             raise self._unknown(name)
         return Slot(canonical, config, is_passing=True)
+
+    def choose(self, name: str | None, adapter: str | None = None) -> Choice:
+        """The model and the adapter of a request that names a model, an adapter, or both. A name that no model has may
+        be an adapter's, which chooses that one's model. Raises `UnknownModel`; whether there is such an adapter is
+        known once the model is loaded."""
+        try:
+            self.slot_of(name)
+        except UnknownModel:
+            owner = self._owner_of(name or "")
+            if owner is None or adapter not in (None, "", name):
+                raise
+            return Choice(owner, name)
+        return Choice(name, adapter)
+
+    def adapter_names(self, slot: Slot) -> list[str]:
+        """The adapters of a model; those that it will come with, if it is not loaded."""
+        if slot.model is not None:
+            return [info.name for info in slot.model.adapters.list()]
+        return [spec.name for spec in self.adapters.catalog.named_for(slot.name)]
 
     def state_of(self, name: str | None) -> ModelState:
         """What the model of that name is doing. Raises `UnknownModel`."""
@@ -178,8 +223,22 @@ class ModelRegistry:
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _check_free(self, name: str) -> None:
-        if name in self._slots or name in self._aliases:
+        if self._is_taken(name):
             raise InvalidRequest(f"the model name {name!r} is taken already", "model")
+        if any(name in self.adapter_names(slot) for slot in self._slots.values()):
+            raise InvalidRequest(f"the model name {name!r} is an adapter's already", "model")
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self._slots or name in self._aliases
+
+    def _owner_of(self, adapter: str) -> str | None:
+        """The first model with an adapter of that name; the default one for an adapter that may be loaded."""
+        for slot in self._slots.values():
+            if slot.model is not None and adapter in slot.model.adapters:
+                return slot.name
+            if slot.model is None and adapter in self.adapter_names(slot):
+                return slot.name
+        return self._default_slot().name if self.adapters.catalog.find(adapter) is not None else None
 
     def _default_slot(self) -> Slot:
         for slot in self._slots.values():
@@ -197,5 +256,7 @@ class ModelRegistry:
 
     def _unknown(self, name: str) -> UnknownModel:
         shown = name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "..."
-        served = ", ".join(repr(known) for known in self.names) or "nothing"
-        return UnknownModel(f"the model {shown!r} is not served here; served: {served}", "model")
+        names = [*self.names, *(adapter for slot in self._slots.values() for adapter in self.adapter_names(slot))]
+        served = ", ".join(repr(known) for known in names[:_MAX_SHOWN_NAMES]) or "nothing"
+        more = f" and {len(names) - _MAX_SHOWN_NAMES} more" if len(names) > _MAX_SHOWN_NAMES else ""
+        return UnknownModel(f"the model {shown!r} is not served here; served: {served}{more}", "model")

@@ -14,7 +14,7 @@ from bridle.http.anthropic.shapes import BlockWriter, blocks, stop_fields, usage
 from bridle.http.call import call_of
 from bridle.http.errors import json_response
 from bridle.http.generation import Generation, Part, reserve
-from bridle.http.models import hold_model
+from bridle.http.models import hold, hold_model
 from bridle.http.named_events import send_events, with_last_event
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
@@ -28,12 +28,12 @@ router = APIRouter(route_class=AnthropicRoute)
 @router.post("/v1/messages", summary="Answer in a conversation (Anthropic's API)")
 async def messages(body: MessagesBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
-    model = await hold_model(request, body.model)
-    chat, prefill = body.to_chat(model.name)
+    served = await hold(request, body.model, body.adapter)
+    chat, prefill = body.to_chat(served.model.name)
     sampling = chat.sampling(max_tokens=body.max_tokens)
-    ticket = reserve(http, call, model, 1, 1)
-    turn = await plan_turn(chat, request, model, sampling, prefill)
-    generation = await prepare_turn(turn, request, model, ticket)
+    ticket = reserve(http, call, served.model, 1, 1)
+    turn = await plan_turn(chat, request, served.model, sampling, prefill)
+    generation = await prepare_turn(turn, request, served, ticket)
     answer = _Answer(generation, turn, call.id)
     if body.stream:
         return SseResponse(with_last_event(answer.stream, call, anthropic_body), http.settings)
@@ -104,7 +104,7 @@ class _Answer:
             "id": f"msg_{self.call_id}",
             "type": "message",
             "role": "assistant",
-            "model": self.generation.model.name,
+            "model": self.generation.served_name,
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,

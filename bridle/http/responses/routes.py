@@ -16,7 +16,7 @@ from bridle.http.call import call_of
 from bridle.http.errors import error_body, json_response
 from bridle.http.generation import Generation, Part, reserve
 from bridle.http.json_body import BoundedRoute
-from bridle.http.models import hold_model
+from bridle.http.models import hold
 from bridle.http.named_events import send_events, with_last_event
 from bridle.http.openai_shapes import usage_shape
 from bridle.http.responses.items import Event, ItemWriter
@@ -32,12 +32,12 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/responses", summary="Answer in a conversation of items")
 async def responses(body: ResponsesBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
-    model = await hold_model(request, body.model)
-    chat = body.to_chat(model.name)
+    served = await hold(request, body.model, body.adapter)
+    chat = body.to_chat(served.model.name)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
-    ticket = reserve(http, call, model, 1, 1)
-    turn = await plan_turn(chat, request, model, chat.sampling(max_tokens=limit))
-    generation = await prepare_turn(turn, request, model, ticket)
+    ticket = reserve(http, call, served.model, 1, 1)
+    turn = await plan_turn(chat, request, served.model, chat.sampling(max_tokens=limit))
+    generation = await prepare_turn(turn, request, served, ticket)
     answer = _Answer(generation, turn, body, call.id)
     if body.stream:
         return SseResponse(with_last_event(answer.stream, call, answer.failure), http.settings)
@@ -113,7 +113,7 @@ class _Answer:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": self.generation.model.name,
+            "model": self.generation.served_name,
             "output": [] if status == "in_progress" else self._items.items,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,

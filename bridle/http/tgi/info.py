@@ -72,7 +72,7 @@ def _info(http: HttpState, model: LoadedModel) -> dict[str, Any]:
         "max_batch_total_tokens": model.info.num_blocks * model.info.block_size,
         "validation_workers": 1,
         "max_client_batch_size": settings.max_prompts,
-        "adapters": sorted(model.adapters),
+        "adapters": [adapter.name for adapter in model.adapters.list()],
         "router": "bridle",
         "version": bridle.__version__,
         "sha": None,

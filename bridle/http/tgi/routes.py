@@ -13,7 +13,7 @@ from bridle.http.control import Steering, steering_of
 from bridle.http.errors import json_response
 from bridle.http.generation import prepare, reserve
 from bridle.http.identity import identity_of
-from bridle.http.models import hold_model
+from bridle.http.models import hold
 from bridle.http.schemas import SamplingFields
 from bridle.http.sse import SseResponse, run_while_connected
 from bridle.http.state import http_state
@@ -53,14 +53,13 @@ async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_t
     plan = plan_of(body.parameters, is_stream, full_text)
     if not body.inputs:
         raise InvalidRequest("inputs is empty; it must have at least one character", "inputs")
-    model = await hold_model(request, body.model)
+    model, adapter = await hold(request, body.model, body.parameters.adapter_id)
     ticket = reserve(http, call, model, 1, plan.best_of)
     steering = _steering(body.parameters, plan, request, model)
     prompt = list(await tokenize(model, body.inputs))
     if plan.truncate is not None:
         prompt = prompt[-plan.truncate :]
     tenant = identity_of(request).user
-    adapter = body.parameters.adapter_id
     generation = await prepare(http, call, model, ticket, [prompt], plan.sampling, tenant, steering, adapter)
     return Answer(generation, plan, body.inputs)
 

@@ -1,0 +1,149 @@
+"""Adapters for requests of any front-end: found by name, loaded if that is allowed, waited for.
+
+    chosen = registry.choose(body.model, body.adapter)
+    with await registry.acquire(chosen.model) as model:
+        adapter = await registry.adapters.fetch(model, chosen.adapter)
+
+Many requests for one adapter are one load. What cannot be loaded leaves nothing behind, so that a later request may
+find it mended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridle.errors import AdapterRefused, BridleError, InvalidRequest, ModelUnavailable, UnknownAdapter
+from bridle.service.adapter_set import AdapterCatalog
+
+if TYPE_CHECKING:
+    from bridle.service.adapters import AdapterInfo
+    from bridle.service.loading import LoadedModel
+
+_IN_MEMORY = ("host", "device")
+_MAX_SHOWN_CHARS = 100
+
+Load = asyncio.Task["AdapterInfo"]
+
+
+class AdapterDesk:
+    """Serves one registry of models, from its event loop. `catalog` is what may be loaded; `names_of` gives the names
+    of a model, which mean it without an adapter, and `is_taken` says whether a name is some model's."""
+
+    def __init__(
+        self,
+        catalog: AdapterCatalog,
+        names_of: Callable[[LoadedModel], list[str]],
+        is_taken: Callable[[str], bool],
+    ) -> None:
+        self.catalog = catalog
+        self._names_of = names_of
+        self._is_taken = is_taken
+        self._loads: dict[tuple[str, str], Load] = {}
+
+    def is_ready(self, model: LoadedModel, name: str | None) -> bool:
+        """Whether `fetch` would not wait. Raises `UnknownAdapter`."""
+        return not self._is_adapter(model, name) or (
+            name in model.adapters and model.adapters.get(name).state in _IN_MEMORY
+        )
+
+    async def fetch(self, model: LoadedModel, name: str | None, timeout: float | None = None) -> str | None:
+        """The name of the adapter that a request chooses, which is in memory then; None for the model without one,
+        which None, the empty name and the model's own names mean.
+
+        Loads what the catalog has under that name. Raises `UnknownAdapter`, `AdapterRefused` for one that cannot be
+        used, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, not the load.
+        """
+        if not self._is_adapter(model, name):
+            return None
+        assert name is not None
+        if not self.is_ready(model, name):
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._wait(model, name)
+            except TimeoutError:
+                raise ModelUnavailable(f"the adapter {_shown(name)} is not there after {timeout:g} s") from None
+        return name
+
+    async def load(self, model: LoadedModel, name: str, source: str, revision: str | None = None) -> AdapterInfo:
+        """Give a name to what the catalog has as `source`, and load it. Raises `InvalidRequest` for a name that is
+        taken, and `AdapterRefused` for what may not be loaded or cannot be used."""
+        spec = self.catalog.find(source, revision)
+        if spec is None:
+            at = "" if revision is None else f" at revision {_shown(revision)}"
+            raise AdapterRefused(
+                f"the source {_shown(source)}{at} may not be loaded here: it must be a folder of adapters_dir, or one "
+                "of the hub ids of allow_adapter",
+                "source",
+            )
+        if name in model.adapters or (model.name, name) in self._loads:
+            raise InvalidRequest(f"an adapter {_shown(name)} is known already; remove it first", "name")
+        if self._is_taken(name):
+            raise InvalidRequest(f"the name {_shown(name)} is a model's", "name")
+        return await asyncio.shield(self._begin(model, name, spec.source, spec.revision))
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _is_adapter(self, model: LoadedModel, name: str | None) -> bool:
+        """Whether a name asks for more than the model itself."""
+        if not name:
+            return False
+        return name in model.adapters or not (model.adapters.is_base(name) or name in self._names_of(model))
+
+    async def _wait(self, model: LoadedModel, name: str) -> None:
+        load = self._loads.get((model.name, name))
+        if load is None and name in model.adapters:
+            source = model.adapters.get(name).source
+            try:
+                await model.adapters.ready(name)
+            except AdapterRefused as error:
+                raise _public(error, name, source) from None
+            return
+        if load is None:
+            load = self._begin_known(model, name)
+        await asyncio.shield(load)
+
+    def _begin_known(self, model: LoadedModel, name: str) -> Load:
+        """Load what the catalog has under a name. Raises `UnknownAdapter` if that is nothing."""
+        spec = self.catalog.find(name)
+        if spec is None or self._is_taken(name):
+            model.adapters.get(name)  # raises, with the names that there are
+            raise UnknownAdapter(f"there is no adapter {_shown(name)}", "adapter")
+        return self._begin(model, name, spec.source, spec.revision)
+
+    def _begin(self, model: LoadedModel, name: str, source: str, revision: str | None) -> Load:
+        async def load() -> AdapterInfo:
+            try:
+                await asyncio.to_thread(model.adapters.add, name, source, revision)
+                return await self._read(model, name)
+            except AdapterRefused as error:
+                raise _public(error, name, source) from None
+
+        task = asyncio.create_task(load(), name=f"load adapter {name}")
+        self._loads[model.name, name] = task
+        task.add_done_callback(lambda done: self._end(model.name, name, done))
+        return task
+
+    async def _read(self, model: LoadedModel, name: str) -> AdapterInfo:
+        """Read a new adapter; one that cannot be used is forgotten."""
+        try:
+            return await model.adapters.ready(name)
+        except BridleError:
+            model.adapters.remove(name)
+            raise
+
+    def _end(self, model: str, name: str, task: Load) -> None:
+        del self._loads[model, name]
+        if not task.cancelled():
+            task.exception()  # told to those who wait; nobody may
+
+
+def _public(error: AdapterRefused, name: str, source: str) -> AdapterRefused:
+    """What is wrong, without telling the network where things lie on this machine."""
+    return AdapterRefused(str(error).replace(str(Path(source).expanduser()), name), error.param)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "...")
