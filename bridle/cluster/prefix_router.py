@@ -2,13 +2,17 @@
 
 The router remembers which replica was sent which prompts, as chained hashes of their blocks, and forgets the oldest. It
 is a guess (a replica evicts when it must), which costs a prefill when it is wrong and nothing else. No clock, no I/O.
+What it does for a request takes time for each of the prompt's blocks, and next to none for each replica.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
 from collections.abc import Sequence
+from typing import Protocol
 
+#: The load of a replica that is away.
+AWAY = math.inf
 #: Blocks that are remembered, over all replicas.
 MAX_BLOCKS = 1 << 17
 #: A replica with the prefix may be ahead of the least loaded one by so many tokens, and by this factor.
@@ -16,34 +20,52 @@ _SLACK_TOKENS = 1024
 _SLACK_FACTOR = 1.5
 
 
+class Router(Protocol):
+    """Chooses replicas."""
+
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> int | None:
+        """The replica for a prompt; None if none is up. `loads` are tokens waiting or running, `AWAY` for a replica
+        that is not there; prompts share blocks only under an equal `salt`."""
+        raise NotImplementedError
+
+    def forget(self, replica: int) -> None:
+        """The replica has lost its cache."""
+
+
 class PrefixRouter:
-    """Chooses among `num_replicas`. `block_size` is that of their KV caches: nothing shorter is ever shared."""
+    """A `Router` among `num_replicas`. `block_size` is that of their KV caches: nothing shorter is ever shared. Of the
+    blocks that were sent somewhere the latest are remembered: half of `max_blocks` at least."""
 
     def __init__(self, num_replicas: int, block_size: int, max_blocks: int = MAX_BLOCKS) -> None:
+        self.num_replicas = num_replicas
         self._block_size = block_size
-        self._max_blocks = max_blocks
-        self._homes: OrderedDict[int, int] = OrderedDict()  # hash of a chain of blocks: the replica that has it last
+        self._half = max(max_blocks // 2, 1)
+        # Hash of a chain of blocks: the life of the replica that was sent it last. Two dictionaries, of which the older
+        # is dropped whole, are smaller than one in order of use, and faster.
+        self._recent: dict[int, int] = {}
+        self._older: dict[int, int] = {}
+        self._lives = list(range(num_replicas))  # by replica: its number, and `num_replicas` more for each loss
         self._next = 0  # where to begin among equals
 
-        self.num_replicas = num_replicas
+    def __len__(self) -> int:
+        """Blocks that are remembered."""
+        return len(self._recent) + len(self._older)
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float | None]) -> int | None:
-        """The replica for a prompt; None if none is up. `loads` are tokens waiting or running, None for a replica that
-        is away; prompts share blocks only under an equal `salt`."""
-        up = [number for number, load in enumerate(loads) if load is not None]
-        if not up:
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> int | None:
+        """See `Router`."""
+        least = min(loads)
+        if least == AWAY:
             return None
         chain = self._chain(prompt, salt)
-        chosen = self._with_prefix(chain, loads)
-        if chosen is None:
-            chosen = self._least_loaded(up, loads)
+        chosen = self._home(chain)
+        if chosen is None or loads[chosen] > max(least * _SLACK_FACTOR, least + _SLACK_TOKENS):
+            self._next = chosen = first_from(self._next + 1, loads, least)
         self._remember(chain, chosen)
         return chosen
 
     def forget(self, replica: int) -> None:
-        """The replica has lost its cache."""
-        for key in [key for key, home in self._homes.items() if home == replica]:
-            del self._homes[key]
+        """See `Router`. What it was sent in its last life is passed over from now on, and goes with time."""
+        self._lives[replica] += self.num_replicas
 
     def _chain(self, prompt: Sequence[int], salt: object) -> list[int]:
         """Hashes of the prompt's whole blocks, each with all before it. The last token is always computed."""
@@ -53,25 +75,26 @@ class PrefixRouter:
             chain.append(value)
         return chain
 
-    def _with_prefix(self, chain: list[int], loads: Sequence[float | None]) -> int | None:
-        """The replica that has most of the chain, unless it is too busy."""
+    def _home(self, chain: list[int]) -> int | None:
+        """The replica that has most of the chain."""
         for value in reversed(chain):
-            home = self._homes.get(value)
-            load = None if home is None else loads[home]
-            if load is None:
-                continue
-            least = min(each for each in loads if each is not None)
-            return home if load <= max(least * _SLACK_FACTOR, least + _SLACK_TOKENS) else None
+            life = self._recent.get(value)
+            if life is None:
+                life = self._older.get(value)
+            if life is not None and self._lives[replica := life % self.num_replicas] == life:
+                return replica
         return None
 
-    def _least_loaded(self, up: list[int], loads: Sequence[float | None]) -> int:
-        """Equals take turns."""
-        self._next += 1
-        return min(up, key=lambda number: (loads[number], (number - self._next) % self.num_replicas))
-
     def _remember(self, chain: list[int], replica: int) -> None:
-        for value in chain:
-            self._homes[value] = replica
-            self._homes.move_to_end(value)
-        while len(self._homes) > self._max_blocks:
-            self._homes.popitem(last=False)
+        if len(self._recent) + len(chain) > self._half:
+            self._recent, self._older = {}, self._recent
+        self._recent.update(dict.fromkeys(chain, self._lives[replica]))
+
+
+def first_from(start: int, loads: Sequence[float], load: float) -> int:
+    """The first replica with that load, counted from `start` and around: equals take turns."""
+    start %= len(loads)
+    try:
+        return loads.index(load, start)
+    except ValueError:
+        return loads.index(load, 0, start)

@@ -48,6 +48,32 @@ class LinkOwner(Protocol):
     def note_absent(self, number: int) -> None: ...
 
 
+class Link(Protocol):
+    """A way to one replica: it tells its owner what comes from there."""
+
+    def start(self) -> None: ...
+
+    def send(self, message: Submit | Cancel) -> None:
+        """Send without waiting; lost with the replica."""
+
+    def close(self) -> None:
+        """Let the replica go. Idempotent."""
+
+
+class MakeLink(Protocol):
+    """How a `Link` is made: number, address and owner, whom to tell of a loss, whom of a first sign of good work."""
+
+    def __call__(
+        self,
+        number: int,
+        path: str,
+        owner: LinkOwner,
+        on_loss: Callable[[int, str], None],
+        on_proven: Callable[[int], None],
+        /,
+    ) -> Link: ...
+
+
 class ReplicaLink:
     """The connection to the replica at `path`. `on_loss(pid, reason)` may end what is left of it."""
 

@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from bridle.cluster.faults import unpack_error
 from bridle.cluster.live_request import LiveRequest
-from bridle.cluster.prefix_router import PrefixRouter
+from bridle.cluster.prefix_router import AWAY, PrefixRouter, Router
 from bridle.cluster.remote import is_same_model
-from bridle.cluster.replica_link import ReplicaLink
+from bridle.cluster.replica_link import Link, MakeLink, ReplicaLink
 from bridle.cluster.replica_messages import (
     Beat,
     Broken,
@@ -59,6 +60,8 @@ class ReplicaSet:
     """An `EngineClient` over replicas at unix sockets. `start` waits for the first of them.
 
     `on_loss(number, pid)` may end what is left of a lost replica, `on_proven(number, pid)` hears of a good one.
+    `make_router(num_replicas, block_size)` chooses in another way, `make_link` reaches replicas otherwise than by a
+    socket, and `clock` is that of deadlines.
     """
 
     def __init__(
@@ -67,27 +70,26 @@ class ReplicaSet:
         *,
         on_loss: Callable[[int, int], None] = lambda number, pid: None,
         on_proven: Callable[[int, int], None] = lambda number, pid: None,
-        make_router: Callable[[int, int], PrefixRouter] = PrefixRouter,
+        make_router: Callable[[int, int], Router] = PrefixRouter,
+        make_link: MakeLink = ReplicaLink,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lock = threading.RLock()
-        self._links = [self._make_link(number, path, on_loss, on_proven) for number, path in enumerate(paths)]
+        self._clock = clock
+        self._links: list[Link] = [
+            make_link(number, path, self, _with_number(on_loss, number), partial(on_proven, number))
+            for number, path in enumerate(paths)
+        ]
         self._make_router = make_router
-        self._router: PrefixRouter | None = None
+        self._router: Router | None = None
         self._up: dict[int, Beat | None] = {}  # replicas that are there, and their last beat
-        self._loads = [0] * len(self._links)
+        self._loads = [AWAY] * len(self._links)
         self._live: dict[str, LiveRequest] = {}
         self._hello: Hello | None = None
         self._intake: Intake | None = None
         self._first = threading.Condition(self._lock)
         self._is_closed = False
         self.num_losses = 0
-
-    def _make_link(
-        self, number: int, path: str, on_loss: Callable[[int, int], None], on_proven: Callable[[int, int], None]
-    ) -> ReplicaLink:
-        return ReplicaLink(
-            number, path, self, lambda pid, reason: on_loss(number, pid), lambda pid: on_proven(number, pid)
-        )
 
     # -- for clients, any thread -----------------------------------------------------------------------------
 
@@ -175,10 +177,9 @@ class ReplicaSet:
     def _place(self, live: LiveRequest) -> None:
         """Send a request to a replica, if one is there. With the lock held."""
         assert self._router is not None
-        loads = [self._loads[number] if number in self._up else None for number in range(len(self._links))]
         tokens = live.tokens
         salt = live.request.tenant, live.request.adapter
-        live.replica = self._router.choose((*live.request.prompt, *tokens), salt, loads)
+        live.replica = self._router.choose((*live.request.prompt, *tokens), salt, self._loads)
         if live.replica is None:
             return
         request = replace(live.request, generated=tokens) if tokens else live.request
@@ -199,7 +200,7 @@ class ReplicaSet:
         """A replica is there: it may have what waits."""
         with self._first:
             self._learn(number, hello)
-            self._up[number] = None
+            self._up[number], self._loads[number] = None, 0
             _log.info("replica %d is up, pid %d", number, hello.pid)
             for live in self._live.values():
                 if live.replica is None:
@@ -233,6 +234,7 @@ class ReplicaSet:
         """A replica is gone: what it held goes on elsewhere."""
         with self._first:
             self._up.pop(number, None)
+            self._loads[number] = AWAY
             self.num_losses += 1
             if self._router is not None:
                 self._router.forget(number)
@@ -253,7 +255,7 @@ class ReplicaSet:
 
     def note_absent(self, number: int) -> None:
         """A replica is still away. Deadlines pass for what waits for one."""
-        now = time.monotonic()
+        now = self._clock()
         with self._first:
             for live in [live for live in self._live.values() if live.replica is None]:
                 deadline = live.request.deadline
@@ -316,3 +318,7 @@ class ReplicaSet:
         del self._live[live.request.id]
         if not self._live:
             self._first.notify_all()
+
+
+def _with_number(on_loss: Callable[[int, int], None], number: int) -> Callable[[int, str], None]:
+    return lambda pid, reason: on_loss(number, pid)

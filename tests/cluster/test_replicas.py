@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bridle.cluster.prefix_router import PrefixRouter
 from bridle.cluster.replicas import ReplicaSet
 from bridle.config import EngineConfig
 from bridle.constraints import Regex
@@ -208,61 +207,3 @@ def test_replicas_that_do_not_come_are_told(tmp_path: Any) -> None:
     with pytest.raises(ShardUnavailable, match=r"0 of 1 replicas came up within 0\.1 s"):
         client.start(1, 0.1)
     client.close()
-
-
-# -- choosing ----------------------------------------------------------------------------------------------------
-
-
-def test_the_replica_with_the_beginning_is_chosen() -> None:
-    router = PrefixRouter(3, block_size=4)
-    prompt = tuple(range(20))
-    home = router.choose(prompt, "", [0, 0, 0])
-    assert all(router.choose((*prompt, i), "", [0, 0, 0]) == home for i in range(10))
-    assert {router.choose(prompt, f"tenant {i}", [0, 0, 0]) for i in range(9)} == {0, 1, 2}
-
-
-def test_a_busy_or_absent_home_is_left() -> None:
-    router = PrefixRouter(2, block_size=4)
-    prompt = tuple(range(20))
-    home = router.choose(prompt, "", [0, 0])
-    assert home is not None
-    loads: list[float | None] = [0, 0]
-    loads[home] = 1_000_000
-    assert router.choose(prompt, "", loads) == 1 - home
-    loads[home] = None
-    assert router.choose(prompt, "", loads) == 1 - home
-    assert router.choose(prompt, "", [None, None]) is None
-
-
-def test_a_lost_cache_is_forgotten_and_memory_is_bounded() -> None:
-    router = PrefixRouter(2, block_size=4, max_blocks=10)
-    for i in range(50):
-        router.choose(tuple(range(i, i + 20)), "", [0, 0])
-    assert len(router._homes) == 10
-    router.forget(0)
-    router.forget(1)
-    assert not router._homes
-
-
-def hit_rate(choose: Any, num_replicas: int = 4) -> float:
-    """Share of prompt tokens found in a cache: many users with a system prompt each, on engines that cannot hold the
-    prompts of all of them."""
-    engines = [Engine(make_executor(num_blocks=160)) for _ in range(num_replicas)]
-    random = Random(1)
-    systems = [tuple(random.randrange(30) for _ in range(64)) for _ in range(24)]
-    for number in range(300):
-        prompt = (*random.choice(systems), *(random.randrange(30) for _ in range(8)))
-        engine = engines[choose(prompt)]
-        engine.add(make_request(prompt, id=f"h{number}", max_tokens=2))
-        while engine.has_work:
-            engine.step()
-    statistics = [engine.statistics() for engine in engines]
-    return sum(each.num_cached_tokens for each in statistics) / sum(each.num_prompt_tokens for each in statistics)
-
-
-def test_affinity_finds_more_than_chance() -> None:
-    router, random = PrefixRouter(4, block_size=4), Random(2)
-    with_affinity = hit_rate(lambda prompt: router.choose(prompt, "", [0, 0, 0, 0]))
-    by_chance = hit_rate(lambda prompt: random.randrange(4))
-    print(f"hit rate with affinity {with_affinity:.3f}, by chance {by_chance:.3f}")
-    assert with_affinity > 1.3 * by_chance
