@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.options import Bytes, EngineOptions, ModelOptions
 from bridle.cli.sizes import count
 from bridle.errors import InvalidRequest
@@ -238,6 +239,7 @@ _ENGINE_DEFAULT = EngineOptions()
 _ACCESS_DEFAULT = AccessOptions()
 _CONTROL_DEFAULT = ControlOptions()
 _SHARD_DEFAULT = ShardOptions()
+_ADAPTER_DEFAULT = AdapterOptions()
 
 
 def serve(
@@ -249,6 +251,7 @@ def serve(
     access: AccessOptions = _ACCESS_DEFAULT,
     control: ControlOptions = _CONTROL_DEFAULT,
     shards: ShardOptions = _SHARD_DEFAULT,
+    adapters: AdapterOptions = _ADAPTER_DEFAULT,
 ) -> int:
     """Serve models over HTTP, with the OpenAI API and the AICI API for controllers, and over LMTP for LMQL.
 
@@ -261,7 +264,7 @@ def serve(
         Folders, hub ids or `demo` (the default), loaded at the start; `auto` loads nothing.
     """
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
-    settings = shards.add_to(settings)
+    settings = replace(shards.add_to(settings), adapters=adapters.to_set())
     from bridle.http.server import serve as serve_http
     from bridle.lmtp.server import LmtpSettings, websocket_front
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO, get_args
 
 from cyclopts import Group, Parameter
 
+from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.serve import AccessOptions, ControlOptions, ModelSetOptions
 from bridle.cli.sizes import count
 from bridle.config import DType, EngineConfig, ModelConfig
@@ -68,6 +69,7 @@ _LMTP_DEFAULT = LmtpOptions()
 _MODELS_DEFAULT = ModelSetOptions()
 _ACCESS_DEFAULT = AccessOptions()
 _CONTROL_DEFAULT = ControlOptions()
+_ADAPTER_DEFAULT = AdapterOptions()
 
 
 def serve_model(
@@ -78,6 +80,7 @@ def serve_model(
     models: ModelSetOptions = _MODELS_DEFAULT,
     access: AccessOptions = _ACCESS_DEFAULT,
     control: ControlOptions = _CONTROL_DEFAULT,
+    adapters: AdapterOptions = _ADAPTER_DEFAULT,
 ) -> int:
     """Serve a model to LMQL and other clients of LMTP.
 
@@ -91,7 +94,8 @@ def serve_model(
     """
     from bridle.lmtp.server import LmtpSettings
 
-    settings = replace(_settings(name, lmtp, models, access), control=control.to_settings())
+    settings = _settings(name, lmtp, models, access)
+    settings = replace(settings, control=control.to_settings(), adapters=adapters.to_set())
     limits = LmtpSettings(path=lmtp.path, load_timeout=models.load_timeout)
     if not lmtp.silent and lmtp.transport == "websocket" and name != "auto":
         _say(f"[Loading {name} with {_constructor(settings.model)}]")

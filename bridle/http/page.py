@@ -19,7 +19,8 @@ def render_page(registry: ModelRegistry, base_url: str) -> str:
         f"{escape(model.info.dtype)} on {escape(model.info.device)}</li>"
         for model in registry
     )
-    options = "".join(f"<option>{escape(name)}</option>" for name in registry.names)
+    adapters = [name for slot in registry.slots for name in registry.adapter_names(slot)]
+    options = "".join(f"<option>{escape(name)}</option>" for name in (*registry.names, *adapters))
     return _PAGE.substitute(models=rows or _NOTHING, options=options, curl=escape(curl_line(registry, base_url)))
 
 

@@ -195,7 +195,7 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
             "aici_trace records the control runtime of one model; serve only one with it", "aici_trace"
         )
     loader = settings.make_loader(settings.engine, settings.control)
-    registry, load_named = build_registry(models, settings.model, loader, settings.name)
+    registry, load_named = build_registry(models, settings.model, loader, settings.name, settings.adapters)
     with contextlib.ExitStack() as undo:
         undo.callback(registry.close)
         for alias in settings.aliases:

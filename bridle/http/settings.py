@@ -10,6 +10,7 @@ from typing import Literal
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
+from bridle.service.adapter_set import AdapterSet
 from bridle.service.control import ControlSettings
 from bridle.service.keeper import ModelLoader
 from bridle.service.model_set import EngineLoader, ModelSet
@@ -73,14 +74,16 @@ class ServeSettings:
 
     Port 0 takes any free port. After the first SIGTERM or SIGINT running requests get `grace_period` seconds. `model`
     says how models are loaded, and which one unless `models` does: several, and what else may be loaded on demand.
-    `name` is a single model's name on the wire (None: that of the folder or hub id), `aliases` are further names of the
-    first model. `control` says whether there is a runtime for Wasm controllers. `keys` is the file of API keys; without
-    one the server is for a single user and listens on loopback only, unless `no_auth` lets everybody in. `make_loader`
-    says how models come to be: in this process, unless told otherwise.
+    `adapters` are the LoRA adapters that requests may choose. `name` is a single model's name on the wire (None: that
+    of the folder or hub id), `aliases` are further names of the first model. `control` says whether there is a runtime
+    for Wasm controllers. `keys` is the file of API keys; without one the server is for a single user and listens on
+    loopback only, unless `no_auth` lets everybody in. `make_loader` says how models come to be: in this process, unless
+    told otherwise.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     models: ModelSet | None = None
+    adapters: AdapterSet = field(default_factory=AdapterSet)
     engine: EngineConfig = field(default_factory=EngineConfig)
     http: HttpSettings = field(default_factory=HttpSettings)
     host: str = "127.0.0.1"

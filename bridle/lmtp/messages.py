@@ -30,6 +30,7 @@ FEATURES: Mapping[str, Any] = {
     "events": True,
     "resume": True,
     "control": True,
+    "adapters": True,
     "max_message_bytes": MAX_MESSAGE_BYTES,
 }
 
@@ -43,9 +44,9 @@ class Generate:
 
     The rest are extensions. `text` asks for text beside the tokens; a `prompt` may be text itself, and then it is the
     default. The context is the buffer's tokens and then the prompt's; `save` names context and output together as a
-    buffer once the stream has ended. `key` makes the stream resumable: sent again with the same content it does not
-    start again but goes on, from the answer number `position`. `rewind` `event` asks to be told of rewinds and forks
-    instead of waiting for final tokens.
+    buffer once the stream has ended. `adapter` names what is added to the model. `key` makes the stream resumable: sent
+    again with the same content it does not start again but goes on, from the answer number `position`. `rewind` `event`
+    asks to be told of rewinds and forks instead of waiting for final tokens.
     """
 
     stream_id: StreamId

@@ -38,6 +38,11 @@ class AdapterSet:
     folder: Path | None = None
     hub_ids: tuple[str, ...] = ()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether more may be loaded than what is named."""
+        return self.folder is not None or bool(self.hub_ids)
+
 
 class AdapterCatalog:
     """What of an `AdapterSet` may be loaded when somebody names it, beside the adapters that have names."""
@@ -87,11 +92,6 @@ class AdapterCatalog:
         """Every name that can be loaded. Looks at the disk."""
         found = [] if self._folders is None else self._folders.names()
         return list(dict.fromkeys((*found, *self._hub_ids)))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing can ever be loaded from here."""
-        return self._folders is None and not self._hub_ids
 
 
 def parse_adapter(text: str) -> AdapterSpec:

@@ -144,6 +144,10 @@ def build_registry(
     model is called. Raises `InvalidRequest` for what contradicts itself.
     """
     _check_single(models, base, name)
+    if models.is_static and adapters is not None and adapters.is_open:
+        raise InvalidRequest(
+            "static serves only what is named at the start; drop adapters_dir and allow_adapter", "static"
+        )
     catalog = ModelCatalog(base, models_dir=models.models_dir, hub_ids=models.allow_hub)
     known_adapters = AdapterCatalog(adapters)
     keeper = ModelKeeper(AdapterLoader(loader, known_adapters), _bound(models, base))

@@ -22,7 +22,7 @@ def served_name(registry: ModelRegistry, name: str) -> str | None:
 def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
     """The answer to a MODEL_INFO, without waiting: of a model that is not loaded it says just that."""
     try:
-        name = served_name(registry, asked.model)
+        name = registry.choose(served_name(registry, asked.model)).model
         if registry.state_of(name) is ModelState.LOADED:
             return Msg(stream_id=asked.stream_id, model_info=facts(registry.resolve(name)))
     except BridleError as error:
@@ -50,5 +50,6 @@ def facts(model: LoadedModel) -> dict[str, Any]:
         "max_model_len": model.max_sequence_tokens,
         "dtype": info.dtype,
         "device": info.device,
+        "adapters": [adapter.name for adapter in model.adapters.list()],
         "lmtp": dict(FEATURES),
     }

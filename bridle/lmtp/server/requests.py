@@ -46,9 +46,14 @@ _MAX_INLINE_BIASES = 4_096
 
 
 async def generate_request(
-    model: LoadedModel, asked: Generate, prefix: tuple[int, ...], identity: Identity, timeout: float | None
+    model: LoadedModel,
+    asked: Generate,
+    prefix: tuple[int, ...],
+    identity: Identity,
+    timeout: float | None,
+    adapter: str | None = None,
 ) -> Request:
-    """The engine request of a GENERATE whose buffer holds `prefix`."""
+    """The engine request of a GENERATE whose buffer holds `prefix`, with an adapter that is there."""
     context = await context_of(model, asked.prompt, prefix) or (_first_token(model),)
     constraint = None if asked.constraint is None else await _constraint(model, asked.constraint)
 
@@ -60,7 +65,7 @@ async def generate_request(
             sampling,
             controller=_controller(model, asked, identity),
             constraint=constraint,
-            adapter=asked.adapter,
+            adapter=adapter,
             timeout=timeout,
             tenant=identity.user,
             detokenize=wants_text(asked) or bool(sampling.stop),
@@ -71,7 +76,12 @@ async def generate_request(
 
 
 async def score_request(
-    model: LoadedModel, asked: Score, prefix: tuple[int, ...], identity: Identity, timeout: float | None
+    model: LoadedModel,
+    asked: Score,
+    prefix: tuple[int, ...],
+    identity: Identity,
+    timeout: float | None,
+    adapter: str | None = None,
 ) -> tuple[Request, int]:
     """The engine request of a SCORE, and how many of its last tokens are to be scored."""
     context = await context_of(model, asked.prompt, prefix)
@@ -84,7 +94,7 @@ async def score_request(
         model,
         (*context, *scored),
         SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=len(context)),
-        adapter=asked.adapter,
+        adapter=adapter,
         timeout=timeout,
         tenant=identity.user,
         detokenize=False,

@@ -153,7 +153,8 @@ class Streams:
             prefix = prefix if asked.length is None else prefix[: max(asked.length, 0)]
             timeout = self._home.settings.load_timeout
             registry = self._home.host.registry
-            with await registry.acquire(served_name(registry, asked.model), timeout) as model:
+            chosen = registry.choose(served_name(registry, asked.model))
+            with await registry.acquire(chosen.model, timeout) as model:
                 context = await context_of(model, asked.prompt, prefix)
                 buffer.fill(await tokenize(model, context) if context else ())  # checks them
             tokens = await buffer.tokens()

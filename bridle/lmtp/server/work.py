@@ -91,29 +91,36 @@ class Work:
         self.host.check_open()
         identity = self.identity
         ticket = held.enter_context(self.host.admission.admit(1, identity.user, identity.limits))
-        model = await self._acquire(held)
+        model, adapter = await self._acquire(held)
         prefix = await self.prefix.tokens() if self.prefix is not None else ()
         timeout = self.settings.request_timeout
         teller: Teller
         if isinstance(self.asked, Score):
-            request, num_scored = await score_request(model, self.asked, prefix, self.identity, timeout)
+            request, num_scored = await score_request(model, self.asked, prefix, self.identity, timeout, adapter)
             teller = ScoreTeller(self.asked.stream_id, num_scored)
         else:
-            request = await generate_request(model, self.asked, prefix, self.identity, timeout)
+            request = await generate_request(model, self.asked, prefix, self.identity, timeout, adapter)
             teller = GenerateTeller(self._telling(model, self.asked), request)
         await self._read(model, ticket, ticket.seat(request), teller)
         return "failed" if teller.has_failed else "done"
 
-    async def _acquire(self, held: ExitStack) -> LoadedModel:
-        registry = self.host.registry
-        name = served_name(registry, self.asked.model)
-        is_loaded = registry.state_of(name) is ModelState.LOADED
+    async def _acquire(self, held: ExitStack) -> tuple[LoadedModel, str | None]:
+        """The model and the adapter that are asked for; the client hears if it has to wait for one of them."""
+        registry, timeout = self.host.registry, self.settings.load_timeout
+        chosen = registry.choose(served_name(registry, self.asked.model), self.asked.adapter)
+        is_loaded = registry.state_of(chosen.model) is ModelState.LOADED
         if not is_loaded:
             self._say("loading", model=self.asked.model)
-        model = held.enter_context(await registry.acquire(name, self.settings.load_timeout))
+        model = held.enter_context(await registry.acquire(chosen.model, timeout))
+        is_ready = registry.adapters.is_ready(model, chosen.adapter)
+        if is_loaded and not is_ready:
+            self._say("loading", adapter=chosen.adapter)
+        adapter = await registry.adapters.fetch(model, chosen.adapter, timeout)
         if not is_loaded:
             self._say("loaded", model=self.asked.model)
-        return model
+        elif not is_ready:
+            self._say("loaded", adapter=adapter)
+        return model, adapter
 
     def _telling(self, model: LoadedModel, asked: Generate) -> Telling:
         eos = model.info.eos_token_ids
