@@ -10,8 +10,8 @@ from types import FrameType
 
 from bridle.cluster.address import Tls
 from bridle.cluster.shard import Shard, start_shard
-from bridle.cluster.warm_up import warm_up
 from bridle.engine.interfaces import Executor
+from bridle.engine.warm_up import warm_up
 from bridle.errors import ShardUnavailable
 
 _log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from bridle.cluster.address import Tls, listen, make_server_options
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.session import Session
 from bridle.cluster.trace_context import incoming_context
-from bridle.cluster.warm_up import warm_up
 from bridle.engine.interfaces import Executor
+from bridle.engine.warm_up import warm_up
 from bridle.errors import BridleError, ProtocolError, ShardUnavailable
 
 _log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.remote import ShardExecutor
 from bridle.cluster.shard import SERVICE, Shard, start_shard
 from bridle.cluster.trace_context import incoming_context, outgoing_context
-from bridle.cluster.warm_up import warm_up
 from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.engine.warm_up import warm_up
 from bridle.errors import InternalError, InvalidRequest, ProtocolError, ShardUnavailable, UnsupportedFeature
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor

@@ -1,0 +1,101 @@
+"""The largest step that can come, run before the first request: memory that is missing shows now, and speed is known.
+
+Works with any executor; what it leaves behind is forgotten.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from bridle.engine.interfaces import Executor, ExecutorInfo
+from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.sampling import SamplingParams
+
+_GREEDY = SamplingParams(temperature=0.0)
+#: Every filter and penalty at once: what a row can ask of the sampler.
+_DEMANDING = SamplingParams(
+    temperature=0.9,
+    top_p=0.9,
+    top_k=50,
+    min_p=0.01,
+    typical_p=0.95,
+    repetition_penalty=1.2,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logprobs=5,
+)
+#: On a CPU samplers work on few rows at a time, and slowly: so many show what all need.
+_MAX_DEMANDING_ON_CPU = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """`seconds` of a step with `num_tokens` prompt tokens and a token for each of as many sequences as there is room
+    for, what is made once included, and `decode_seconds` of one with a token for each of `num_seqs` sequences."""
+
+    num_tokens: int
+    seconds: float
+    num_seqs: int
+    decode_seconds: float
+
+
+def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0, context: int = 0) -> WarmUp:
+    """Run a prefill of `num_tokens` beside decodes, then a decode of `num_seqs` (0: as many as one step takes). The
+    first prompt begins at position `context`, as the last chunk of a long one does; KV before it is read as it lies.
+
+    Raises what the executor raises, such as `OutOfBlocks`. No sequence may be alive.
+    """
+    info = executor.info
+    num_seqs = max(min(num_seqs or info.max_num_seqs, info.num_blocks), 1)
+    prompts = _prompts(info, num_tokens or info.max_num_batched_tokens, num_seqs, context)
+    num_left = info.num_blocks - sum(_num_blocks(chunk, info) for chunk in prompts)
+    singles = [(0, 1)] * min(num_seqs - len(prompts), num_left)
+    try:
+        seconds = _run(executor, 1, [*prompts, *singles])
+        executor.reset()
+        decode_seconds = _run(executor, 2, [(0, 1)] * num_seqs)
+    finally:
+        executor.reset()
+    return WarmUp(sum(length for _, length in prompts), seconds, num_seqs, decode_seconds)
+
+
+_Chunk = tuple[int, int]  # where it starts in its sequence, and its length
+
+
+def _prompts(info: ExecutorInfo, num_tokens: int, num_seqs: int, context: int) -> list[_Chunk]:
+    """As few prompts as hold that many tokens, or as many of them as there is room for."""
+    chunks: list[_Chunk] = []
+    num_blocks = info.num_blocks
+    start = min(context, info.max_model_len - 1, num_blocks * info.block_size - 1)
+    while num_tokens > 0 and num_blocks > 0 and len(chunks) < num_seqs:
+        length = min(num_tokens, info.max_model_len - start, num_blocks * info.block_size - start)
+        chunks.append((start, length))
+        num_tokens -= length
+        num_blocks -= _num_blocks(chunks[-1], info)
+        start = 0
+    return chunks
+
+
+def _num_blocks(chunk: _Chunk, info: ExecutorInfo) -> int:
+    return -(-sum(chunk) // info.block_size)
+
+
+def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
+    """Seconds of a step that computes these chunks, and draws a token after each."""
+    info = executor.info
+    rows, block = [], 0
+    for seq_id, (start, length) in enumerate(chunks):
+        blocks = tuple(range(block, block + _num_blocks((start, length), info)))
+        tokens = (0,) * (start + length)
+        rows.append(PlanRow(seq_id, start, length, new_tokens=tokens, new_blocks=blocks, num_prompt=len(tokens)))
+        block += len(blocks)
+    num_demanding = len(rows) if info.device.startswith("cuda") else _MAX_DEMANDING_ON_CPU
+    samples = [
+        SampleRow(row.seq_id, number, _DEMANDING if number < num_demanding else _GREEDY)
+        for number, row in enumerate(rows)
+    ]
+    began = time.perf_counter()
+    executor.forward(StepPlan(step, rows))
+    executor.sample(SampleBatch(step, samples))
+    return time.perf_counter() - began
