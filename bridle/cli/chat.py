@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from bridle.cli.options import ModelOptions, SamplingOptions
-from bridle.errors import ContextOverflow, InvalidRequest
+from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 _MODEL = ModelOptions()
 _SAMPLING = SamplingOptions()
-_HELP = "/reset forgets the conversation, /system TEXT sets the system prompt, /undo takes a turn back, /quit ends."
+_HELP = (
+    "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
+    "/undo takes a turn back, /quit ends."
+)
 
 
 def chat(
@@ -28,6 +31,7 @@ def chat(
     *,
     system: str | None = None,
     stats: bool = True,
+    adapter: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
 ) -> int:
@@ -42,16 +46,19 @@ def chat(
         Folder, hub id or `demo`.
     system
         System prompt: what the model should know or be before the first turn.
+    adapter
+        A LoRA adapter, [NAME=]SOURCE: a folder or a hub id; may be repeated. The first one is applied at the start.
     stats
         Show counts and speed below each reply.
     """
-    from bridle.cli.loading import loaded_model
+    from bridle.cli.loading import adapter_specs, loaded_model
 
-    params = sampling.to_params()
-    with loaded_model(model.to_config(name)) as loaded:
+    params, specs = sampling.to_params(), adapter_specs(adapter)
+    with loaded_model(model.to_config(name), adapters=specs) as loaded:
         if not loaded.tokenizer.has_chat_template:
             raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
-        Conversation(loaded, params, system=system, show_stats=stats).run()
+        chosen = specs[0].name if specs else None
+        Conversation(loaded, params, system=system, adapter=chosen, show_stats=stats).run()
     return 0
 
 
@@ -62,6 +69,7 @@ class Conversation:
     loaded: LoadedModel
     params: SamplingParams
     system: str | None = None
+    adapter: str | None = None
     show_stats: bool = True
     turns: list[dict[str, str]] = field(default_factory=list)
     console: Console = field(init=False)
@@ -96,10 +104,23 @@ class Conversation:
             del self.turns[-2:]
         elif word == "/system":
             self.system = rest.strip() or None
+        elif word == "/adapter":
+            self.choose(rest.strip())
+            return
         else:
             self._note(_HELP)
             return
         self._note(f"{len(self.turns) // 2} turns, system prompt: {self.system or 'none'}")
+
+    def choose(self, name: str) -> None:
+        """Go on with an adapter, or without one if there is no name."""
+        try:
+            self.loaded.adapters.resolve(name)
+        except UnknownAdapter as error:
+            self._note(str(error))
+            return
+        self.adapter = name or None
+        self._note(f"adapter: {self.adapter or 'none'}")
 
     def say(self, text: str) -> None:
         """One turn: the user's text, then the reply, printed as it comes."""
@@ -120,7 +141,8 @@ class Conversation:
 
         system = [{"role": "system", "content": self.system}] if self.system else []
         tokens = self.loaded.tokenizer.encode_chat([*system, *turns])
-        return TextStream(self.loaded, build_request(self.loaded, tokens, self.params, add_special_tokens=False))
+        request = build_request(self.loaded, tokens, self.params, adapter=self.adapter, add_special_tokens=False)
+        return TextStream(self.loaded, request)
 
     def _print(self, stream: TextStream) -> str:
         """The reply; Ctrl-C keeps what came until then and cancels the rest."""

@@ -27,6 +27,7 @@ def generate(
     chat: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     stats: bool = True,
+    adapter: str | None = None,
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
 ) -> int:
@@ -45,21 +46,25 @@ def generate(
         Put the prompt into the model's chat template, as a user's message.
     as_json
         Print one JSON object with text, tokens and counts, when all is done.
+    adapter
+        A LoRA adapter to apply: a folder, or a hub id, with `@REVISION` if need be.
     stats
         Say on stderr how many tokens there were and how fast they came.
     """
-    from bridle.cli.loading import loaded_model
+    from bridle.cli.loading import adapter_specs, loaded_model
 
     name, prompt = _model_and_prompt(words)
     params = sampling.to_params()
-    with loaded_model(model.to_config(name)) as loaded:
+    specs = adapter_specs((adapter,) if adapter is not None else ())
+    chosen = specs[0].name if specs else None
+    with loaded_model(model.to_config(name), adapters=specs) as loaded:
         from bridle.service.requests import build_request
 
         if chat:
             tokens = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
-            request = build_request(loaded, tokens, params, add_special_tokens=False)
+            request = build_request(loaded, tokens, params, adapter=chosen, add_special_tokens=False)
         else:
-            request = build_request(loaded, prompt, params)
+            request = build_request(loaded, prompt, params, adapter=chosen)
         if as_json:
             _print_json(loaded, request, prompt)
         else:

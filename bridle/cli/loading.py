@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from bridle.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from bridle.config import EngineConfig, ModelConfig
+    from bridle.service import AdapterSpec
     from bridle.service.loading import LoadedModel
 
 
 @contextmanager
-def loaded_model(config: ModelConfig, engine_config: EngineConfig | None = None) -> Iterator[LoadedModel]:
-    """The model of `config`, ready to generate, closed on leaving. Raises what loading raises."""
+def loaded_model(
+    config: ModelConfig, engine_config: EngineConfig | None = None, adapters: Sequence[AdapterSpec] = ()
+) -> Iterator[LoadedModel]:
+    """The model of `config` with its adapters, ready to generate, closed on leaving. Raises what loading raises."""
     with progress_bar(f"Loading {config.model}") as progress:
         from bridle.service.loading import load_model
 
         model = load_model(config, engine_config, progress=progress)
     try:
+        _add_adapters(model, adapters)
         yield model
     finally:
         model.close()
+
+
+def adapter_specs(texts: Sequence[str]) -> tuple[AdapterSpec, ...]:
+    """What `--adapter` flags name."""
+    if not texts:
+        return ()
+    from bridle.service import parse_adapters
+
+    return parse_adapters(texts)
+
+
+def _add_adapters(model: LoadedModel, adapters: Sequence[AdapterSpec]) -> None:
+    from bridle.service import add_adapters
+
+    for spec in adapters:
+        if spec.model not in (None, model.name):
+            raise InvalidRequest(
+                f"adapter {spec.name} is for {spec.model!r}, but the model is {model.name!r}", "adapter"
+            )
+    add_adapters(model, adapters)
 
 
 @contextmanager

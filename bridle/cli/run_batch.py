@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from cyclopts import Parameter
 
+from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.options import ModelOptions
 from bridle.errors import InvalidRequest
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from bridle.http.batch import BatchRequest
 
 _MODEL = ModelOptions()
+_ADAPTERS = AdapterOptions()
 
 
 def run_batch(
@@ -29,6 +31,7 @@ def run_batch(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     max_in_flight: int = 64,
     options: ModelOptions = _MODEL,
+    adapters: AdapterOptions = _ADAPTERS,
 ) -> int:
     """Answer a file of requests in OpenAI's batch format, offline.
 
@@ -43,7 +46,7 @@ def run_batch(
     file
         The requests, one JSON object a line.
     model
-        The model that answers. What a request says in `model` may be its name or nothing.
+        The model that answers. What a request says in `model` may be its name, an adapter's, or nothing.
     output
         Where to write the answers. Default: standard output.
     max_in_flight
@@ -54,6 +57,7 @@ def run_batch(
     from bridle.http.batch import read_requests
     from bridle.http.logs import configure_logs
     from bridle.service import ModelRegistry
+    from bridle.service.adapter_set import AdapterCatalog
 
     if max_in_flight < 1:
         raise InvalidRequest(f"max_in_flight is {max_in_flight}; must be at least 1", "max_in_flight")
@@ -64,8 +68,10 @@ def run_batch(
             target = sys.stdout.buffer if output is None else stack.enter_context(output.open("wb"))
         except OSError as error:
             raise InvalidRequest(f"{error.filename}: {error.strerror}", "FILE") from None
-        loaded = stack.enter_context(loaded_model(options.to_config(model)))
-        app = create_app(ModelRegistry([loaded]), HttpSettings(max_requests=max(max_in_flight, 1)))
+        known = adapters.to_set()
+        loaded = stack.enter_context(loaded_model(options.to_config(model), adapters=known.named))
+        registry = ModelRegistry([loaded], adapters=AdapterCatalog(known))
+        app = create_app(registry, HttpSettings(max_requests=max(max_in_flight, 1)))
         num_failed = asyncio.run(_run(app, requests, target, max_in_flight))
     print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)
     return 1 if num_failed else 0

@@ -35,6 +35,7 @@ MAX_FILE_BYTES = 64 << 20
 Turn = dict[str, Any]
 
 _PROMPT_OPTIONS = ("tools", "chat_template", "chat_template_kwargs")
+_KEPT_OPTIONS = (*_PROMPT_OPTIONS, "adapter")
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTROLLER)
 
 
@@ -136,7 +137,7 @@ class ChatSession:
             "system": self.system,
             "turns": copy.deepcopy(self.turns),
             "sampling": None if self.sampling is None else self.sampling.to_dict(),
-            "options": {name: self.options[name] for name in _PROMPT_OPTIONS if name in self.options},
+            "options": {name: self.options[name] for name in _KEPT_OPTIONS if name in self.options},
         }
 
     def save(self, path: str | Path) -> None:
@@ -155,7 +156,7 @@ class ChatSession:
         if data.get("version") != VERSION:
             raise InvalidRequest(f"the conversation has version {data.get('version')!r}; known: {VERSION}")
         system, options, turns = data.get("system"), data.get("options") or {}, data.get("turns") or []
-        if not (system is None or isinstance(system, str)) or not set(options) <= set(_PROMPT_OPTIONS):
+        if not (system is None or isinstance(system, str)) or not set(options) <= set(_KEPT_OPTIONS):
             raise InvalidRequest("the system prompt or the options of the conversation are not valid")
         session = cls(llm, system, _sampling(data.get("sampling")), **options)
         if turns:

@@ -76,6 +76,13 @@ def as_sampling(value: Any) -> SamplingParams:
     return value
 
 
+def as_name(value: Any, param: str) -> str | None:
+    """A name, or None."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"{param} is {value!r}; must be a name", param)
+    return value
+
+
 def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> tuple[StoppingCriteria, ...]:
     """One criterion, several or none."""
     if value is None:

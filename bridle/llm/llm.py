@@ -30,9 +30,12 @@ from bridle.outputs import RequestOutput
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 from bridle.service import (
     LOCAL_ADMIN,
+    AdapterInfo,
+    AdapterSpec,
     ControlSettings,
     LoadedModel,
     OutputCollector,
+    add_adapters,
     as_control,
     build_request,
     load_model,
@@ -54,6 +57,8 @@ _NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 
+#: The name of an adapter for all prompts, or one for each; None is the model without any.
+Adapters = str | Sequence[str | None] | None
 
 class How(TypedDict, total=False):
     """How a request is run, beside its prompt and sampling. `constraint` is what the text must look like (see
@@ -62,7 +67,7 @@ class How(TypedDict, total=False):
     controller: object | None
     constraint: Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str, Any] | None] | None
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None
-    adapter: str | None
+    adapter: Adapters
     timeout: float | None
     priority: int
     tenant: str
@@ -89,15 +94,23 @@ class LLM:
         **settings: Any,
     ) -> None:
         """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded.
+        adapters: Mapping[str, str | Path] | None = None,
         `settings` are fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`.
         `sampling` is the default of every call that brings none. `control` True starts a runtime for Wasm
-        controllers beside the model, a process of its own. Raises `UnsupportedModel` or `InvalidRequest` with what
-        to do about it."""
+        controllers beside the model, a process of its own. `adapters` are LoRA adapters by the names that requests
+        will use, each a folder or a hub id. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
         self._sampling = None if sampling is None else inputs.as_sampling(sampling)
         self._model = _load(model, engine_config, control, settings)
 
     @classmethod
     def with_params(cls, sampling: SamplingParams) -> LLMBuilder:
+        try:
+            for name, source in (adapters or {}).items():
+                self.load_adapter(name, source)
+        except BaseException:
+            if self._model is not model:
+                self.close()
+            raise
         """`LLM.with_params(SamplingParams(...)).from_backend("demo")`: first how to sample, then what to
         load."""
         return LLMBuilder(inputs.as_sampling(sampling))
@@ -148,8 +161,9 @@ class LLM:
         """Continue all prompts in one batch; one output per prompt, in their order.
 
         A prompt is a text or a list of token ids. `sampling` (vLLM's name `sampling_params` does as well),
-        `controller` and `constraint` are one for all or a list with one for each. What is wrong with any prompt is
-        raised before anything runs; an output that fails later has `finish_reason` ERROR and carries its `error`.
+        `controller`, `constraint` and `adapter` are one for all or a list with one for each. What is wrong with any
+        prompt is raised before anything runs; an output that fails later has `finish_reason` ERROR and carries its
+        `error`.
         `use_tqdm` shows a progress bar if stderr is a terminal. An interrupt cancels everything.
         """
         collectors = self._collectors(prompts, _one_of(sampling, sampling_params), multi_modal_data, how)
@@ -181,7 +195,7 @@ class LLM:
         return TextStream(self._model.client, collector.request, collector.output.prompt)
 
     def score(
-        self, prompts: Prompt | Sequence[Prompt], *, top: int = 0, use_tqdm: bool = True, adapter: str | None = None
+        self, prompts: Prompt | Sequence[Prompt], *, top: int = 0, use_tqdm: bool = True, adapter: Adapters = None
     ) -> list[Score]:
         """Log-probabilities of given texts, token by token; with `top`, also those of the likeliest tokens at
         each position. Nothing is generated."""
@@ -242,6 +256,23 @@ class LLM:
     # -- controllers -----------------------------------------------------------------------------------------
 
     def upload(self, wasm: bytes | str | Path, tags: Sequence[str] = ()) -> str:
+    # -- adapters --------------------------------------------------------------------------------------------
+
+    def load_adapter(self, name: str, source: str | Path, revision: str | None = None) -> AdapterInfo:
+        """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Requests that
+        run go on meanwhile. Raises `AdapterRefused` with the reason for one that cannot be applied."""
+        add_adapters(self._model, [AdapterSpec(name, str(source), revision)])
+        return self._model.adapters.get(name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; requests that use it run to their end. Raises `UnknownAdapter`."""
+        self._model.adapters.remove(name)
+
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests may choose."""
+        return self._model.adapters.list()
+
         """Compile and keep a Wasm controller, from its bytes or its file; gives the id to name it by in
         `WasmController`. `tags` are further names for it. Needs `control`. Raises `InvalidRequest` if it is none."""
         data = wasm if isinstance(wasm, bytes) else Path(wasm).read_bytes()
@@ -281,8 +312,10 @@ class LLM:
         controllers = inputs.per_prompt(how.get("controller"), len(items), "controller")
         constraints = inputs.per_prompt(how.get("constraint"), len(items), "constraint")
         requests = [
-            self._request(item, inputs.as_sampling(one), (controller, constraint), how)
-            for item, one, controller, constraint in zip(items, params, controllers, constraints, strict=True)
+            self._request(item, inputs.as_sampling(one), given, how)
+            for item, one, given in zip(items, params, steering, strict=True)
+        adapters = inputs.per_prompt(how.get("adapter"), len(items), "adapter")
+        steering = zip(controllers, constraints, adapters, strict=True)
         ]
         texts = [item if isinstance(item, str) else None for item in items]
         return [OutputCollector(request, text) for request, text in zip(requests, texts, strict=True)]
@@ -293,9 +326,9 @@ class LLM:
         return collector.request
 
     def _request(
-        self, prompt: str | list[int], sampling: SamplingParams, steering: tuple[object, Any], how: How
+        self, prompt: str | list[int], sampling: SamplingParams, steering: tuple[object, Any, Any], how: How
     ) -> Request:
-        controller, constraint = steering
+        controller, constraint, adapter = steering
         if self._model.control is None and type(controller).__name__ == "WasmController":
             raise UnsupportedFeature(_NO_CONTROL, "controller")
         return build_request(
@@ -304,7 +337,7 @@ class LLM:
             sampling,
             controller=controller,
             constraint=constraint,
-            adapter=how.get("adapter"),
+            adapter=inputs.as_name(adapter, "adapter"),
             stopping=inputs.as_criteria(how.get("stopping_criteria")),
             timeout=how.get("timeout"),
             priority=how.get("priority", 0),
