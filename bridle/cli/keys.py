@@ -65,6 +65,7 @@ def limit(
     requests_per_minute: int | None = None,
     tokens_per_minute: int | None = None,
     weight: float = 1.0,
+    most_urgent: Annotated[int, Parameter(allow_leading_hyphen=True)] = 0,
     keys: File = None,
 ) -> int:
     """Say how much a user may ask for, with any key. What is not given is not limited.
@@ -79,15 +80,18 @@ def limit(
         Tokens in a minute, of prompts and of outputs.
     weight
         Share of the engine when it is busy: a user of weight 2 gets twice as much as one of weight 1.
+    most_urgent
+        The smallest number that the user may ask for as priority; smaller ones are served first. At 0 they may step
+        back, but not push forward; above 0 that is where all their requests begin. Admins may ask for any.
     keys
         File of keys. Default: keys.db in the user's data folder.
     """
     from bridle.service.rates import Limits
 
     with _store(keys) as (store, _):
-        store.set_limits(user, Limits(requests_per_minute, tokens_per_minute, weight))
+        store.set_limits(user, Limits(requests_per_minute, tokens_per_minute, weight, most_urgent))
     requests, tokens = requests_per_minute or "any", tokens_per_minute or "any"
-    print(f"{user}: {requests} requests and {tokens} tokens a minute, weight {weight:g}")
+    print(f"{user}: {requests} requests and {tokens} tokens a minute, weight {weight:g}, priority from {most_urgent}")
     return 0
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,7 +39,8 @@ from bridle.http.models import hold, hold_model
 from bridle.http.run_shape import RunShaper, initial_run
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import HttpState, http_state
-from bridle.outputs import Event, Finished, FinishReason, TokenEvent
+from bridle.http.terms import take_terms
+from bridle.outputs import Event, Finished, FinishReason
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, build_request, list_tags, tag_module, tokenize, upload_module
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 MAX_MODULE_BYTES = 128 << 20
 MAX_TAGS = 64
+_WASM = b"\0asm"  # how a module begins
 _SEED = 42
 #: Errors before a stream begins that its status tells.
 _REFUSALS = (InvalidRequest, ControllerUnavailable, Overloaded)
@@ -65,8 +66,10 @@ class RunBody(BaseModel):
     controller_arg: Any
     prompt: str = ""
     model: str | None = None
-    temperature: float = 0.0
     adapter: str | None = None
+    priority: int | None = None
+    deadline: float | None = None
+    temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = -1
     max_tokens: int | None = None
@@ -121,11 +124,11 @@ async def set_tags(body: TagsBody, request: Request) -> Response:
 async def run(body: RunBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
     try:
+        take_terms(body, request)
         model, adapter = await hold(request, body.model, body.adapter)
         ticket = reserve(http, call, model, 1, 1)
         engine_request = ticket.seat(await _engine_request(body, request, model, adapter))
-        call.submitted = time.monotonic()
-        call.max_new_tokens = engine_request.sampling.max_tokens
+        call.submit(engine_request)
         stream = model.client.submit(engine_request)
         call.resources.callback(stream.cancel)
         running = _Run(stream, RunShaper(engine_request), call)
@@ -173,8 +176,7 @@ class _Run:
             self._call.finish = [reason.value for reason in reasons]
 
     def _take(self, events: list[Event]) -> dict[str, Any]:
-        if any(isinstance(event, TokenEvent) for event in events):
-            self._call.note_tokens()
+        self._call.note(events)
         return self._shaper.take(events)
 
 
@@ -190,9 +192,10 @@ async def _engine_request(body: RunBody, request: Request, model: LoadedModel, a
         body.sampling(),
         request_id=call_of(request.scope).id,
         controller=controller,
-        timeout=settings.request_timeout,
         adapter=adapter,
+        timeout=settings.request_timeout,
         tenant=identity_of(request).user,
+        terms=call_of(request.scope).terms,
     )
 
 
@@ -257,6 +260,8 @@ async def _read_module(request: Request, control: RuntimePool) -> bytes:
                 body += chunk
                 if len(body) > limit:
                     raise _too_large(limit)
+                if not body.startswith(_WASM[: len(body)]):
+                    raise InvalidRequest(f"the body begins with {bytes(body[:4])!r}, no WebAssembly module does")
     except TimeoutError:
         error = InvalidRequest(f"the module did not arrive within {10 * settings.receive_timeout:g} seconds")
         raise RefusedBody(408, error) from None

@@ -1,4 +1,4 @@
-"""One HTTP call from its first byte to its last: its id, its story for the log, and what must be given back.
+"""One HTTP call from its first byte to its last: its id, its story for log and trace, and what must be given back.
 
 A pure ASGI middleware, so that it sees streams to their end and a client that leaves. Whatever a route
 reserves (a place, an event stream) it hands to `Call.resources`; that is closed on every path.
@@ -15,11 +15,10 @@ from typing import Any
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bridle.errors import BridleError
 from bridle.http.errors import internal_error_body, json_response
-from bridle.outputs import Usage
 from bridle.service import new_request_id
-from bridle.service.keys import Identity
+from bridle.service.story import Story
+from bridle.service.tracing import Tracing
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 #: Routes that generate text.
@@ -36,37 +35,35 @@ GENERATING_ROUTES = frozenset(
         "/v1/run",
     }
 )
-_QUIET = ("/health", "/metrics")
+#: Routes on which a model works: their calls are traced.
+MODEL_ROUTES = GENERATING_ROUTES | {"/v1/embeddings"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/embeddings": "embeddings",
+}
+_QUIET = ("/health", "/metrics", "/v1/status")
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
-@dataclass(slots=True)
-class Call:
-    """What is known of a call. Times are of the monotonic clock, in seconds; `queued` is how
-    long the engine had no room for it."""
+@dataclass(slots=True, kw_only=True)
+class Call(Story):
+    """The story of a call, and what belongs to it."""
 
-    id: str
     method: str
     path: str
-    began: float
-    identity: Identity | None = None
-    model: str | None = None
-    adapter: str | None = None
-    usage: Usage | None = None
-    submitted: float | None = None
-    queued: float = 0.0
-    max_new_tokens: int | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-    finish: list[str] = field(default_factory=list)
-    error: BridleError | None = None
     status: int | None = None
     resources: ExitStack = field(default_factory=ExitStack)
 
-    def note_tokens(self) -> None:
-        """Tokens are on their way to the client now."""
-        self.last_token = time.monotonic()
-        if self.first_token is None:
-            self.first_token = self.last_token
+    @property
+    def max_new_tokens(self) -> int | None:
+        return None if self.sampling is None else self.sampling.max_tokens
+
+    @property
+    def operation(self) -> str:
+        """What OpenTelemetry calls what is asked for."""
+        return _OPERATIONS.get(self.path, "text_completion")
 
 
 def call_of(scope: Scope) -> Call:
@@ -79,23 +76,25 @@ def call_of(scope: Scope) -> Call:
 class CallMiddleware:
     """Gives every HTTP request a `Call`, answers bugs with a 500, and tells the story at the end."""
 
-    def __init__(self, app: ASGIApp, on_end: Callable[[Call, float], None]) -> None:
+    def __init__(self, app: ASGIApp, on_end: Callable[[Call, float], None], tracing: Tracing | None = None) -> None:
         self._app = app
         self._on_end = on_end
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = Call(new_request_id(), scope["method"], scope["path"][:200], time.monotonic())
+        call = Call(id=new_request_id(), method=scope["method"], path=scope["path"][:200])
+        if self._tracing is not None and call.method == "POST" and call.path in MODEL_ROUTES:
+            call.span = self._tracing.begin(_trace_headers(scope))
         scope.setdefault("state", {})["call"] = call
         try:
             await self._run(call, scope, receive, _naming(call, send))
         finally:
             call.resources.close()
-            seconds = time.monotonic() - call.began
-            self._on_end(call, seconds)
-            _tell(call, seconds)
+            self._on_end(call, time.monotonic() - call.began)
+            _tell(call)
 
     async def _run(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -104,6 +103,11 @@ class CallMiddleware:
             _log.exception("bug", id=call.id, path=call.path)
             if call.status is None:
                 await json_response(internal_error_body(call.id), 500)(scope, receive, send)
+
+
+def _trace_headers(scope: Scope) -> dict[str, str]:
+    """The trace that a request belongs to, as far as its client says."""
+    return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE_HEADERS}
 
 
 def _naming(call: Call, send: Send) -> Send:
@@ -118,24 +122,12 @@ def _naming(call: Call, send: Send) -> Send:
     return send_named
 
 
-def _tell(call: Call, seconds: float) -> None:
-    """One line that tells what happened."""
+def _tell(call: Call) -> None:
+    """One line that tells what happened, and the end of the call's span."""
     story: dict[str, Any] = {"id": call.id, "route": f"{call.method} {call.path}", "status": call.status}
-    if call.identity is not None:
-        story["user"] = call.identity.user
-    if call.model is not None:
-        story["model"] = call.model
-    if call.adapter is not None:
-        story["adapter"] = call.adapter
-    if call.usage is not None:
-        story |= {"prompt": call.usage.prompt_tokens, "cached": call.usage.cached_tokens}
-        story["completion"] = call.usage.completion_tokens
-    if call.first_token is not None:
-        story["first_token_ms"] = round(1000 * (call.first_token - call.began), 1)
-    story["ms"] = round(1000 * seconds, 1)
-    if call.finish:
-        story["finish"] = ",".join(sorted(set(call.finish)))
-    if call.error is not None:
-        story["error"] = f"{call.error.code}: {call.error}"[:300]
     log = _log.debug if call.path.startswith(_QUIET) else _log.info
-    log("request", **story)
+    log("request", **story, **call.fields())
+    if call.span is not None:
+        http = {"http.request.method": call.method, "http.route": call.path, "url.path": call.path}
+        status = {} if call.status is None else {"http.response.status_code": call.status}
+        call.span.end(call, call.operation, http | status)

@@ -21,6 +21,7 @@ from bridle.http.openai_shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_
 from bridle.http.schemas import ChatBody
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
+from bridle.http.terms import take_terms
 from bridle.http.tools.pieces import CallArguments, CallBegun, Content, Found, Piece, Thought
 from bridle.http.turn import Turn, TurnReader, plan_turn, prepare_turn
 from bridle.outputs import CompletionOutput
@@ -33,6 +34,7 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/chat/completions", summary="Answer in a conversation")
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
+    take_terms(body, request)
     served = await hold(request, body.model, body.adapter)
     sampling = _sampling(body)
     ticket = reserve(http, call, served.model, 1, sampling.n)

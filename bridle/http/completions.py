@@ -23,6 +23,7 @@ from bridle.http.openai_shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_
 from bridle.http.schemas import CompletionBody
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
+from bridle.http.terms import take_terms
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import Delta, LoadedModel, RewindPolicy, best_outputs
@@ -35,6 +36,7 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/completions", summary="Continue a text")
 async def completions(body: CompletionBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
+    take_terms(body, request)
     model, adapter = await hold(request, body.model, body.adapter)
     plan = _plan(body, model)
     steering = steering_of(body, request, model)

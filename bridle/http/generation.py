@@ -9,7 +9,6 @@ format: the routes give a sink.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from bridle.http.control import Steering
 from bridle.http.identity import LOCAL_USER
 from bridle.http.notes import Note, NoteReader
 from bridle.http.state import HttpState
-from bridle.outputs import CompletionOutput, Event, FinishReason, PromptEvent, Resuming, TokenEvent, Usage
+from bridle.outputs import CompletionOutput, Event, FinishReason, Resuming, Usage
 from bridle.sampling import MAX_SEED, SamplingParams
 from bridle.service import (
     Delta,
@@ -116,8 +115,8 @@ class Generation:
 
         Raises the first error of any output. Whatever happens, nothing keeps running.
         """
-        self.call.submitted = time.monotonic()
-        self.call.max_new_tokens = self.parts[0].request.sampling.max_tokens
+        num_prompt = sum(len(part.request.prompt) for part in self.parts if part.shares is None)
+        self.call.submit(self.parts[0].request, num_prompt)
         streams = {part.number: self._submit(part) for part in self.parts if part.shares is None}
         try:
             async with asyncio.TaskGroup() as group:
@@ -147,21 +146,12 @@ class Generation:
             async for events in stream:
                 for piece in part.pieces(events):
                     part.add(piece)
-                    self._note(piece)
+                    self.call.note(piece)
                     if part.collector.has_prompt:
                         part.is_computed.set()
                     _raise_failure(part, piece)
                     if sink is not None:
                         await sink(part)
-
-    def _note(self, events: list[Event]) -> None:
-        """What the call's log line and metrics tell of these events."""
-        for event in events:
-            if isinstance(event, TokenEvent):
-                self.call.note_tokens()
-                return
-            if isinstance(event, PromptEvent):
-                self.call.queued = max(self.call.queued, event.queued)
 
     @property
     def usage(self) -> Usage:
@@ -191,6 +181,8 @@ def reserve(http: HttpState, call: Call, model: LoadedModel, num_prompts: int, n
     identity = call.identity or LOCAL_USER
     ticket = call.resources.enter_context(http.admission.admit(num_prompts, identity.user, identity.limits))
     call.resources.callback(_settle, ticket, call)
+    http.live[call.id] = call
+    call.resources.callback(http.live.pop, call.id, None)
     return ticket
 
 
@@ -217,7 +209,8 @@ async def prepare(
     `tell_resuming` a loss of the device is told."""
     steering = steering or Steering()
     if steering.constraint is not None:
-        await model.try_constraint(steering.constraint)
+        async with call.terms.bounded("its constraint was compiled"):
+            await model.try_constraint(steering.constraint)
     num_copies = sampling.n if steering.controller is not None else 1
     if num_copies > 1:
         sampling = sampling.with_(n=1)
@@ -236,6 +229,7 @@ async def prepare(
             adapter=adapter,
             timeout=timeout,
             tenant=tenant,
+            terms=call.terms,
         )
         turn = ticket.charge(len(tokens) * num_copies)
         request = replace(request, turn=turn, tell_resuming=tell_resuming)

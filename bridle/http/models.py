@@ -75,4 +75,5 @@ async def _wait(request: Request, http: HttpState, load: Callable[[], Awaitable[
     """Wait for something to be loaded, as long as the client does."""
     http.check_open()
     with http.admission.admit():
-        return await run_while_connected(request.receive, load())
+        async with call_of(request.scope).terms.bounded("its model was loaded"):
+            return await run_while_connected(request.receive, load())

@@ -179,6 +179,8 @@ class SamplingFields(BaseModel):
 
     model: str | None = None
     adapter: str | None = None
+    priority: int | None = None
+    deadline: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None

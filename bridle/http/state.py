@@ -13,6 +13,8 @@ from bridle.http.metrics import Metrics
 from bridle.http.settings import HttpSettings
 from bridle.http.sockets import SocketFront
 from bridle.service import Admission, ModelRegistry
+from bridle.service.story import Story
+from bridle.service.tracing import Tracing
 
 
 @dataclass(slots=True)
@@ -20,8 +22,9 @@ class HttpState:
     """Models, limits and counters of an application, and the `fronts` at its WebSockets; `started` is a Unix time in
     seconds.
 
-    While it `is_draining`, new generations are turned away; `idle` is set once the running ones are over. Large bodies
-    are parsed one at a time, under `parsing`: parsers that take turns would keep everybody else from running.
+    `live` are the requests that a model works on, by id. While it `is_draining`, new generations are turned away;
+    `idle` is set once the running ones are over. Large bodies are parsed one at a time, under `parsing`: parsers that
+    take turns would keep everybody else from running.
     """
 
     registry: ModelRegistry
@@ -31,6 +34,8 @@ class HttpState:
     is_draining: bool = False
     num_uploads: int = 0
     fronts: list[SocketFront] = field(default_factory=list)
+    live: dict[str, Story] = field(default_factory=dict)
+    tracing: Tracing | None = None
     started: int = field(default_factory=lambda: int(time.time()))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)

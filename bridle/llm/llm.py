@@ -43,6 +43,7 @@ from bridle.service import (
     tag_module,
     upload_module,
 )
+from bridle.service.terms import Terms
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -56,13 +57,14 @@ _NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(
 
 Message = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams] | None
-
 #: The name of an adapter for all prompts, or one for each; None is the model without any.
 Adapters = str | Sequence[str | None] | None
 
+
 class How(TypedDict, total=False):
     """How a request is run, beside its prompt and sampling. `constraint` is what the text must look like (see
-    `bridle.constraints`), `timeout` is in seconds."""
+    `bridle.constraints`). Requests wait for room in the order of `priority`, smaller numbers first; a `deadline` or a
+    `timeout`, both in seconds, ends them when it is over."""
 
     controller: object | None
     constraint: Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str, Any] | None] | None
@@ -70,6 +72,7 @@ class How(TypedDict, total=False):
     adapter: Adapters
     timeout: float | None
     priority: int
+    deadline: float | None
     tenant: str
 
 
@@ -91,19 +94,16 @@ class LLM:
         sampling: SamplingParams | None = None,
         engine_config: EngineConfig | None = None,
         control: ControlSettings | bool | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         **settings: Any,
     ) -> None:
         """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded.
-        adapters: Mapping[str, str | Path] | None = None,
         `settings` are fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`.
         `sampling` is the default of every call that brings none. `control` True starts a runtime for Wasm
         controllers beside the model, a process of its own. `adapters` are LoRA adapters by the names that requests
         will use, each a folder or a hub id. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
         self._sampling = None if sampling is None else inputs.as_sampling(sampling)
         self._model = _load(model, engine_config, control, settings)
-
-    @classmethod
-    def with_params(cls, sampling: SamplingParams) -> LLMBuilder:
         try:
             for name, source in (adapters or {}).items():
                 self.load_adapter(name, source)
@@ -111,6 +111,9 @@ class LLM:
             if self._model is not model:
                 self.close()
             raise
+
+    @classmethod
+    def with_params(cls, sampling: SamplingParams) -> LLMBuilder:
         """`LLM.with_params(SamplingParams(...)).from_backend("demo")`: first how to sample, then what to
         load."""
         return LLMBuilder(inputs.as_sampling(sampling))
@@ -253,9 +256,6 @@ class LLM:
         """How messages are sampled if a call does not say."""
         return self._sampling or DEFAULT_SAMPLING.with_(max_tokens=None)
 
-    # -- controllers -----------------------------------------------------------------------------------------
-
-    def upload(self, wasm: bytes | str | Path, tags: Sequence[str] = ()) -> str:
     # -- adapters --------------------------------------------------------------------------------------------
 
     def load_adapter(self, name: str, source: str | Path, revision: str | None = None) -> AdapterInfo:
@@ -273,6 +273,9 @@ class LLM:
         """The adapters that requests may choose."""
         return self._model.adapters.list()
 
+    # -- controllers -----------------------------------------------------------------------------------------
+
+    def upload(self, wasm: bytes | str | Path, tags: Sequence[str] = ()) -> str:
         """Compile and keep a Wasm controller, from its bytes or its file; gives the id to name it by in
         `WasmController`. `tags` are further names for it. Needs `control`. Raises `InvalidRequest` if it is none."""
         data = wasm if isinstance(wasm, bytes) else Path(wasm).read_bytes()
@@ -311,11 +314,11 @@ class LLM:
         params = inputs.per_prompt(default if sampling is None else sampling, len(items), "sampling")
         controllers = inputs.per_prompt(how.get("controller"), len(items), "controller")
         constraints = inputs.per_prompt(how.get("constraint"), len(items), "constraint")
+        adapters = inputs.per_prompt(how.get("adapter"), len(items), "adapter")
+        steering = zip(controllers, constraints, adapters, strict=True)
         requests = [
             self._request(item, inputs.as_sampling(one), given, how)
             for item, one, given in zip(items, params, steering, strict=True)
-        adapters = inputs.per_prompt(how.get("adapter"), len(items), "adapter")
-        steering = zip(controllers, constraints, adapters, strict=True)
         ]
         texts = [item if isinstance(item, str) else None for item in items]
         return [OutputCollector(request, text) for request, text in zip(requests, texts, strict=True)]
@@ -340,7 +343,7 @@ class LLM:
             adapter=inputs.as_name(adapter, "adapter"),
             stopping=inputs.as_criteria(how.get("stopping_criteria")),
             timeout=how.get("timeout"),
-            priority=how.get("priority", 0),
+            terms=Terms(how.get("priority", 0), how.get("deadline")),
             tenant=how.get("tenant", ""),
         )
 

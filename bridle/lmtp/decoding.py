@@ -167,6 +167,8 @@ def _read_generate(given: _Fields) -> Generate:
         constraint=given.mapping("constraint"),
         adapter=given.text("adapter"),
         rewind=given.choice("rewind", ("hold", "event")),
+        priority=given.integer("priority", None),
+        deadline=given.take("deadline"),
         options=given.rest(),
     )
 
@@ -179,6 +181,8 @@ def _read_score(given: _Fields) -> Score:
         prompt=given.prompt("prompt", required="buffer" not in given._body),
         buffer=given.text("buffer"),
         adapter=given.text("adapter"),
+        priority=given.integer("priority", None),
+        deadline=given.take("deadline"),
     )
 
 

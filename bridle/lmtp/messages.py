@@ -31,6 +31,7 @@ FEATURES: Mapping[str, Any] = {
     "resume": True,
     "control": True,
     "adapters": True,
+    "terms": True,
     "max_message_bytes": MAX_MESSAGE_BYTES,
 }
 
@@ -46,7 +47,8 @@ class Generate:
     default. The context is the buffer's tokens and then the prompt's; `save` names context and output together as a
     buffer once the stream has ended. `adapter` names what is added to the model. `key` makes the stream resumable: sent
     again with the same content it does not start again but goes on, from the answer number `position`. `rewind` `event`
-    asks to be told of rewinds and forks instead of waiting for final tokens.
+    asks to be told of rewinds and forks instead of waiting for final tokens. What waits for room is served in the order
+    of `priority`, smaller numbers first; after `deadline` seconds an answer is of no use any more.
     """
 
     stream_id: StreamId
@@ -67,6 +69,8 @@ class Generate:
     constraint: Mapping[str, Any] | None = None
     adapter: str | None = None
     rewind: str = "hold"
+    priority: int | None = None
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,8 @@ class Score:
     prompt: Prompt = ()
     buffer: str | None = None
     adapter: str | None = None
+    priority: int | None = None
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

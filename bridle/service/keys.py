@@ -6,6 +6,7 @@ is shown once, when it is made. Knows nothing of HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -33,12 +34,15 @@ CREATE TABLE IF NOT EXISTS limits (
     user TEXT PRIMARY KEY,
     requests_per_minute INTEGER,
     tokens_per_minute INTEGER,
-    weight REAL NOT NULL
+    weight REAL NOT NULL,
+    most_urgent INTEGER NOT NULL DEFAULT 0
 ) STRICT
 """
+#: What files that are older lack.
+_MOST_URGENT = "ALTER TABLE limits ADD COLUMN most_urgent INTEGER NOT NULL DEFAULT 0"
 
 _FIND = """
-SELECT user, is_admin, requests_per_minute, tokens_per_minute, weight
+SELECT user, is_admin, requests_per_minute, tokens_per_minute, weight, most_urgent
 FROM keys LEFT JOIN limits USING (user) WHERE hash = ?
 """
 
@@ -75,8 +79,15 @@ class KeyStore:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(_SCHEMA)
             self._db.execute(_LIMITS_SCHEMA)
+            self._add_columns()
         except (OSError, sqlite3.Error) as error:
             raise InvalidRequest(f"{path} cannot hold API keys: {error}", "keys") from None
+
+    def _add_columns(self) -> None:
+        """Bring a file that an older version made up to date; another process may do so at the same time."""
+        if "most_urgent" not in {row[1] for row in self._db.execute("PRAGMA table_info(limits)")}:
+            with contextlib.suppress(sqlite3.OperationalError):
+                self._db.execute(_MOST_URGENT)
 
     def add(self, user: str, *, is_admin: bool = False) -> str:
         """Make a key for `user`; gives its text, which cannot be had again."""
@@ -97,16 +108,23 @@ class KeyStore:
             row = self._db.execute(_FIND, (_hash(key),)).fetchone()
         if row is None:
             return None
-        user, is_admin, requests, tokens, weight = row
-        return Identity(user, bool(is_admin), Limits(requests, tokens, 1.0 if weight is None else weight))
+        user, is_admin, requests, tokens, weight, most_urgent = row
+        limits = NO_LIMITS if weight is None else Limits(requests, tokens, weight, most_urgent)
+        return Identity(user, bool(is_admin), limits)
 
     def set_limits(self, user: str, limits: Limits) -> None:
         """What a user may ask for from now on, with any key. Raises `InvalidRequest` for a user without one."""
         with self._lock:
             if self._db.execute("SELECT 1 FROM keys WHERE user = ? LIMIT 1", (user,)).fetchone() is None:
                 raise InvalidRequest(f"no key belongs to {user!r}", "user")
-            row = (user, limits.requests_per_minute, limits.tokens_per_minute, limits.weight)
-            self._db.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", row)
+            row = (
+                user,
+                limits.requests_per_minute,
+                limits.tokens_per_minute,
+                limits.weight,
+                limits.most_urgent,
+            )
+            self._db.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?)", row)
 
     def list(self) -> list[KeyInfo]:
         """All keys, oldest first."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bridle.errors import InvalidRequest, Overloaded
+from bridle.service.terms import MAX_PRIORITY
 
 _MINUTE = 60.0
 _MAX_USERS = 4_096  # whose buckets are remembered; one that is forgotten is full again
@@ -21,11 +22,13 @@ _MAX_USERS = 4_096  # whose buckets are remembered; one that is forgotten is ful
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a user may ask for; None is no limit. `weight` is the share among users when the engine is busy."""
+    """What a user may ask for; None is no limit. `weight` is the share among users when the engine is busy,
+    `most_urgent` the smallest number that may be asked for as priority (smaller ones are served first)."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     weight: float = 1.0
+    most_urgent: int = 0
 
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute"):
@@ -34,6 +37,10 @@ class Limits:
                 raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
         if not 0.01 <= self.weight <= 100:
             raise InvalidRequest(f"weight is {self.weight}; must be between 0.01 and 100", "weight")
+        if not -MAX_PRIORITY <= self.most_urgent <= MAX_PRIORITY:
+            raise InvalidRequest(
+                f"most_urgent is {self.most_urgent}; must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", "most_urgent"
+            )
 
 
 NO_LIMITS = Limits()

@@ -17,6 +17,7 @@ from bridle.constraints.spec import parse as parse_constraint
 from bridle.engine.request import Request
 from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.sampling import LogitBias, SamplingParams
+from bridle.service.terms import DEFAULT_TERMS, Terms
 
 if TYPE_CHECKING:
     from bridle.engine.interfaces import StoppingCriteria
@@ -51,7 +52,7 @@ def build_request(
     stopping: Sequence[StoppingCriteria] = (),
     timeout: float | None = None,
     tenant: str = "",
-    priority: int = 0,
+    terms: Terms = DEFAULT_TERMS,
     add_special_tokens: bool = True,
     detokenize: bool = True,
 ) -> Request:
@@ -73,11 +74,17 @@ def build_request(
         controller=_steering(controller, constraint),
         adapter=model.adapters.resolve(adapter),
         stopping=tuple(stopping),
-        deadline=None if timeout is None else time.monotonic() + timeout,
+        deadline=_deadline(terms, timeout),
         tenant=tenant,
-        priority=priority,
+        priority=terms.priority,
         detokenize=detokenize,
     )
+
+
+def _deadline(terms: Terms, timeout: float | None) -> float | None:
+    """The earlier of the client's deadline and our own."""
+    ends = [terms.ends, None if timeout is None else time.monotonic() + timeout]
+    return min((end for end in ends if end is not None), default=None)
 
 
 def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> object | None:

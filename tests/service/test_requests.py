@@ -8,6 +8,7 @@ from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter
 from bridle.sampling import SamplingParams
 from bridle.service import build_request, encode_prompt, tokenize
 from bridle.service.requests import MAX_CHARS_PER_TOKEN, MAX_INLINE_CHARS
+from bridle.service.terms import Terms
 from tests.service.fakes import VOCAB_SIZE, fake_model
 
 
@@ -37,7 +38,7 @@ def test_ids_are_unique_and_options_are_passed_on() -> None:
         controller=controller,
         stopping=[criterion],
         tenant="t",
-        priority=3,
+        terms=Terms(priority=3),
         detokenize=False,
     )
     assert request.controller is controller

@@ -18,6 +18,7 @@ from bridle.http.models import hold, hold_model
 from bridle.http.named_events import send_events, with_last_event
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
+from bridle.http.terms import take_terms
 from bridle.http.tools.pieces import Found
 from bridle.http.turn import Turn, TurnReader, plan_turn, prepare_turn
 from bridle.outputs import Usage
@@ -28,6 +29,7 @@ router = APIRouter(route_class=AnthropicRoute)
 @router.post("/v1/messages", summary="Answer in a conversation (Anthropic's API)")
 async def messages(body: MessagesBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
+    take_terms(body, request)
     served = await hold(request, body.model, body.adapter)
     chat, prefill = body.to_chat(served.model.name)
     sampling = chat.sampling(max_tokens=body.max_tokens)

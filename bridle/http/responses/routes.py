@@ -23,6 +23,7 @@ from bridle.http.responses.items import Event, ItemWriter
 from bridle.http.responses.schemas import ResponsesBody
 from bridle.http.sse import SseResponse, SseWriter, run_while_connected
 from bridle.http.state import http_state
+from bridle.http.terms import take_terms
 from bridle.http.turn import Turn, TurnReader, plan_turn, prepare_turn
 from bridle.outputs import FinishReason
 
@@ -32,6 +33,7 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/responses", summary="Answer in a conversation of items")
 async def responses(body: ResponsesBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
+    take_terms(body, request)
     served = await hold(request, body.model, body.adapter)
     chat = body.to_chat(served.model.name)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens

@@ -17,6 +17,7 @@ from bridle.http.models import hold
 from bridle.http.schemas import SamplingFields
 from bridle.http.sse import SseResponse, run_while_connected
 from bridle.http.state import http_state
+from bridle.http.terms import take_terms
 from bridle.http.tgi.answer import Answer
 from bridle.http.tgi.errors import NativeRoute, native_body
 from bridle.http.tgi.plan import Plan, plan_of
@@ -50,6 +51,7 @@ async def compat(body: GenerateBody, request: Request) -> Response:
 async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_text: bool = False) -> Answer:
     """Everything that can be refused is refused here, before anything runs."""
     http, call = http_state(request), call_of(request.scope)
+    take_terms(body.parameters, request)
     plan = plan_of(body.parameters, is_stream, full_text)
     if not body.inputs:
         raise InvalidRequest("inputs is empty; it must have at least one character", "inputs")

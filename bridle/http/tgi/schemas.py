@@ -43,6 +43,8 @@ class Parameters(BaseModel):
     grammar: Grammar | None = None
     adapter_id: str | None = None
 
+    priority: int | None = None
+    deadline: float | None = None
     min_p: float | None = None
     min_new_tokens: int | None = None
     presence_penalty: float | None = None

@@ -83,6 +83,8 @@ class Client:
         constraint: Mapping[str, Any] | None = None,
         adapter: str | None = None,
         rewind: str = "hold",
+        priority: int | None = None,
+        deadline: float | None = None,
         **options: Any,
     ) -> TokenStream:
         """Begin a stream, and give it as soon as it is sent. `options` are further sampling parameters, by the
@@ -109,6 +111,8 @@ class Client:
             constraint=constraint,
             adapter=adapter,
             rewind=rewind,
+            priority=priority,
+            deadline=deadline,
         )
         return await self._stream(await self._as_understood(request))
 

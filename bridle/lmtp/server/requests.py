@@ -17,6 +17,7 @@ from bridle.lmtp.messages import Generate, Prompt, Score
 from bridle.sampling import MAX_LOGPROBS, SamplingParams
 from bridle.service import LoadedModel, build_request, tokenize
 from bridle.service.keys import Identity
+from bridle.service.terms import DEFAULT_TERMS, Terms
 
 if TYPE_CHECKING:
     from bridle.aici.client import WasmController
@@ -52,6 +53,7 @@ async def generate_request(
     identity: Identity,
     timeout: float | None,
     adapter: str | None = None,
+    terms: Terms = DEFAULT_TERMS,
 ) -> Request:
     """The engine request of a GENERATE whose buffer holds `prefix`, with an adapter that is there."""
     context = await context_of(model, asked.prompt, prefix) or (_first_token(model),)
@@ -68,6 +70,7 @@ async def generate_request(
             adapter=adapter,
             timeout=timeout,
             tenant=identity.user,
+            terms=terms,
             detokenize=wants_text(asked) or bool(sampling.stop),
         )
 
@@ -82,6 +85,7 @@ async def score_request(
     identity: Identity,
     timeout: float | None,
     adapter: str | None = None,
+    terms: Terms = DEFAULT_TERMS,
 ) -> tuple[Request, int]:
     """The engine request of a SCORE, and how many of its last tokens are to be scored."""
     context = await context_of(model, asked.prompt, prefix)
@@ -97,6 +101,7 @@ async def score_request(
         adapter=adapter,
         timeout=timeout,
         tenant=identity.user,
+        terms=terms,
         detokenize=False,
     )
     return request, len(scored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bridle.errors import EngineClosed
 from bridle.lmtp.server.connection import Connection, Link
@@ -14,6 +14,8 @@ from bridle.lmtp.server.streams import Home
 from bridle.lmtp.server.work import Host
 from bridle.service import Admission, ModelRegistry
 from bridle.service.keys import Identity
+from bridle.service.story import Story
+from bridle.service.tracing import Tracing
 
 LOCAL_USER = Identity("localhost", True)
 _END_SECONDS = 2.0
@@ -25,6 +27,8 @@ class LocalHost:
 
     registry: ModelRegistry
     admission: Admission
+    live: dict[str, Story] = field(default_factory=dict)
+    tracing: Tracing | None = None
 
     def check_open(self) -> None:
         """Always open."""

@@ -6,12 +6,12 @@ Whatever goes wrong, on whatever way, the stream is told once, and everything ta
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import structlog
 
 from bridle.engine.request import Request
 from bridle.errors import BridleError, InternalError, InvalidRequest
@@ -24,13 +24,16 @@ from bridle.lmtp.server.requests import generate_request, score_request, wants_t
 from bridle.lmtp.server.settings import LmtpSettings
 from bridle.lmtp.server.telling import GenerateTeller, ScoreTeller, Teller, Telling
 from bridle.outputs import Event as EngineEvent
-from bridle.outputs import PromptEvent, Rewind, TokenEvent
-from bridle.service import Admission, LoadedModel, ModelRegistry, ModelState, Ticket
+from bridle.outputs import Finished, FinishReason, PromptEvent, Rewind, TokenEvent, Usage
+from bridle.service import Admission, LoadedModel, ModelRegistry, ModelState, Ticket, new_request_id
 from bridle.service.keys import Identity
+from bridle.service.story import Story
+from bridle.service.terms import make_terms
+from bridle.service.tracing import Tracing
 
 #: A request that has not begun after so many seconds is said to be queued.
 _LONG_WAIT = 0.2
-_log = logging.getLogger(__name__)
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.lmtp")
 
 
 class Host(Protocol):
@@ -42,6 +45,16 @@ class Host(Protocol):
 
     @property
     def admission(self) -> Admission:
+        raise NotImplementedError
+
+    @property
+    def live(self) -> dict[str, Story]:
+        """Requests that a model works on, by id."""
+        raise NotImplementedError
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """Where the spans of requests go, if anywhere."""
         raise NotImplementedError
 
     def check_open(self) -> None:
@@ -64,45 +77,66 @@ class Work:
     is_extended: bool
     prefix: Buffer | None = None
     save: Buffer | None = None
+    story: Story = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.story = Story(id=new_request_id(), identity=self.identity)
 
     async def run(self) -> None:
         """Do it all. Errors become answers; a cancelled task just lets go of everything."""
-        began = time.monotonic()
+        story = self.story
+        if self.host.tracing is not None:
+            story.span = self.host.tracing.begin({})
+        self.host.live[story.id] = story
         try:
             with ExitStack() as held:
                 held.callback(self.host.note_end)
-                end = await self._run(held)
+                await self._run(held)
+        except asyncio.CancelledError:
+            story.finish.append(FinishReason.CANCELLED.value)
+            raise
         except BridleError as error:
-            end = error.code
+            story.error = error
             self.relay.put(failure_of(self.asked.stream_id, error))
         except Exception:
-            end = InternalError.code
-            _log.exception("bug in stream %r", self.asked.stream_id)
-            self.relay.put(failure_of(self.asked.stream_id, InternalError("see the log")))
+            story.error = InternalError("see the log")
+            _log.exception("bug", stream=self.asked.stream_id)
+            self.relay.put(failure_of(self.asked.stream_id, story.error))
         finally:
             if self.save is not None:
                 self.save.fail(InvalidRequest(f"buffer {self.save.name!r} was not filled: its stream failed", "buffer"))
             self.relay.end()
-        ms = 1000 * (time.monotonic() - began)
-        _log.info("%s with %.100r: %s after %.1f ms", type(self.asked).__name__.lower(), self.asked.model, end, ms)
+            del self.host.live[story.id]
+            self._tell(story)
 
-    async def _run(self, held: ExitStack) -> str:
-        """Gives how it ended, for the log."""
+    def _tell(self, story: Story) -> None:
+        """One line that tells what happened, and the end of the span."""
+        kind = type(self.asked).__name__.upper()
+        _log.info("request", id=story.id, route=f"LMTP {kind}", stream=self.asked.stream_id, **story.fields())
+        if story.span is not None:
+            story.span.end(story, "text_completion", {"network.protocol.name": "lmtp"})
+
+    async def _run(self, held: ExitStack) -> None:
         self.host.check_open()
-        identity = self.identity
+        identity, story = self.identity, self.story
+        story.terms = make_terms(self.asked.priority, self.asked.deadline, identity, story.began)
         ticket = held.enter_context(self.host.admission.admit(1, identity.user, identity.limits))
-        model, adapter = await self._acquire(held)
+        async with story.terms.bounded("its model was loaded"):
+            model, adapter = await self._acquire(held)
+        story.model = model.name
         prefix = await self.prefix.tokens() if self.prefix is not None else ()
         timeout = self.settings.request_timeout
         teller: Teller
         if isinstance(self.asked, Score):
-            request, num_scored = await score_request(model, self.asked, prefix, self.identity, timeout, adapter)
+            request, num_scored = await score_request(
+                model, self.asked, prefix, identity, timeout, adapter, story.terms
+            )
             teller = ScoreTeller(self.asked.stream_id, num_scored)
         else:
-            request = await generate_request(model, self.asked, prefix, self.identity, timeout, adapter)
+            request = await generate_request(model, self.asked, prefix, identity, timeout, adapter, story.terms)
             teller = GenerateTeller(self._telling(model, self.asked), request)
+        story.submit(request)
         await self._read(model, ticket, ticket.seat(request), teller)
-        return "failed" if teller.has_failed else "done"
 
     async def _acquire(self, held: ExitStack) -> tuple[LoadedModel, str | None]:
         """The model and the adapter that are asked for; the client hears if it has to wait for one of them."""
@@ -137,6 +171,7 @@ class Work:
                 async for events in stream:
                     notice.cancel()
                     ticket.note(events)
+                    self._note(events)
                     if self.save is not None:
                         context.add(events)
                     for answer in teller.tell(events):
@@ -151,6 +186,16 @@ class Work:
                 notice.cancel()
         if self.save is not None and not teller.has_failed:
             self.save.fill(tuple(context.tokens))
+
+    def _note(self, events: list[EngineEvent]) -> None:
+        story = self.story
+        story.note(events)
+        for event in events:
+            if isinstance(event, Finished):
+                story.usage = story.usage or Usage()
+                story.usage.add(event.usage)
+                story.finish.append(event.reason.value)
+                story.error = story.error or event.error
 
     def _tell_wait(self, model: LoadedModel) -> None:
         self._say("queued", num_waiting=model.client.statistics().num_waiting)

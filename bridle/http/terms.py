@@ -1,0 +1,25 @@
+"""The terms of a call: how urgent it is, and until when its client waits, from the fields that every body has."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fastapi import Request
+
+from bridle.http.call import call_of
+from bridle.http.identity import identity_of
+from bridle.service.terms import make_terms
+
+
+class TermsFields(Protocol):
+    """A body, or the part of it that has these fields."""
+
+    priority: int | None
+    deadline: float | None
+
+
+def take_terms(body: TermsFields, request: Request) -> None:
+    """Note on the call on what terms it is to be served; whatever is done for it later heeds them. Raises
+    `InvalidRequest`."""
+    call = call_of(request.scope)
+    call.terms = make_terms(body.priority, body.deadline, identity_of(request), call.began)

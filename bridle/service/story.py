@@ -1,0 +1,169 @@
+"""What happened to one request, for whoever tells of it: the log, the metrics, its trace, `bridle top`.
+
+Every front-end fills one in as the request goes along, mostly from the engine's events, and none of them tells of
+anything else. Nothing here is written down or sent.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bridle.constraints.spec import Constraint
+from bridle.outputs import Event, Finished, Forked, PromptEvent, Rewind, TokenEvent
+from bridle.service.terms import DEFAULT_TERMS, Terms
+
+if TYPE_CHECKING:
+    from bridle.engine.request import Request
+    from bridle.errors import BridleError
+    from bridle.outputs import Usage
+    from bridle.sampling import SamplingParams
+    from bridle.service.keys import Identity
+    from bridle.service.tracing import Span
+
+#: Forks and rewinds that are remembered one by one; of more the number is.
+MAX_MOMENTS = 64
+_MAX_NAME_CHARS = 64
+_MAX_ERROR_CHARS = 300
+
+
+class Moment(NamedTuple):
+    """Something that a controller did to an output, and when."""
+
+    at: float
+    what: str
+    output: int
+    num_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Story:
+    """Times are of the monotonic clock, lengths of time in seconds. `opening` is how long the controller was in the
+    making, `queued` how long the engine then had no room, `held` how long the controller kept an output from going on,
+    each of the slowest part of the request. `computed` is when the prompt was, as far as the front-end knows."""
+
+    id: str
+    began: float = field(default_factory=time.monotonic)
+    identity: Identity | None = None
+    terms: Terms = DEFAULT_TERMS
+    model: str | None = None
+    adapter: str | None = None
+    controller: str | None = None
+    constraint: str | None = None
+    sampling: SamplingParams | None = None
+    usage: Usage | None = None
+    submitted: float | None = None
+    opening: float = 0.0
+    queued: float = 0.0
+    held: float = 0.0
+    computed: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    num_prompt: int = 0
+    num_tokens: int = 0  # of output, so far
+    moments: list[Moment] = field(default_factory=list)
+    finish: list[str] = field(default_factory=list)
+    error: BridleError | None = None
+    span: Span | None = None
+
+    def submit(self, request: Request, num_prompt: int | None = None) -> None:
+        """The engine is asked for `request`, or for several of which this is the first."""
+        self.submitted = time.monotonic()
+        self.sampling, self.adapter = request.sampling, request.adapter or self.adapter
+        self.controller, self.constraint = names_of(request.controller)
+        self.num_prompt = len(request.prompt) if num_prompt is None else num_prompt
+
+    def note(self, events: Iterable[Event]) -> None:
+        """Take in what the engine says."""
+        now = time.monotonic()
+        for event in events:
+            match event:
+                case TokenEvent():
+                    self.num_tokens += 1
+                    self.last_token = now
+                    if self.first_token is None:
+                        self.first_token = now
+                case Rewind():
+                    self.num_tokens -= event.num_tokens
+                    self._remember(Moment(now, "rewind", event.index, event.num_tokens))
+                case Forked():
+                    self._remember(Moment(now, "fork", event.index, event.num_tokens))
+                case PromptEvent():
+                    self.computed = now
+                    self.opening = max(self.opening, event.opening)
+                    self.queued = max(self.queued, event.queued)
+                case Finished():
+                    self.held = max(self.held, event.held)
+
+    def _remember(self, moment: Moment) -> None:
+        if len(self.moments) < MAX_MOMENTS:
+            self.moments.append(moment)
+
+    @property
+    def state(self) -> str:
+        """What it is doing, in a word."""
+        if self.submitted is None:
+            return "coming in"
+        if self.computed is None:
+            return "waiting"
+        return "running" if self.first_token is not None else "prompt"
+
+    def fields(self) -> dict[str, Any]:
+        """The story for a log line, in the order in which it is told."""
+        told: dict[str, Any] = {} if self.identity is None else {"user": self.identity.user}
+        for name in ("model", "adapter", "controller", "constraint"):
+            if getattr(self, name) is not None:
+                told[name] = getattr(self, name)
+        if self.submitted is not None:
+            told["priority"] = self.terms.priority
+        if self.usage is not None:
+            told |= _counts(self.usage)
+        told |= self._times()
+        if self.finish:
+            told["finish"] = ",".join(sorted(set(self.finish)))
+        if self.error is not None:
+            told["error"] = f"{self.error.code}: {self.error}"[:_MAX_ERROR_CHARS]
+        return told | ({} if self.span is None else {"trace": self.span.trace_id})
+
+    def _times(self) -> dict[str, float]:
+        """In milliseconds; what only some requests have is left out where it is nothing."""
+        told: dict[str, float] = {}
+        if self.opening:
+            told["opening_ms"] = _ms(self.opening)
+        if self.submitted is not None:
+            told["queue_ms"] = _ms(self.queued)
+        if self.first_token is not None:
+            told["first_token_ms"] = _ms(self.first_token - self.began)
+        if self.held:
+            told["held_ms"] = _ms(self.held)
+        return told | {"ms": _ms(time.monotonic() - self.began)}
+
+
+def names_of(controller: object | None) -> tuple[str | None, str | None]:
+    """What steers a request, as people call it: the controller, and the constraint, of which there is at most one."""
+    if controller is None:
+        return None, None
+    kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(controller).__name__).lower()
+    if isinstance(controller, Constraint):
+        return None, kind
+    name = getattr(controller, "module", None) or getattr(controller, "__name__", None) or kind
+    return str(name)[:_MAX_NAME_CHARS], None
+
+
+def _counts(usage: Usage) -> dict[str, int]:
+    told = {
+        "prompt": usage.prompt_tokens,
+        "cached": usage.cached_tokens,
+        "completion": usage.completion_tokens,
+        "sampled": usage.sampled_tokens,
+        "forced": usage.forced_tokens,
+        "rewound": usage.rewound_tokens,
+    }
+    return told | {"shared": usage.shared_tokens} if usage.shared_tokens else told
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 1)
