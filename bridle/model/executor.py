@@ -87,6 +87,10 @@ class LocalExecutor:
         self._mirrors.clear()
         self._step = self._logits = None
 
+    def clear_kv(self) -> None:
+        """Fill the KV pool with zeros: what may be read before it was written is a number then."""
+        self._require_runner().attention.cache.clear()
+
     def close(self) -> None:
         """Release the model and the KV pool. Idempotent."""
         self.reset()

@@ -60,6 +60,12 @@ class KVCache:
     def num_bytes(self) -> int:
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers.values())
 
+    def clear(self) -> None:
+        """Fill everything with zeros."""
+        for layer in self.layers.values():
+            layer.keys.zero_()
+            layer.values.zero_()
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block source to block target in every layer, for each (source, target) of `pairs`."""
         sources, targets = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from transformers.utils import logging as library_logging
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
-from bridle.model import attention, guards, memory, tensor_parallel
+from bridle.model import attention, guards, memory, sizing, tensor_parallel
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.dense_layer import lower_layers
 from bridle.model.executor import LocalExecutor
@@ -33,6 +34,7 @@ Progress = Callable[[str, float], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 #: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
 STEP_TOKENS = {"cpu": 256, "cuda": 4096}
+STEP_SEQS = 256
 
 
 def load_executor(
@@ -70,7 +72,7 @@ def load_executor(
     if plan is None:  # lean layers and packed weights know nothing of other processes
         lower_model(model, geometry, device)
         prepare_linears(model, config, lambda share: report("arranging weights", 0.75 + 0.2 * share))
-    report("allocating the KV cache", 0.97)
+    report("running the largest step", 0.95)
     executor = build_executor(config, checkpoint, model, geometry, dtype, device, max_model_len, sampler)
     report("ready", 1.0)
     return executor
@@ -168,28 +170,44 @@ def build_executor(
     max_model_len: int,
     sampler: Sampler | None,
 ) -> LocalExecutor:
-    """Allocate the KV pool and put the parts together."""
-    num_blocks = memory.choose_num_blocks(config, geometry, dtype, device, max_model_len)
-    num_blocks = tensor_parallel.agree_on_least(num_blocks, device)
-    block_size = memory.default_block_size(config, device)
-    if config.max_model_len is None:
-        max_model_len = min(max_model_len, num_blocks * block_size)
-    cache = KVCache(geometry, num_blocks, block_size, dtype, device)
-    kernel = create_kernel(config.kernel, device, dtype)
+    """Put the parts together, with a KV pool of the right size."""
+    block_size = sizing.default_block_size(config, device)
     info = ExecutorInfo(
         model=config.model,
         vocab_size=geometry.vocab_size,
         max_model_len=max_model_len,
-        num_blocks=num_blocks,
+        num_blocks=1,
         block_size=block_size,
         eos_token_ids=checkpoint.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        max_num_batched_tokens=STEP_TOKENS[device.type],
+        max_num_batched_tokens=config.step_tokens or STEP_TOKENS[device.type],
+        max_num_seqs=config.step_seqs or STEP_SEQS,
     )
-    runner = ModelRunner(model, attention.PagedAttention(cache, kernel))
+    kernel = create_kernel(config.kernel, device, dtype)
+    runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, dtype, device), kernel))
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-    return LocalExecutor(info, runner, sampler or _standard_sampler(), num_ids, device)
+
+    def over(num_blocks: int, sampler: Sampler) -> LocalExecutor:
+        room = num_blocks * block_size if config.max_model_len is None else max_model_len
+        fitted = replace(info, num_blocks=num_blocks, max_model_len=min(max_model_len, room))
+        return LocalExecutor(fitted, runner, sampler, num_ids, device)
+
+    def allocate(num_blocks: int) -> LocalExecutor:
+        for size in (1, num_blocks):  # the old pool goes before the new one comes
+            runner.attention.cache = KVCache(geometry, size, block_size, dtype, device)
+        return over(num_blocks, _standard_sampler())
+
+    needs = sizing.PoolNeeds(
+        config=config,
+        device=device,
+        block_size=block_size,
+        block_bytes=geometry.numbers_per_token * dtype.itemsize * block_size,
+        max_model_len=max_model_len,
+        step_tokens=info.max_num_batched_tokens,
+        step_seqs=info.max_num_seqs,
+    )
+    return over(sizing.fit_pool(needs, allocate), sampler or _standard_sampler())
 
 
 def _standard_sampler() -> Sampler:

@@ -1,29 +1,33 @@
-"""How large the KV pool becomes: from overrides, or from the memory that is free. Bytes throughout."""
+"""What memory there is, and what something takes while it runs. Bytes throughout."""
 
 from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import torch
 
-from bridle.config import ModelConfig
-from bridle.errors import InvalidRequest, OutOfBlocks, UnsupportedModel
-from bridle.model.geometry import Geometry
+from bridle.errors import UnsupportedModel
+from bridle.model.control_group import memory_room
 
-#: Tokens per block. CPUs read contiguous runs of blocks as one, so small blocks cost nothing there and share
-#: prefixes well; CUDA's paged flash attention wants multiples of 256.
-DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 256}
-CPU_SHARE = 0.25
-CUDA_SHARE = 0.85
-DEFAULT_CONTEXTS = 64
-#: A pool that holds fewer tokens than this (or one whole context) is refused.
-LEAST_TOKENS = 256
+T = TypeVar("T")
+
+_PEAK = re.compile(r"VmHWM:\s*(\d+) kB")
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`."""
+    """Bytes that can still be allocated on `device`, as far as the machine and this process's control group let it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    available = int(psutil.virtual_memory().available)
+    room = memory_room()
+    return available if room is None else min(available, room)
 
 
 def check_weights_fit(num_values: int, item_size: int, device: torch.device) -> None:
@@ -31,56 +35,54 @@ def check_weights_fit(num_values: int, item_size: int, device: torch.device) -> 
     needed, free = num_values * item_size, free_memory(device)
     if needed > free:
         raise UnsupportedModel(
-            f"the weights need {_show(needed)} ({item_size} bytes each), but {device} has {_show(free)} free"
+            f"the weights need {show_bytes(needed)} ({item_size} bytes each), but {device} has {show_bytes(free)} free"
         )
 
 
-def default_block_size(config: ModelConfig, device: torch.device) -> int:
-    return config.block_size or DEFAULT_BLOCK_SIZE.get(device.type, 16)
+def run_with_peak(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
+    """Run something; gives its result, and the bytes that it took at most beside what it leaves behind."""
+    gc.collect()
+    if device.type == "cuda":
+        return _run_on_cuda(device, run)
+    _forget_peak()
+    result = run()
+    return result, max(_peak() - int(psutil.Process().memory_info().rss), 0)
 
 
-def choose_num_blocks(
-    config: ModelConfig, geometry: Geometry, dtype: torch.dtype, device: torch.device, max_model_len: int
-) -> int:
-    """Blocks in the pool. Raises `OutOfBlocks` with the numbers if what is asked for, or the least that makes
-    sense, does not fit."""
-    block_size = default_block_size(config, device)
-    block_bytes = geometry.numbers_per_token * dtype.itemsize * block_size
-    free = free_memory(device)
-    if config.num_blocks is not None:
-        _check_room(config.num_blocks * block_bytes, free, device, f"num_blocks {config.num_blocks}")
-        return config.num_blocks
-    if config.kv_memory is not None:
-        _check_room(config.kv_memory, free, device, f"kv_memory {config.kv_memory}")
-        budget = config.kv_memory
-    else:
-        budget = int(free * (CUDA_SHARE if device.type == "cuda" else CPU_SHARE))
-        budget = budget if config.max_kv_memory is None else min(budget, config.max_kv_memory)
-    wanted = DEFAULT_CONTEXTS * -(-max_model_len // block_size)
-    num_blocks = min(budget // block_bytes, wanted) if config.kv_memory is None else budget // block_bytes
-    _check_least(config, num_blocks * block_size, budget, block_bytes // block_size, max_model_len)
-    return num_blocks
+def _run_on_cuda(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    result = run()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_reserved(device)
+    torch.cuda.empty_cache()
+    return result, max(peak - torch.cuda.memory_reserved(device), 0)
 
 
-def _check_room(needed: int, free: int, device: torch.device, what: str) -> None:
-    if needed > free:
-        raise OutOfBlocks(f"{what} needs {_show(needed)} for the KV cache, but {device} has {_show(free)} free")
+def _forget_peak() -> None:
+    """Let the process's peak begin anew, where the system can do that; elsewhere it is that of its whole life, which is
+    too much rather than too little."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
-def _check_least(config: ModelConfig, tokens: int, budget: int, token_bytes: int, max_model_len: int) -> None:
-    least = max_model_len if config.max_model_len is not None else min(max_model_len, LEAST_TOKENS)
-    if tokens >= least:
-        return
-    message = (
-        f"the KV cache holds {tokens} tokens in {_show(budget)} ({token_bytes} bytes per token), "
-        f"but a context of {least} needs {_show(least * token_bytes)}; lower max_model_len or raise kv_memory"
-    )
-    if config.kv_memory is not None:
-        raise InvalidRequest(message, "kv_memory")
-    raise OutOfBlocks(message)
+def _peak() -> int:
+    """The most memory that the process has held at once."""
+    try:
+        found = _PEAK.search(Path("/proc/self/status").read_text())
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) << 10
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
 
 
-def _show(size: int) -> str:
+def show_bytes(size: int) -> str:
+    """A size as people write it."""
     if size < 1 << 20:
         return f"{size} bytes"
     return f"{size / (1 << 20):.1f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.1f} GiB"

@@ -1,0 +1,207 @@
+"""How large the KV pool becomes: as large as was asked for, or what is left beside the largest step, which is run.
+
+A trial pool is made that holds one full context and a block for every sequence; the largest step runs in it; what that
+took at most is set aside, and of what is then free the pool gets its share.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from bridle.config import ModelConfig
+from bridle.engine.warm_up import WarmUp, warm_up
+from bridle.errors import BridleError, InvalidRequest, OutOfBlocks
+from bridle.model.executor import LocalExecutor
+from bridle.model.memory import free_memory, run_with_peak, show_bytes
+from bridle.model.tensor_parallel import agree_on_least, num_ranks
+
+_log = logging.getLogger(__name__)
+
+#: Tokens per block. CPUs read contiguous runs of blocks as one, so small blocks cost nothing there and share
+#: prefixes well; CUDA's paged flash attention wants multiples of 256.
+DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 256}
+#: Share of what is free that the pool gets. A CPU's memory is also everybody else's.
+SHARE = {"cpu": 0.5, "cuda": 0.95}
+#: Nobody needs more than so many full contexts, unless they say so.
+DEFAULT_CONTEXTS = 64
+#: A pool that holds fewer tokens than this (or one whole context, if its length was asked for) is refused.
+LEAST_TOKENS = 256
+#: On a CPU a full context may take minutes: the trial's is at most so many times as long as a step.
+_CPU_CONTEXT = 16
+_SHRINK = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNeeds:
+    """What the pool of a model depends on. `block_bytes` are those of a block in all layers; `step_tokens` and
+    `step_seqs` are what the largest step holds."""
+
+    config: ModelConfig
+    device: torch.device
+    block_size: int
+    block_bytes: int
+    max_model_len: int
+    step_tokens: int
+    step_seqs: int
+
+    @property
+    def num_sharers(self) -> int:
+        """Processes that divide the device's memory at the same time."""
+        ranks = num_ranks() if self.device.type == "cpu" else 1
+        return self.config.num_sharers * ranks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+def default_block_size(config: ModelConfig, device: torch.device) -> int:
+    return config.block_size or DEFAULT_BLOCK_SIZE.get(device.type, 16)
+
+
+#: Makes a pool of so many blocks in the place of the one before, and an executor over it.
+Allocate = Callable[[int], LocalExecutor]
+
+
+def fit_pool(needs: PoolNeeds, allocate: Allocate) -> int:
+    """Allocate the pool; gives its blocks. Raises `OutOfBlocks` or `InvalidRequest` with the numbers if what is asked
+    for, or the least that makes sense, does not fit."""
+    num_blocks = _explicit(needs)
+    if num_blocks is not None:
+        num_blocks = agree_on_least(num_blocks, needs.device)
+        executor = allocate(num_blocks)
+        if needs.config.warm_up and needs.device.type == "cuda":
+            _try_step(needs, executor)
+    elif needs.config.warm_up:
+        num_blocks = _measure(needs, allocate)
+    else:
+        num_blocks = agree_on_least(_share(needs, free_memory(needs.device)), needs.device)
+        allocate(num_blocks)
+    room = num_blocks * needs.block_size
+    if room < needs.max_model_len:
+        _log.warning(
+            "the KV cache holds %d tokens: no request may be as long as the %d that the model can do",
+            room,
+            needs.max_model_len,
+        )
+    return num_blocks
+
+
+# -- as asked for ------------------------------------------------------------------------------------------
+
+
+def _explicit(needs: PoolNeeds) -> int | None:
+    config = needs.config
+    if config.num_blocks is not None:
+        _check_room(needs, config.num_blocks * needs.block_bytes, f"num_blocks {config.num_blocks}")
+        return config.num_blocks
+    if config.kv_tokens is not None:
+        num_blocks = needs.blocks_for(config.kv_tokens)
+        _check_room(needs, num_blocks * needs.block_bytes, f"room for {config.kv_tokens} tokens")
+        return _checked(needs, num_blocks, num_blocks * needs.block_bytes)
+    if config.kv_memory is not None:
+        _check_room(needs, config.kv_memory, f"kv_memory {config.kv_memory}")
+        return _checked(needs, config.kv_memory // needs.block_bytes, config.kv_memory)
+    return None
+
+
+def _check_room(needs: PoolNeeds, num_bytes: int, what: str) -> None:
+    free = free_memory(needs.device)
+    if num_bytes > free:
+        raise OutOfBlocks(
+            f"{what} needs {show_bytes(num_bytes)} for the KV cache, but {needs.device} has {show_bytes(free)} free"
+        )
+
+
+def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
+    """`num_blocks`, if one request of the longest length fits into them."""
+    config, num_tokens = needs.config, num_blocks * needs.block_size
+    least = needs.max_model_len if config.max_model_len is not None else min(needs.max_model_len, LEAST_TOKENS)
+    if num_tokens >= least:
+        return num_blocks
+    token_bytes = needs.block_bytes // needs.block_size
+    message = (
+        f"the KV cache holds {num_tokens} tokens in {show_bytes(num_bytes)} ({token_bytes} bytes per token), but a "
+        f"request of {least} tokens needs {show_bytes(least * token_bytes)}; lower max_model_len or raise kv_memory"
+    )
+    if config.kv_memory is not None or config.kv_tokens is not None:
+        raise InvalidRequest(message, "kv_memory" if config.kv_tokens is None else "max_batch_total_tokens")
+    raise OutOfBlocks(message)
+
+
+# -- as measured -------------------------------------------------------------------------------------------
+
+
+def _measure(needs: PoolNeeds, allocate: Allocate) -> int:
+    """Run the largest step in a trial pool, then make the real one. On CUDA the step has to run beside that one too,
+    which gets smaller until it does."""
+    trial = agree_on_least(min(_trial_blocks(needs), _share(needs, free_memory(needs.device))), needs.device)
+    found, step_bytes = _try_step(needs, allocate(trial))
+    allocate(1)  # lets go of the trial pool
+    free = free_memory(needs.device)
+    num_blocks = agree_on_least(_share(needs, free - step_bytes), needs.device)
+    executor = allocate(num_blocks)
+    while needs.device.type == "cuda" and not _bears_step(needs, executor):
+        num_blocks = _checked(needs, int(num_blocks * _SHRINK), int(num_blocks * _SHRINK) * needs.block_bytes)
+        executor = allocate(num_blocks)
+    _log.info(
+        "the largest step (%d prompt tokens, %d sequences) took %.0f ms and %s, a token for each sequence %.0f ms; "
+        "%s are free, and the KV cache holds %d tokens in %s",
+        *(found.num_tokens, found.num_seqs, 1e3 * found.seconds, show_bytes(step_bytes), 1e3 * found.decode_seconds),
+        *(show_bytes(free), num_blocks * needs.block_size, show_bytes(num_blocks * needs.block_bytes)),
+    )
+    return num_blocks
+
+
+def _trial_blocks(needs: PoolNeeds) -> int:
+    prompts = needs.blocks_for(_trial_context(needs)) + needs.blocks_for(needs.step_tokens)
+    return prompts + needs.step_seqs
+
+
+def _trial_context(needs: PoolNeeds) -> int:
+    if needs.device.type == "cuda":
+        return needs.max_model_len
+    return min(needs.max_model_len, _CPU_CONTEXT * needs.step_tokens)
+
+
+def _share(needs: PoolNeeds, free: int) -> int:
+    """The blocks that are ours of so many free bytes."""
+    budget = int(max(free, 0) * SHARE.get(needs.device.type, SHARE["cpu"])) // needs.num_sharers
+    if needs.config.max_kv_memory is not None:
+        budget = min(budget, needs.config.max_kv_memory)
+    wanted = DEFAULT_CONTEXTS * needs.blocks_for(needs.max_model_len)
+    return _checked(needs, min(budget // needs.block_bytes, wanted), budget)
+
+
+def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[WarmUp, int]:
+    """What the largest step is like, and the bytes it takes while it runs."""
+    context = max(_trial_context(needs) - needs.step_tokens, 0)
+    executor.clear_kv()
+    try:
+        return run_with_peak(needs.device, lambda: warm_up(executor, needs.step_tokens, needs.step_seqs, context))
+    except BridleError as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise OutOfBlocks(
+            f"{needs.device} has no memory for the largest step, {needs.step_tokens} prompt tokens beside "
+            f"{needs.step_seqs} sequences: lower max_batch_prefill_tokens or max_num_seqs"
+        ) from error
+
+
+def _bears_step(needs: PoolNeeds, executor: LocalExecutor) -> bool:
+    """Whether the largest step runs beside the pool. Several ranks would have to shrink alike: one that cannot ends."""
+    try:
+        _try_step(needs, executor)
+    except OutOfBlocks:
+        if num_ranks() > 1:
+            raise
+        return False
+    return True
+
+
+def _is_out_of_memory(error: BridleError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(cause)
