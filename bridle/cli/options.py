@@ -6,7 +6,7 @@ ways in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
@@ -47,7 +47,7 @@ class ModelOptions:
     num_threads: Count = None
     "CPU threads that compute. Default: torch's choice."
 
-    def to_config(self, model: str) -> ModelConfig:
+    def to_config(self, model: str, *, warm_up: bool = True) -> ModelConfig:
         return ModelConfig(
             model=model,
             revision=self.revision,
@@ -59,30 +59,76 @@ class ModelOptions:
             kv_memory=self.kv_memory,
             block_size=self.block_size,
             num_threads=self.num_threads,
+            warm_up=warm_up,
         )
 
 
 @Parameter(name="*", group=BATCHING)
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Limits of scheduling."""
+    """What a step may hold, who waits for it, how long requests may be."""
 
-    max_num_seqs: Count = None
-    "Most sequences that run at once. Default: what the backend suggests."
+    max_num_seqs: Annotated[Count, Parameter(name=["--max-num-seqs", "--max-batch-size"])] = None
+    "Most sequences that run at once. Default: 256."
+    max_batch_prefill_tokens: Count = None
+    "Most prompt tokens computed in one step. Default: what the device digests well, 256 on a CPU and 4096 on a GPU."
+    max_batch_total_tokens: Count = None
+    "Room for so many tokens in the KV cache, of all running requests. Default: what is left beside the largest step."
     max_num_batched_tokens: Count = None
-    "Most tokens computed in one step. Default: what the backend suggests."
+    "Most tokens computed in one step. Default: a token for each sequence beside `--max-batch-prefill-tokens`."
+    waiting_served_ratio: float | None = None
+    "Queued prompts get their part of a step once so many times as many wait as are running. Default: at once."
+    max_waiting_tokens: Count = None
+    "... or after so many steps without a prompt, whichever comes first. Default: 20."
+    chunked_prefill: bool = True
+    "Compute long prompts in pieces, beside the tokens of others; otherwise whole, while the others pause."
+    max_input_tokens: Count = None
+    "Longest prompt. Default: as long as the context."
+    max_total_tokens: Count = None
+    "Longest prompt with its output, as `--max-model-len`, but refused if the KV cache cannot hold it."
     max_waiting: Annotated[int, Parameter(converter=count)] = 4096
     "Most requests that wait; further ones are refused until there is room."
     prefix_caching: bool = True
     "Keep the KV of finished prompts for requests that begin alike."
+    warm_up: bool = True
+    "Run the largest step while loading, and size the KV cache by what it leaves free; otherwise guess."
 
     def to_config(self) -> EngineConfig:
         return EngineConfig(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            max_batch_prefill_tokens=self.max_batch_prefill_tokens,
+            max_batch_total_tokens=self.max_batch_total_tokens,
+            waiting_served_ratio=self.waiting_served_ratio,
+            max_waiting_tokens=self.max_waiting_tokens,
+            chunked_prefill=self.chunked_prefill,
+            max_input_tokens=self.max_input_tokens,
+            max_total_tokens=self.max_total_tokens,
             max_waiting=self.max_waiting,
             enable_prefix_caching=self.prefix_caching,
         )
+
+
+@Parameter(name="*", group=MODEL)
+@dataclass(frozen=True, kw_only=True)
+class RoomOptions:
+    """What a shard makes room for. A router that starts its shards itself tells them."""
+
+    kv_tokens: Count = None
+    "Room for so many tokens in the KV cache. Default: what is left beside the largest step."
+    step_tokens: Count = None
+    "Prompt tokens of the largest step, the router's `--max-batch-prefill-tokens`."
+    step_seqs: Count = None
+    "Sequences of the largest step, the router's `--max-batch-size`."
+    warm_up: bool = True
+    "Run the largest step while loading, so that missing memory shows at once; otherwise guess what it takes."
+    num_blocks: Annotated[Count, Parameter(show=False)] = None
+    max_kv_memory: Annotated[Bytes, Parameter(show=False)] = None
+    num_sharers: Annotated[int, Parameter(show=False)] = 1
+    kernel: Annotated[str, Parameter(show=False)] = "auto"
+
+    def add_to(self, config: ModelConfig) -> ModelConfig:
+        return replace(config, **{field.name: getattr(self, field.name) for field in fields(self)})
 
 
 @Parameter(name="*", group=SAMPLING)

@@ -181,8 +181,8 @@ class ServerOptions:
     "The name on the wire of a single model. Default: that of the folder or hub id."
     alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "A further name for the first model; may be given several times."
-    max_requests: Annotated[int, Parameter(converter=count)] = 512
-    "Most requests in flight; further ones get a 429."
+    max_requests: Annotated[int, Parameter(name=["--max-requests", "--max-concurrent-requests"], converter=count)] = 512
+    "Most requests in flight, queued or running; further ones get a 429."
     request_timeout: float | None = None
     "Seconds that a generation may take. Default: no limit."
     grace_period: float = 30.0
@@ -215,7 +215,7 @@ class ServerOptions:
             trusted_proxies=access.trusted_proxy,
         )
         return ServeSettings(
-            model=model.to_config(names[0]),
+            model=model.to_config(names[0], warm_up=engine.warm_up),
             models=models.to_set(names),
             engine=engine.to_config(),
             http=http,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from bridle.cli.options import Count, ModelOptions
+from bridle.cli.options import ModelOptions, RoomOptions
 
 _SHARD = Group("Shard", sort_key=5)
 _MODEL_DEFAULT = ModelOptions()
+_ROOM_DEFAULT = RoomOptions()
 
 
 def shard(
@@ -23,15 +23,13 @@ def shard(
     tls_key: Annotated[Path | None, Parameter(group=_SHARD)] = None,
     tls_ca: Annotated[Path | None, Parameter(group=_SHARD)] = None,
     shards: Annotated[int, Parameter(group=_SHARD)] = 1,
-    warm_up: Annotated[bool, Parameter(group=_SHARD)] = True,
     log_format: Annotated[Literal["auto", "console", "json"], Parameter(group=_SHARD)] = "auto",
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Parameter(group=_SHARD)] = "info",
-    num_blocks: Annotated[Count, Parameter(show=False)] = None,
-    kernel: Annotated[str, Parameter(show=False)] = "auto",
     rank: Annotated[int, Parameter(show=False)] = 0,
     store: Annotated[Path | None, Parameter(show=False)] = None,
     parent: Annotated[int | None, Parameter(show=False)] = None,
     model: ModelOptions = _MODEL_DEFAULT,
+    room: RoomOptions = _ROOM_DEFAULT,
 ) -> int:
     """Compute for a router in another process, over gRPC.
 
@@ -53,8 +51,6 @@ def shard(
         Authority that must have signed the router's certificate, PEM. Without it everybody who trusts ours may connect.
     shards
         Processes that compute the model together, each with a part of every layer (tensor parallelism).
-    warm_up
-        Run the largest step before listening, so that missing memory shows at once.
     log_format
         `console`, `json`, or `auto`.
     log_level
@@ -72,7 +68,7 @@ def shard(
     configure_logs(log_format, log_level)
     check_address(listen)
     tls = Tls(tls_cert, tls_key, tls_ca) if tls_cert or tls_key else None
-    config = replace(model.to_config(name), num_blocks=num_blocks, kernel=kernel)
+    config = room.add_to(model.to_config(name))
     if rank:
         from bridle.deploy.group import run_member
 
@@ -83,4 +79,4 @@ def shard(
             print(f"Shard of {name} at {address} (stop with Ctrl+C)", flush=True)
 
     executor = load_executor(config) if shards == 1 else load_group(config, shards)
-    return run_shard(executor, listen, tls=tls, warm=warm_up, on_listening=announce)
+    return run_shard(executor, listen, tls=tls, warm=False, on_listening=announce)  # loading has run the largest step

@@ -21,12 +21,13 @@ from bridle.config import ModelConfig
 from bridle.deploy.child import Child, describe
 from bridle.deploy.sockets import make_socket_folder
 from bridle.engine.interfaces import Sampler
-from bridle.errors import ShardUnavailable, UnsupportedFeature
+from bridle.errors import InvalidRequest, ShardUnavailable, UnsupportedFeature
 
 _log = logging.getLogger(__name__)
 
 #: Seconds that a model may take to load.
 START_SECONDS = 600.0
+_WHAT = {"step_tokens": "prompt tokens", "step_seqs": "sequences"}
 
 
 class LaunchedShard(ShardExecutor):
@@ -113,9 +114,29 @@ def connect_shard(
         config: ModelConfig, progress: Callable[[str, float], None] | None, sampler: Sampler | None
     ) -> ShardExecutor:
         _refuse_sampler(sampler)
-        return ShardExecutor(address, tls=tls, start_timeout=START_SECONDS)
+        executor = ShardExecutor(address, tls=tls, start_timeout=START_SECONDS)
+        try:
+            _check_room(executor, config)
+        except InvalidRequest:
+            executor.close()
+            raise
+        return executor
 
     return reach
+
+
+def _check_room(executor: ShardExecutor, config: ModelConfig) -> None:
+    """Refuse steps that are larger than those for which somebody else's shard has made room."""
+    for name, wanted, room in (
+        ("step_tokens", config.step_tokens, executor.info.max_num_batched_tokens),
+        ("step_seqs", config.step_seqs, executor.info.max_num_seqs),
+    ):
+        if wanted is not None and wanted > room:
+            raise InvalidRequest(
+                f"steps may have {wanted} {_WHAT[name]}, but the shard at {executor.address} has made room for {room}: "
+                f"start it with --{name.replace('_', '-')} {wanted}",
+                name,
+            )
 
 
 def _refuse_sampler(sampler: Sampler | None) -> None:
@@ -130,5 +151,6 @@ def shard_arguments(config: ModelConfig) -> list[str]:
     for field in fields(ModelConfig):
         value = getattr(config, field.name)
         if field.name not in ("model", "tokenizer") and value != getattr(default, field.name):
-            arguments += [f"--{field.name.replace('_', '-')}", str(value)]
+            flag = field.name.replace("_", "-")
+            arguments += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return arguments

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from bridle.config import EngineConfig, ModelConfig
+from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Executor, Sampler
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
@@ -51,7 +52,8 @@ ExecutorLoader = Callable[[ModelConfig, Callable[[str, float], None] | None, Sam
 class LoadedModel:
     """A model that takes requests. `created` is a Unix time in seconds; `adapters` are those that it can apply,
     `control` is the runtime of its Wasm controllers, `constraints` compiles constraints for it. `num_bytes`
-    is the memory that its weights and its KV cache take, 0 if that is not known."""
+    is the memory that its weights and its KV cache take, 0 if that is not known. `engine` has the limits that it runs
+    with."""
 
     name: str
     client: EngineClient
@@ -61,6 +63,7 @@ class LoadedModel:
     control: RuntimePool | None = None
     constraints: ConstraintPool | None = None
     num_bytes: int = 0
+    engine: EngineConfig = field(default_factory=EngineConfig)
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
@@ -77,6 +80,11 @@ class LoadedModel:
         less."""
         info = self.info
         return min(info.max_model_len, info.num_blocks * info.block_size)
+
+    @property
+    def batching(self) -> Batching:
+        """The knobs of its engine, each with its value."""
+        return Batching.of(self.engine, self.info)
 
     async def in_text_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run slow text work (long prompts, chat templates) beside the event loop. A cancelled caller leaves
@@ -118,8 +126,10 @@ def load_model(
     process. Raises `UnsupportedModel` or `InvalidRequest` with what
     to do about it.
     """
+    engine_config = engine_config or EngineConfig()
+    config = config.sized_for(engine_config)
     parts = _load_parts(config, control or ControlSettings("off"), progress, sampler, executors)
-    client, constraints = _start_engine(parts, engine_config or EngineConfig(), pools)
+    client, constraints = _start_engine(parts, engine_config, pools)
     return LoadedModel(
         name or model_name(config.model),
         client,
@@ -127,6 +137,7 @@ def load_model(
         control=parts.runtime,
         constraints=constraints,
         num_bytes=parts.executor.num_bytes,
+        engine=engine_config,
         shutdown=client.close,
     )
 

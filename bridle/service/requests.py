@@ -155,7 +155,9 @@ def check_unicode(text: str, param: str) -> None:
 
 def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> None:
     """Refuse a prompt that leaves no room for `max_tokens` more (None: for one more)."""
-    limit = model.max_sequence_tokens
+    most, limit = model.batching.max_input_tokens, model.max_sequence_tokens
+    if num_prompt > most and most < limit:
+        raise ContextOverflow(f"the prompt has {num_prompt} tokens; max_input_tokens is {most}", "prompt")
     total = num_prompt + (1 if max_tokens is None else max_tokens)
     if total <= limit:
         return

@@ -55,7 +55,7 @@ async def _tokens(model: LoadedModel, text: str, add_special_tokens: bool) -> li
 
 
 def _info(http: HttpState, model: LoadedModel) -> dict[str, Any]:
-    settings, limit = http.settings, model.max_sequence_tokens
+    settings, limit, batching = http.settings, model.max_sequence_tokens, model.batching
     return {
         "model_id": model.name,
         "model_sha": None,
@@ -66,10 +66,14 @@ def _info(http: HttpState, model: LoadedModel) -> dict[str, Any]:
         "max_best_of": MAX_BEST_OF,
         "max_stop_sequences": MAX_STOP_STRINGS,
         "max_top_n_tokens": MAX_TOP_TOKENS,
-        "max_input_tokens": limit - 1,
+        "max_input_tokens": min(batching.max_input_tokens, limit - 1),
         "max_total_tokens": limit,
-        "max_batch_size": model.info.max_num_seqs,
-        "max_batch_total_tokens": model.info.num_blocks * model.info.block_size,
+        "max_batch_size": batching.max_batch_size,
+        "max_batch_prefill_tokens": batching.max_batch_prefill_tokens,
+        "max_batch_total_tokens": batching.max_batch_total_tokens,
+        "waiting_served_ratio": batching.waiting_served_ratio,
+        "max_waiting_tokens": batching.max_waiting_tokens,
+        "chunked_prefill": batching.chunked_prefill,
         "validation_workers": 1,
         "max_client_batch_size": settings.max_prompts,
         "adapters": [adapter.name for adapter in model.adapters.list()],
