@@ -54,7 +54,7 @@ def chat(
     from bridle.cli.loading import adapter_specs, loaded_model
 
     params, specs = sampling.to_params(), adapter_specs(adapter)
-    with loaded_model(model.to_config(name), adapters=specs) as loaded:
+    with loaded_model(model.to_config(name, warm_up=False), adapters=specs) as loaded:
         if not loaded.tokenizer.has_chat_template:
             raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
         chosen = specs[0].name if specs else None

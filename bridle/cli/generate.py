@@ -57,7 +57,7 @@ def generate(
     params = sampling.to_params()
     specs = adapter_specs((adapter,) if adapter is not None else ())
     chosen = specs[0].name if specs else None
-    with loaded_model(model.to_config(name), adapters=specs) as loaded:
+    with loaded_model(model.to_config(name, warm_up=False), adapters=specs) as loaded:
         from bridle.service.requests import build_request
 
         if chat:
