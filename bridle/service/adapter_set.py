@@ -97,6 +97,8 @@ class AdapterCatalog:
 def parse_adapter(text: str) -> AdapterSpec:
     """What `text` names. Without `NAME=` the name is that of the folder or hub id. Raises `InvalidRequest`."""
     told, equals, source = text.strip().partition("=")
+    if Path(text.strip()).expanduser().is_dir():  # a folder's name may have anything in it
+        told, equals, source = text.strip(), "", ""
     model, _, name = told.rpartition(":") if equals else ("", "", "")
     source = (source if equals else told).strip()
     if not source or (equals and not name.strip()):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from bridle.config import ModelConfig
 from bridle.errors import AdapterRefused
 from bridle.lora import AdapterFiles
 from bridle.service import AdapterRegistry, LoadedModel
 from bridle.service.adapters import AdapterStatus
+from tests.service.loaders import FakeLoader
 
 
 class FakeHome:
@@ -72,7 +74,7 @@ def with_adapters(model: LoadedModel, home: FakeHome | None = None) -> FakeHome:
 def write_adapter(
     folder: Path, layers: Mapping[str, tuple[int, int]] | None = None, rank: int = 2, scale: float = 0.0, seed: int = 0
 ) -> Path:
-    """An adapter as PEFT saves it, for linear layers of (in, out) features; `scale` is the size of its random weights."""
+    """An adapter as PEFT saves it, for linear layers of (in, out) features; its random weights are of size `scale`."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     tensors = {}
@@ -85,3 +87,12 @@ def write_adapter(
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
+
+
+class AdapterFakes(FakeLoader):
+    """A loader of fakes that have adapters."""
+
+    def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
+        model = super().load(config, name, progress)
+        with_adapters(model)
+        return model
