@@ -96,24 +96,26 @@ class AdapterCatalog:
 
 def parse_adapter(text: str) -> AdapterSpec:
     """What `text` names. Without `NAME=` the name is that of the folder or hub id. Raises `InvalidRequest`."""
-    told, equals, source = text.strip().partition("=")
-    if Path(text.strip()).expanduser().is_dir():  # a folder's name may have anything in it
-        told, equals, source = text.strip(), "", ""
-    model, _, name = told.rpartition(":") if equals else ("", "", "")
-    source = (source if equals else told).strip()
-    if not source or (equals and not name.strip()):
+    model, name, source = _split(text.strip())
+    if not source or name == "":
         raise InvalidRequest(f"adapter is {text!r}; {_FORM}", "adapter")
     folder = Path(source).expanduser()
     if folder.is_dir():
-        name = name.strip() or folder.resolve().name
-        revision = None
-        source = str(folder.resolve())
-    else:
-        source, at, revision = source.partition("@")
-        _check_hub(text, source, at, revision)
-        name = name.strip() or source
-        revision = revision or None
-    return AdapterSpec(name, source, revision, model.strip() or None)
+        folder = folder.resolve()
+        return AdapterSpec(name or folder.name, str(folder), None, model)
+    hub_id, at, revision = source.partition("@")
+    if not is_hub_id(hub_id) or (at and not is_revision(revision)):
+        raise InvalidRequest(f"adapter is {text!r}: {source!r} is neither a folder nor a hub id; {_FORM}", "adapter")
+    return AdapterSpec(name or hub_id, hub_id, revision or None, model)
+
+
+def _split(text: str) -> tuple[str | None, str | None, str]:
+    """Model, name and source."""
+    told, equals, source = text.partition("=")
+    if not equals or Path(text).expanduser().is_dir():  # the name of a folder may hold anything
+        return None, None, text
+    model, _, name = told.rpartition(":")
+    return model.strip() or None, name.strip(), source.strip()
 
 
 def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
@@ -141,8 +143,3 @@ def _allowed(text: str) -> tuple[str, str | None]:
             "allow_adapter",
         )
     return name, revision or None
-
-
-def _check_hub(text: str, source: str, at: str, revision: str) -> None:
-    if not is_hub_id(source) or (at and not is_revision(revision)):
-        raise InvalidRequest(f"adapter is {text!r}: {source!r} is neither a folder nor a hub id; {_FORM}", "adapter")
