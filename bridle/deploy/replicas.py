@@ -97,9 +97,9 @@ def load_replicated(
 
 
 def _share(config: ModelConfig, count: int) -> ModelConfig:
-    """One replica's part of the machine: cores are divided unless threads are given."""
+    """One replica's part of the machine: memory is divided, and so are cores unless threads are given."""
     threads = config.num_threads or max((os.cpu_count() or 1) // count, 1)
-    return replace(config, num_threads=threads)
+    return replace(config, num_threads=threads, num_sharers=count)
 
 
 class ReplicaLoader:

@@ -198,6 +198,12 @@ KNOBS: dict[str, dict[str, object]] = {
     "blocks of one": {"block_size": 1, "num_blocks": 400},
     "blocks of sixteen": {"block_size": 16, "num_blocks": 25},
     "KV by sequence": {"kv": "sequences"},
+    "a little of each prompt": {"max_batch_prefill_tokens": 3},
+    "whole prompts": {"chunked_prefill": False},
+    "whole prompts, few at a time": {"chunked_prefill": False, "max_batch_prefill_tokens": 20},
+    "prompts that wait for others": {"waiting_served_ratio": 2.0, "max_waiting_tokens": 3, "max_num_seqs": 5},
+    "a small part of the pool": {"max_batch_total_tokens": 60},
+    "short sequences": {"max_input_tokens": 16, "max_total_tokens": 32},
 }
 
 

@@ -8,13 +8,14 @@ scripted executor refuses any plan that breaks the contract or reads wrong KV.
 from __future__ import annotations
 
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan
+from bridle.engine.prompt_gate import PromptGate
 from bridle.engine.scheduler import Scheduler
 from bridle.engine.sequence import Sequence, SequenceStatus
 from bridle.sampling import SamplingParams
@@ -34,10 +35,11 @@ class Loop:
         budget: int = 8,
         max_num_seqs: int = 8,
         kv: Literal["paged", "sequences"] = "paged",
+        **knobs: Any,
     ) -> None:
         self.executor = ScriptedExecutor(8, num_blocks, block_size, kv=kv)
         self.blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=kv == "paged")
-        self.scheduler = Scheduler(self.blocks, budget, max_num_seqs, kv=kv)
+        self.scheduler = Scheduler(self.blocks, budget, max_num_seqs, kv=kv, **knobs)
         self.live: list[Sequence] = []
         self.num_made = 0
 
@@ -93,7 +95,12 @@ def test_random_lives(seed: int, kv: Literal["paged", "sequences"]) -> None:
     budget, max_num_seqs = random.randint(1, 12), random.randint(1, 6)
     block_size = random.choice([1, 2, 4])
     num_blocks = random.randint(-(-12 // block_size), 40 // block_size)
-    loop = Loop(num_blocks, block_size, budget, max_num_seqs, kv)
+    knobs = {
+        "max_batch_prefill_tokens": random.choice([None, random.randint(1, budget)]),
+        "chunked_prefill": random.random() < 0.7,
+        "gate": random.choice([None, PromptGate(random.choice([0.5, 3.0]), random.randint(0, 4))]),
+    }
+    loop = Loop(num_blocks, block_size, budget, max_num_seqs, kv, **knobs)
     for _ in range(60):
         if random.random() < 0.3:
             loop.add([random.randrange(3) for _ in range(random.randint(1, 9))], random.randint(10, 12))
