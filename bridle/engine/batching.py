@@ -12,8 +12,9 @@ from bridle.config import EngineConfig
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.errors import InvalidRequest
 
-#: How many sequences must wait for each one that decodes before prompts computed whole make the others pause.
-_WHOLE_RATIO = 0.3
+#: How many sequences must be queued for each one that decodes: where prompts make the others pause, and where somebody
+#: said for how many steps they are to wait.
+_WHOLE_RATIO, _TOLD_RATIO = 0.3, 1.2
 _WAITING_STEPS = 20
 
 
@@ -126,7 +127,9 @@ def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
 
 
 def _ratio(config: EngineConfig) -> float:
-    """With chunks a prompt disturbs the others little, so it need not wait, unless somebody says for how long."""
+    """With chunks a prompt disturbs the others little: then it waits only if somebody says for how long."""
     if config.waiting_served_ratio is not None:
         return config.waiting_served_ratio
-    return 0.0 if config.chunked_prefill and config.max_waiting_tokens is None else _WHOLE_RATIO
+    if config.max_waiting_tokens is not None:
+        return _TOLD_RATIO
+    return 0.0 if config.chunked_prefill else _WHOLE_RATIO

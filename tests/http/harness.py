@@ -50,6 +50,7 @@ def scripted_model(
     max_model_len: int = 512,
     name: str = NAME,
     text: Tokenizer | None = None,
+    config: EngineConfig | None = None,
     **options: Any,
 ) -> LoadedModel:
     """A running engine over a scripted executor. `next_token(prefix)` decides; otherwise a seeded hash does."""
@@ -65,10 +66,11 @@ def scripted_model(
     )
     constraints = ConstraintPool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
     pools = [PythonControllerPool(text.vocab_size), constraints]
-    engine = Engine(executor, EngineConfig(), pools=pools, decoder=Detokenizer(text))
+    config = config or EngineConfig()
+    engine = Engine(executor, config, pools=pools, decoder=Detokenizer(text))
     client = AsyncEngine(engine)
     client.start()
-    return LoadedModel(name, client, text, constraints=constraints, shutdown=client.close)
+    return LoadedModel(name, client, text, constraints=constraints, engine=config, shutdown=client.close)
 
 
 def saying(reply: str, text: Tokenizer | None = None) -> Callable[[Any], int]:

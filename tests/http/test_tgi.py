@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from bridle.config import EngineConfig
 from bridle.http import HttpSettings
-from tests.http.harness import scripted_model, served, tokenizer
+from tests.http.harness import local_client, scripted_model, served, tokenizer
 
 REPLY = "Hello there, é and the end."
 
@@ -188,6 +189,30 @@ def test_info_tells_the_limits(http: httpx.Client) -> None:
     info = http.get("/info").json()
     assert info["model_id"] == "scripted" and info["max_total_tokens"] == info["max_input_tokens"] + 1
     assert http.get("/info", params={"model": "nobody"}).status_code == 404
+
+
+def test_info_tells_the_knobs_and_prompts_keep_to_them() -> None:
+    config = EngineConfig(
+        max_batch_prefill_tokens=64, max_num_seqs=3, max_input_tokens=20, max_total_tokens=40, max_waiting_tokens=5
+    )
+    with local_client(scripted_model(config=config), HttpSettings(max_requests=7)) as client:
+        info = client.get("/info").json()
+        body = {"inputs": "q;" * 15, "parameters": {"max_new_tokens": 3}}
+        refused = client.post("/generate", json=body)
+        taken = client.post("/generate", json=body | {"parameters": {"max_new_tokens": 3, "truncate": 20}})
+    assert taken.status_code == 200, taken.text
+    assert refused.status_code == 422 and "max_input_tokens is 20" in refused.json()["error"]
+    wanted = {
+        "max_concurrent_requests": 7,
+        "max_batch_prefill_tokens": 64,
+        "max_batch_total_tokens": 4096,
+        "max_batch_size": 3,
+        "max_input_tokens": 20,
+        "max_total_tokens": 40,
+        "max_waiting_tokens": 5,
+        "waiting_served_ratio": 1.2,
+    }
+    assert {name: info[name] for name in wanted} == wanted
 
 
 def test_invocations_take_any_body(http: httpx.Client) -> None:
