@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.lora",),
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.sampling"),
+    ("bridle.telemetry",),
     ("bridle.errors", "bridle.shown"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -43,8 +44,9 @@ FACADE = "bridle"
 # Distributions that are imported under another name than their own.
 DISTRIBUTIONS = {"google": "protobuf", "grpc": "grpcio", "opentelemetry": "opentelemetry_api"}
 
-# Dependencies that no module of ours names: uvicorn takes the first two when they are there.
-LOADED_BY_OTHERS = {"uvloop", "httptools"}
+# Dependencies that no module of ours names: uvicorn takes the first two when they are there, the others are parts of
+# OpenTelemetry, whose packages share one name.
+LOADED_BY_OTHERS = {"uvloop", "httptools", "opentelemetry_sdk", "opentelemetry_exporter_otlp_proto_http"}
 
 STANDARD_ONLY = (
     "bridle.lmtp.messages",
@@ -122,7 +124,8 @@ def test_standard_library_only(name: str) -> None:
 def test_third_party_imports_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["aici"], *extras["cluster"]]
+    used_by_us = ("aici", "cluster", "otel")
+    wanted = [*project["dependencies"], *(text for name in used_by_us for text in extras[name])]
     declared = {re.split(r"[^\w-]", text)[0].lower().replace("-", "_") for text in wanted}
     tops = {target.split(".")[0].lower() for name in modules() for target, _ in imports(name)}
     used = {DISTRIBUTIONS.get(top, top) for top in tops}

@@ -38,6 +38,8 @@ class AccessOptions:
     "Without keys, listen also where others can reach it, and let everybody in."
     trusted_proxy: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Address or network of a proxy whose `x-user-id` and `x-user-role` headers are believed; may be repeated."
+    allowed_host: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "Without keys: a further name that the server is called by, `.example.com` for all below it; may be repeated."
 
 
 @Parameter(name="*", group=_CONTROL)
@@ -195,6 +197,8 @@ class ServerOptions:
     "How log lines look; `auto` is for people in a terminal and JSON elsewhere."
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     "The least important lines to log."
+    otlp_endpoint: str | None = None
+    "Collector of OpenTelemetry that gets traces, as in `http://localhost:4318`. The `OTEL_*` variables count, too."
 
     def to_settings(
         self,
@@ -213,6 +217,7 @@ class ServerOptions:
             load_timeout=models.load_timeout,
             cors_origins=self.cors_origin,
             trusted_proxies=access.trusted_proxy,
+            allowed_hosts=access.allowed_host,
         )
         return ServeSettings(
             model=model.to_config(names[0], warm_up=engine.warm_up),
@@ -229,6 +234,7 @@ class ServerOptions:
             control=control.to_settings(),
             keys=access.keys,
             no_auth=access.no_auth,
+            otlp_endpoint=self.otlp_endpoint,
         )
 
 

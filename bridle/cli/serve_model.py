@@ -117,7 +117,11 @@ def _settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: Acc
         model=lmtp.to_config(name),
         models=known.to_set((name,)),
         engine=EngineConfig(max_num_seqs=lmtp.batch_size),
-        http=HttpSettings(load_timeout=models.load_timeout, trusted_proxies=access.trusted_proxy),
+        http=HttpSettings(
+            load_timeout=models.load_timeout,
+            trusted_proxies=access.trusted_proxy,
+            allowed_hosts=access.allowed_host,
+        ),
         host=lmtp.host,
         port=lmtp.port,
         aliases=aliases,

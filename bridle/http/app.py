@@ -11,6 +11,7 @@ import bridle
 from bridle.http import adapter_routes, aici, anthropic, chat, completions, info_routes, model_routes, responses, tgi
 from bridle.http.call import Call, CallMiddleware
 from bridle.http.errors import install_error_handlers
+from bridle.http.hosts import AllowedHosts
 from bridle.http.identity import IdentityMiddleware
 from bridle.http.metrics import Metrics
 from bridle.http.settings import HttpSettings
@@ -18,6 +19,7 @@ from bridle.http.sockets import SocketFrontMaker, mount
 from bridle.http.state import HttpState
 from bridle.service import Admission, ModelRegistry
 from bridle.service.keys import KeyStore
+from bridle.service.tracing import Tracing
 
 
 def create_app(
@@ -25,15 +27,17 @@ def create_app(
     settings: HttpSettings | None = None,
     keys: KeyStore | None = None,
     fronts: Iterable[SocketFrontMaker] = (),
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """An ASGI application that serves the models in `registry`. It neither loads nor closes them.
 
-    With `keys`, every route but health asks for one of them. `fronts` make what answers WebSockets.
+    With `keys`, every route but health asks for one of them. `fronts` make what answers WebSockets, `tracing` takes the
+    spans of requests.
 
         app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
     settings = settings or HttpSettings()
-    state = HttpState(registry, settings, _admission(registry, settings, keys), Metrics(registry))
+    state = HttpState(registry, settings, _admission(registry, settings, keys), Metrics(registry), tracing=tracing)
     app = FastAPI(title="bridle", version=bridle.__version__, description="Steerable language models.")
     app.state.http = state
     install_error_handlers(app)
@@ -52,7 +56,9 @@ def create_app(
     for make in fronts:
         mount(app, state, make)
     # The last one added sees a request first: preflights carry no key, so they are answered before it is asked for.
-    app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=settings.trusted_proxies)
+    hosts = None if settings.allowed_hosts is None else AllowedHosts(settings.allowed_hosts)
+    proxies = settings.trusted_proxies
+    app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=proxies, allowed_hosts=hosts)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -66,7 +72,7 @@ def create_app(
         state.metrics.observe(call, seconds)
         state.note_end()
 
-    app.add_middleware(CallMiddleware, on_end=on_end)
+    app.add_middleware(CallMiddleware, on_end=on_end, tracing=tracing)
     return app
 
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridle.errors import Unauthorized
 from bridle.http.errors import RefusedBody, error_response
+from bridle.http.hosts import AllowedHosts
 from bridle.service.keys import Identity, KeyStore
 
 LOCAL_USER = Identity("localhost", True)
@@ -25,8 +26,16 @@ _MAX_USER_CHARS = 100
 class IdentityMiddleware:
     """Puts an `Identity` into the scope of every HTTP request and WebSocket, or answers 401."""
 
-    def __init__(self, app: ASGIApp, keys: KeyStore | None, trusted_proxies: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyStore | None,
+        trusted_proxies: tuple[str, ...] = (),
+        allowed_hosts: AllowedHosts | None = None,
+    ) -> None:
+        """Without keys only requests to `allowed_hosts` are those of the single user; None: whatever host they name."""
         self._app = app
+        self._hosts = allowed_hosts
         self._keys = keys
         self._proxies = tuple(ip_network(proxy) for proxy in trusted_proxies)
 
@@ -37,8 +46,9 @@ class IdentityMiddleware:
         try:
             identity = self._identify(HTTPConnection(scope))
         except Unauthorized as error:
-            # An upgrade that is refused is answered over HTTP, so that its client can tell why.
-            await error_response(error)(scope, receive, send)
+            # An upgrade that is refused is answered over HTTP, so that its client can tell why. Without keys there is
+            # nothing to come back with.
+            await error_response(error, 403 if self._keys is None else None)(scope, receive, send)
             return
         state = scope.setdefault("state", {})
         state["identity"] = identity
@@ -54,6 +64,7 @@ class IdentityMiddleware:
                 raise Unauthorized(f"x-user-id has {len(user)} characters; at most {_MAX_USER_CHARS}")
             return Identity(user, connection.headers.get("x-user-role") == "admin")
         if self._keys is None:
+            self._check_hosts(connection)
             return LOCAL_USER
         key = _key_of(connection)
         if key is None:
@@ -62,6 +73,10 @@ class IdentityMiddleware:
         if identity is None:
             raise Unauthorized("the API key is not known here")
         return identity
+
+    def _check_hosts(self, connection: HTTPConnection) -> None:
+        for host in connection.headers.getlist("host") if self._hosts is not None else ():
+            self._hosts.check(host)
 
     def _is_proxy(self, connection: HTTPConnection) -> bool:
         if not self._proxies or connection.client is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from bridle import telemetry
 from bridle.errors import InvalidRequest
 from bridle.http.app import create_app
 from bridle.http.logs import configure_logs
@@ -30,6 +32,7 @@ from bridle.http.state import HttpState
 from bridle.http.wire import bounded_protocol
 from bridle.service import LoadedModel, ModelRegistry, ModelSet, build_registry
 from bridle.service.keys import KeyStore
+from bridle.service.tracing import Tracing
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
 _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what to call it from here, not what to bind
@@ -60,10 +63,13 @@ def serve(
         keys = None if settings.keys is None else stack.enter_context(contextlib.closing(KeyStore(settings.keys)))
         if keys is not None and keys.is_empty:
             _log.warning("no keys yet: every request will be refused", file=str(settings.keys), make="bridle keys add")
+        tracing = start_tracing(settings.otlp_endpoint)
+        if tracing is not None:
+            stack.callback(tracing.close)
         registry = stack.enter_context(contextlib.closing(load_registry(settings) if load is None else ModelRegistry()))
         if load is not None:
             registry.add(load(settings), settings.aliases)
-        run(registry, settings, listener, keys, fronts, announce)
+        run(registry, settings, listener, keys, fronts, announce, tracing)
 
 
 def run(
@@ -73,9 +79,10 @@ def run(
     keys: KeyStore | None = None,
     fronts: Sequence[SocketFrontMaker] = (),
     announce: Announce | None = None,
+    tracing: Tracing | None = None,
 ) -> None:
     """Serve `registry` on a bound socket until a signal comes. The models stay open."""
-    app = create_app(registry, settings.http, keys, fronts)
+    app = create_app(registry, settings.http.answering_to(settings.host), keys, fronts, tracing)
     config = uvicorn_config(app, settings)
 
     def on_listening() -> None:
@@ -86,6 +93,19 @@ def run(
     server = DrainingServer(config, app.state.http, settings.grace_period, on_listening)
     server.run(sockets=[listener])
     _log.info("stopped")
+
+
+def start_tracing(endpoint: str | None) -> Tracing | None:
+    """Where the spans of this process go: to a collector at `endpoint`, or where the standard variables say, if they
+    do. Processes that are started from here send theirs to the same place."""
+    if endpoint is not None:
+        os.environ[telemetry.ENDPOINT] = endpoint
+    if not telemetry.wants_traces():
+        return None
+    provider = telemetry.start_traces()
+    from bridle.service.otel import OtelTracing
+
+    return OtelTracing(provider)
 
 
 def uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:

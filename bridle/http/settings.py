@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
+from bridle.http.hosts import AllowedHosts
 from bridle.service.adapter_set import AdapterSet
 from bridle.service.control import ControlSettings
 from bridle.service.keeper import ModelLoader
 from bridle.service.model_set import EngineLoader, ModelSet
+from bridle.telemetry import check_endpoint
 
 _COUNTS = ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices", "max_uploads")
 
@@ -29,7 +31,8 @@ class HttpSettings:
     for it, `send_timeout` how long a client may leave its connection full before it is cut, `receive_timeout` how long
     it may take to send its body. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web
     origins that may call from a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*`
-    headers say who asks.
+    headers say who asks. `allowed_hosts` are names that a server without keys answers to, beside addresses and
+    `localhost` (None: any; `serve` never leaves it at that).
     """
 
     max_body_bytes: int = 4 << 20
@@ -45,6 +48,7 @@ class HttpSettings:
     ping_interval: float = 15.0
     cors_origins: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -66,6 +70,11 @@ class HttpSettings:
                 ip_network(proxy)
             except ValueError as error:
                 raise InvalidRequest(f"trusted_proxies: {error}", "trusted_proxies") from None
+        AllowedHosts(self.allowed_hosts or ())
+
+    def answering_to(self, host: str) -> HttpSettings:
+        """The same for a server that listens on `host`."""
+        return replace(self, allowed_hosts=(*(self.allowed_hosts or ()), *filter(None, (host,))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +86,9 @@ class ServeSettings:
     `adapters` are the LoRA adapters that requests may choose. `name` is a single model's name on the wire (None: that
     of the folder or hub id), `aliases` are further names of the first model. `control` says whether there is a runtime
     for Wasm controllers. `keys` is the file of API keys; without one the server is for a single user and listens on
-    loopback only, unless `no_auth` lets everybody in. `make_loader` says how models come to be: in this process, unless
-    told otherwise.
+    loopback only, unless `no_auth` lets everybody in. `otlp_endpoint` is the collector that traces go to (None: the one
+    that the standard variables name, if any). `make_loader` says how models come to be: in this process, unless told
+    otherwise.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -99,6 +109,7 @@ class ServeSettings:
     control: ControlSettings = field(default_factory=ControlSettings)
     keys: Path | None = None
     no_auth: bool = False
+    otlp_endpoint: str | None = None
     make_loader: Callable[[EngineConfig, ControlSettings], ModelLoader] = EngineLoader
 
     def __post_init__(self) -> None:
@@ -108,6 +119,8 @@ class ServeSettings:
             raise InvalidRequest(f"grace_period is {self.grace_period}; must be at least 0", "grace_period")
         if self.keys is not None and self.no_auth:
             raise InvalidRequest("keys and no_auth exclude each other: drop one of them", "no_auth")
+        if self.otlp_endpoint is not None:
+            check_endpoint(self.otlp_endpoint)
         for name in ("max_connections", "max_header_bytes", "max_message_bytes"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)

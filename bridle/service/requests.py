@@ -53,6 +53,7 @@ def build_request(
     timeout: float | None = None,
     tenant: str = "",
     terms: Terms = DEFAULT_TERMS,
+    metadata: Mapping[str, str] | None = None,
     add_special_tokens: bool = True,
     detokenize: bool = True,
 ) -> Request:
@@ -78,6 +79,7 @@ def build_request(
         tenant=tenant,
         priority=terms.priority,
         detokenize=detokenize,
+        metadata=dict(metadata or {}),
     )
 
 

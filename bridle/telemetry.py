@@ -1,0 +1,93 @@
+"""OpenTelemetry's SDK for a process that wants traces: when it does, and where they go.
+
+A process wants traces if it is told an endpoint, or if one of the standard variables names one. Which sampler, which
+resource, how large batches are and all else is what `OTEL_*` say, as the SDK reads them. Nothing of OpenTelemetry is
+imported before that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from bridle.errors import InvalidRequest, UnsupportedFeature
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+_EXPORTER = "OTEL_TRACES_EXPORTER"
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_GRPC_PACKAGE = "opentelemetry-exporter-otlp-proto-grpc"
+
+
+def wants_traces(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the standard variables ask for traces."""
+    exporter = environment.get(_EXPORTER, "")
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
+        return False
+    return bool(exporter or environment.get(ENDPOINT) or environment.get(_TRACES_ENDPOINT))
+
+
+def check_endpoint(endpoint: str) -> str:
+    """The address of a collector, as it is. Raises `InvalidRequest`."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidRequest(
+            f"otlp_endpoint is {endpoint[:200]!r}; must be http(s)://HOST:PORT, as in http://localhost:4318",
+            "otlp_endpoint",
+        )
+    return endpoint
+
+
+def start_traces(environment: Mapping[str, str] = os.environ) -> TracerProvider:
+    """A provider that sends spans as the standard variables say, from a thread of its own; to be shut down. Raises
+    `UnsupportedFeature` if a package is missing, `InvalidRequest` for a variable that cannot be followed."""
+    try:
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise _missing("pip install 'bridle[otel]'") from None
+    import bridle
+
+    own = Resource({"service.name": "bridle", "service.version": bridle.__version__})
+    provider = TracerProvider(resource=Resource.create().merge(own).merge(OTELResourceDetector().detect()))
+    provider.add_span_processor(BatchSpanProcessor(_exporter(environment)))
+    return provider
+
+
+def _exporter(environment: Mapping[str, str]) -> SpanExporter:
+    kind = environment.get(_EXPORTER) or "otlp"
+    if kind == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        return ConsoleSpanExporter()
+    if kind != "otlp":
+        raise InvalidRequest(f"{_EXPORTER} is {kind[:80]!r}; must be otlp, console or none", _EXPORTER)
+    protocol = next((environment[name] for name in _PROTOCOLS if environment.get(name)), "http/protobuf")
+    exporter: Any
+    if protocol == "grpc":
+        try:
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+        except ImportError:
+            raise _missing(f"pip install {_GRPC_PACKAGE}, or set {_PROTOCOLS[1]}=http/protobuf") from None
+        exporter = GrpcExporter
+    elif protocol == "http/protobuf":
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+        except ImportError:
+            raise _missing("pip install 'bridle[otel]'") from None
+        exporter = HttpExporter
+    else:
+        raise InvalidRequest(f"{_PROTOCOLS[1]} is {protocol[:80]!r}; must be http/protobuf or grpc", _PROTOCOLS[1])
+    made: SpanExporter = exporter()
+    return made
+
+
+def _missing(remedy: str) -> UnsupportedFeature:
+    return UnsupportedFeature(f"traces need packages that are not installed: {remedy}", "otlp_endpoint")
