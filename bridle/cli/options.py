@@ -77,9 +77,10 @@ class EngineOptions:
     max_num_batched_tokens: Count = None
     "Most tokens computed in one step. Default: a token for each sequence beside `--max-batch-prefill-tokens`."
     waiting_served_ratio: float | None = None
-    "Queued prompts get their part of a step once so many times as many wait as are running. Default: at once."
+    "Queued prompts wait until there are so many for each running sequence. Default: 0, they wait for no company; 0.3 "
+    "without chunks, 1.2 if only `--max-waiting-tokens` is given."
     max_waiting_tokens: Count = None
-    "... or after so many steps without a prompt, whichever comes first. Default: 20."
+    "Queued prompts wait at most so many steps while others decode. Default: 20."
     chunked_prefill: bool = True
     "Compute long prompts in pieces, beside the tokens of others; otherwise whole, while the others pause."
     max_input_tokens: Count = None

@@ -166,7 +166,8 @@ class Scheduler:
         return [seq for seq in self.running.values() if seq.is_ready]
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
-        """A token for each, more where there is budget; gives what is left of it."""
+        """A token for each that decodes; whatever else it lacks, and prompts, out of the budget for prompts. Gives what is
+        left of the step's."""
         budget = self.max_num_batched_tokens
         ready = self._turn(ready)
         unserved = len(ready)
@@ -177,11 +178,11 @@ class Scheduler:
             if self._by_sequence:
                 self.blocks.truncate(seq)
             num_tokens = min(seq.target - seq.num_computed, max(budget - unserved, 1))
-            if seq.is_prefilling:
-                num_tokens = min(num_tokens, self._prompt_budget)
-                self._prompt_budget -= num_tokens
+            num_own = 0 if seq.is_prefilling else 1
+            num_tokens = min(num_tokens, num_own + self._prompt_budget)
             if num_tokens == 0:
                 continue
+            self._prompt_budget -= num_tokens - num_own
             if self.blocks.can_write(seq, seq.num_computed + num_tokens):
                 picked[seq.id] = seq, num_tokens, _NO_COPIES
             elif num_tokens := self._make_room(seq, num_tokens, picked):
