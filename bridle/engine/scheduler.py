@@ -166,8 +166,8 @@ class Scheduler:
         return [seq for seq in self.running.values() if seq.is_ready]
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
-        """A token for each that decodes; whatever else it lacks, and prompts, out of the budget for prompts. Gives what is
-        left of the step's."""
+        """A token for each that decodes; what else they lack, as all of a prompt, comes out of the prompts' budget.
+        Gives what is left of the step's."""
         budget = self.max_num_batched_tokens
         ready = self._turn(ready)
         unserved = len(ready)
