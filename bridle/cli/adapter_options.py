@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from bridle.cli.options import Bytes, Count
+from bridle.config import EngineConfig
+
 if TYPE_CHECKING:
+    from bridle.http.settings import ServeSettings
     from bridle.service.adapter_set import AdapterSet
 
 _ADAPTERS = Group("Adapters", sort_key=12)
 
 
-def split_at_commas(type_: Any, value: str) -> list[str]:
+def split_at_commas(type_: Any, value: str, *, delimiter: str | None = None) -> list[str]:
     """The entries of an environment variable, as text-generation-inference writes lists of adapters."""
-    return [entry.strip() for entry in value.split(",") if entry.strip()]
+    return [entry.strip() for entry in value.split(delimiter or ",") if entry.strip()]
 
 
 @Parameter(name="*", group=_ADAPTERS)
@@ -32,8 +36,24 @@ class AdapterOptions:
     "Folder whose adapter folders may be loaded by name."
     allow_adapter: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Hub id of an adapter (or ID@REVISION) that may be fetched and loaded by name; may be repeated."
+    max_step_adapters: Count = None
+    "Most distinct adapters that one step computes with; more take turns. Default: 64."
+    adapter_memory: Bytes = None
+    "Memory for the adapters that steps compute with, beside the model (`2GiB` works). Default: 1GiB."
+    adapter_host_memory: Bytes = None
+    "Memory of the host for adapters that were read. Default: 4GiB."
+
+    def add_to(self, settings: ServeSettings) -> ServeSettings:
+        """A server's settings with these."""
+        return replace(settings, adapters=self.to_set(), engine=self.limit(settings.engine))
 
     def to_set(self) -> AdapterSet:
         from bridle.service.adapter_set import AdapterSet, parse_adapters
 
         return AdapterSet(parse_adapters(self.adapter), self.adapters_dir, self.allow_adapter)
+
+    def limit(self, engine: EngineConfig) -> EngineConfig:
+        """An engine's settings with the limits that are given here."""
+        names = ("max_step_adapters", "adapter_memory", "adapter_host_memory")
+        given = {name: getattr(self, name) for name in names}
+        return replace(engine, **{name: value for name, value in given.items() if value is not None})

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.options import ModelOptions
+from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def run_batch(
         except OSError as error:
             raise InvalidRequest(f"{error.filename}: {error.strerror}", "FILE") from None
         known = adapters.to_set()
-        loaded = stack.enter_context(loaded_model(options.to_config(model), adapters=known.named))
+        engine = adapters.limit(EngineConfig())
+        loaded = stack.enter_context(loaded_model(options.to_config(model), engine, known.named))
         registry = ModelRegistry([loaded], adapters=AdapterCatalog(known))
         app = create_app(registry, HttpSettings(max_requests=max(max_in_flight, 1)))
         num_failed = asyncio.run(_run(app, requests, target, max_in_flight))

@@ -270,7 +270,7 @@ def serve(
         Folders, hub ids or `demo` (the default), loaded at the start; `auto` loads nothing.
     """
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
-    settings = replace(shards.add_to(settings), adapters=adapters.to_set())
+    settings = adapters.add_to(shards.add_to(settings))
     from bridle.http.server import serve as serve_http
     from bridle.lmtp.server import LmtpSettings, websocket_front
 

@@ -95,7 +95,7 @@ def serve_model(
     from bridle.lmtp.server import LmtpSettings
 
     settings = _settings(name, lmtp, models, access)
-    settings = replace(settings, control=control.to_settings(), adapters=adapters.to_set())
+    settings = adapters.add_to(replace(settings, control=control.to_settings()))
     limits = LmtpSettings(path=lmtp.path, load_timeout=models.load_timeout)
     if not lmtp.silent and lmtp.transport == "websocket" and name != "auto":
         _say(f"[Loading {name} with {_constructor(settings.model)}]")
