@@ -84,6 +84,11 @@ class Api:
         found: list[dict[str, Any]] = self._json(self._request("controllers/tags"))["tags"]
         return found
 
+    def status(self) -> dict[str, Any]:
+        """What the server is doing."""
+        data: dict[str, Any] = self._json(self._request("status"))
+        return data
+
     def adapters(self, model: str | None = None) -> list[dict[str, Any]]:
         """The LoRA adapters of a model."""
         found: list[dict[str, Any]] = self._json(self._request("adapters" + _query(model)))["data"]

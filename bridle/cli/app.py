@@ -25,6 +25,7 @@ from bridle.cli.runtime import replay, runtime
 from bridle.cli.serve import serve
 from bridle.cli.serve_model import serve_model
 from bridle.cli.shard import shard
+from bridle.cli.top import top
 
 SERVING = Group("Serve", sort_key=1)
 USING = Group("Use a model here", sort_key=2)
@@ -72,6 +73,7 @@ app.command(lmtp, group=USING)
 for command in (run, infer, upload, tag, tags):
     app.command(command, group=CONTROL)
 app.command(new_controller, group=CONTROL)
+app.command(top, group=KNOWING)
 app.command(check, group=KNOWING)
 app.command(bench, group=KNOWING)
 app.command(doctor, group=KNOWING)

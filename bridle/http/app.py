@@ -8,7 +8,18 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import adapter_routes, aici, anthropic, chat, completions, info_routes, model_routes, responses, tgi
+from bridle.http import (
+    adapter_routes,
+    aici,
+    anthropic,
+    chat,
+    completions,
+    info_routes,
+    model_routes,
+    responses,
+    status_routes,
+    tgi,
+)
 from bridle.http.call import Call, CallMiddleware
 from bridle.http.errors import install_error_handlers
 from bridle.http.hosts import AllowedHosts
@@ -46,6 +57,7 @@ def create_app(
         chat.router,
         aici.router,
         info_routes.router,
+        status_routes.router,
         model_routes.router,
         adapter_routes.router,
         *tgi.routers,

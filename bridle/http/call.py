@@ -85,7 +85,8 @@ class CallMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = Call(id=new_request_id(), method=scope["method"], path=scope["path"][:200])
+        method, path = scope["method"], scope["path"][:200]
+        call = Call(id=new_request_id(), route=f"{method} {path}", method=method, path=path)
         if self._tracing is not None and call.method == "POST" and call.path in MODEL_ROUTES:
             call.span = self._tracing.begin(_trace_headers(scope))
         scope.setdefault("state", {})["call"] = call
@@ -124,7 +125,7 @@ def _naming(call: Call, send: Send) -> Send:
 
 def _tell(call: Call) -> None:
     """One line that tells what happened, and the end of the call's span."""
-    story: dict[str, Any] = {"id": call.id, "route": f"{call.method} {call.path}", "status": call.status}
+    story: dict[str, Any] = {"id": call.id, "route": call.route, "status": call.status}
     log = _log.debug if call.path.startswith(_QUIET) else _log.info
     log("request", **story, **call.fields())
     if call.span is not None:

@@ -125,14 +125,14 @@ class _EngineCollector(Collector):
             if model.control is not None:
                 _add(families, "control_up", True, model.name, float(model.control.is_ready))
                 _add(families, "control_restarts", False, model.name, model.control.num_restarts)
-            for name, value in _numbers(model.client.statistics()):
+            for name, value in numbers_of(model.client.statistics()):
                 is_gauge = name in _GAUGES or not name.startswith(("num_", "finished"))
                 is_gauge = is_gauge and not name.endswith("_seconds")
                 _add(families, name, is_gauge, model.name, value)
         yield from families.values()
 
 
-def _numbers(statistics: object) -> Iterator[tuple[str, Any]]:
+def numbers_of(statistics: object) -> Iterator[tuple[str, Any]]:
     """Numeric fields of a statistics object, its properties included, and counts by key."""
     if not is_dataclass(statistics):
         return

@@ -46,6 +46,7 @@ class Story:
     each of the slowest part of the request. `computed` is when the prompt was, as far as the front-end knows."""
 
     id: str
+    route: str = ""
     began: float = field(default_factory=time.monotonic)
     identity: Identity | None = None
     terms: Terms = DEFAULT_TERMS

@@ -80,7 +80,8 @@ class Work:
     story: Story = field(init=False)
 
     def __post_init__(self) -> None:
-        self.story = Story(id=new_request_id(), identity=self.identity)
+        kind = type(self.asked).__name__.upper()
+        self.story = Story(id=new_request_id(), route=f"LMTP {kind}", identity=self.identity)
 
     async def run(self) -> None:
         """Do it all. Errors become answers; a cancelled task just lets go of everything."""
@@ -111,8 +112,7 @@ class Work:
 
     def _tell(self, story: Story) -> None:
         """One line that tells what happened, and the end of the span."""
-        kind = type(self.asked).__name__.upper()
-        _log.info("request", id=story.id, route=f"LMTP {kind}", stream=self.asked.stream_id, **story.fields())
+        _log.info("request", id=story.id, route=story.route, stream=self.asked.stream_id, **story.fields())
         if story.span is not None:
             story.span.end(story, "text_completion", {"network.protocol.name": "lmtp"})
 

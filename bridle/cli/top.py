@@ -1,0 +1,101 @@
+"""`bridle top`: what a server is doing, as it does it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from bridle.cli.api import ApiError, Server
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bridle.cli.api import Api
+
+_SERVER = Server()
+
+
+def top(
+    *,
+    interval: Annotated[float, Parameter(name=["--interval", "-n"])] = 1.0,
+    once: Annotated[bool, Parameter(negative="")] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    server: Server = _SERVER,
+) -> int:
+    """Watch a server: its queue, batch, cache and controllers, and the requests that it works on. Ctrl-C ends.
+
+    With API keys this takes the key of an admin. `bridle top --once --json` is for scripts.
+
+    Parameters
+    ----------
+    interval
+        Seconds between two looks.
+    once
+        Look once and leave; speeds are then means since the server began.
+    as_json
+        One line of JSON for each look, as `/v1/status` gives it.
+    """
+    if not 0.1 <= interval <= 3600:
+        raise InvalidRequest(f"interval is {interval:g}; must be between 0.1 and 3600 seconds", "interval")
+    api = server.api()
+    if as_json:
+        _print_lines(api, interval, once)
+    elif once or not sys.stdout.isatty():
+        _print_frame(api)
+    else:
+        _watch(api, interval)
+    return 0
+
+
+def _print_lines(api: Api, interval: float, once: bool) -> None:
+    while True:
+        print(json.dumps(api.status()), flush=True)
+        if once:
+            return
+        time.sleep(interval)
+
+
+def _print_frame(api: Api) -> None:
+    from rich.console import Console
+
+    from bridle.cli.top_view import frame
+
+    Console(highlight=False).print(frame(api.status(), None, api.base))
+
+
+def _watch(api: Api, interval: float) -> None:
+    """Frames on a screen of their own, until Ctrl-C. A server that is away may come back."""
+    from rich.live import Live
+
+    frames = _frames(api)
+    first = next(frames)  # what is wrong with the address or the key is told without a screen
+    with Live(first, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                live.refresh()
+                time.sleep(interval)
+                live.update(next(frames))
+        except KeyboardInterrupt:
+            return
+
+
+def _frames(api: Api) -> Iterator[RenderableType]:
+    from bridle.cli.top_view import frame, trouble
+
+    before: dict[str, Any] | None = None
+    now = api.status()
+    yield frame(now, before, api.base)
+    while True:
+        before = now
+        try:
+            now = api.status()
+        except ApiError as error:
+            yield trouble(before, str(error), api.base)
+        else:
+            yield frame(now, before, api.base)

@@ -1,0 +1,152 @@
+"""How `bridle top` looks: from what a server says of itself to a page of a terminal.
+
+Speeds are differences between two looks; at the first one they are means over the server's life. Whatever a server
+says is shown as plain text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+Status = Mapping[str, Any]
+
+_BAR_WIDTH = 24
+_MAX_ROWS = 40
+_STATES = {"running": "green", "prompt": "cyan", "waiting": "yellow", "coming in": "dim"}
+#: What comes from elsewhere must not steer the terminal.
+_HARMLESS = dict.fromkeys((*range(32), *range(127, 160)), "�")
+
+
+def frame(now: Status, before: Status | None, where: str) -> RenderableType:
+    """A page that shows `now`, with speeds since `before`."""
+    parts: list[RenderableType] = [_headline(now, where)]
+    earlier = {model["name"]: model for model in (before or {}).get("models", ())}
+    seconds = now["time"] - before["time"] if before is not None else now["uptime"]
+    parts += [_model(model, earlier.get(model["name"]), max(seconds, 1e-3)) for model in now["models"]]
+    parts.append(_requests(now))
+    return Group(*parts)
+
+
+def trouble(last: Status, message: str, where: str) -> RenderableType:
+    """A page for a server that does not answer."""
+    return Group(_headline(last, where), Panel(_plain(message), title="no answer", border_style="red"))
+
+
+def _headline(now: Status, where: str) -> Text:
+    flight = now["in_flight"]
+    line = Text("bridle ", style="bold")
+    line.append(f"{_plain(now['version'])} at {_plain(where)}  up {_duration(now['uptime'])}  ")
+    line.append(f"{flight['requests']}/{flight['max_requests']} requests in flight, {flight['refused']} refused")
+    if now["is_draining"]:
+        line.append("  shutting down", style="bold yellow")
+    return line
+
+
+def _model(model: Status, earlier: Status | None, seconds: float) -> RenderableType:
+    title = Text.assemble((_plain(model["name"]).plain, "bold"), f" {_plain(model['state'])}")
+    engine = model.get("engine")
+    if engine is None:
+        return Panel(Text("not loaded", style="dim"), title=title, title_align="left")
+    old = (earlier or {}).get("engine") or {}
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("batch", _bar(engine.get("num_running", 0), model["max_num_seqs"]), _batch(engine))
+    blocks = engine.get("num_blocks", 0)
+    used = blocks - engine.get("num_free_blocks", 0)
+    grid.add_row("cache", _bar(used, blocks), _cache(engine, used))
+    grid.add_row("speed", "", _speeds(engine, old, seconds))
+    grid.add_row("control", "", _control(model, engine))
+    style = "none" if model["is_healthy"] else "red"
+    return Panel(grid, title=title, title_align="left", subtitle=_plain(model["device"]), border_style=style)
+
+
+def _batch(engine: Status) -> str:
+    running, waiting = engine.get("num_running", 0), engine.get("num_waiting", 0)
+    return f"{running} running, {waiting} waiting, {engine.get('num_preemptions', 0)} preempted so far"
+
+
+def _cache(engine: Status, used: int) -> str:
+    prompt, cached = engine.get("num_prompt_tokens", 0), engine.get("num_cached_tokens", 0)
+    share = f"{cached / prompt:.0%} of prompts from it" if prompt else "no prompts yet"
+    return f"{used} of {engine.get('num_blocks', 0)} blocks in use, {engine.get('num_cached_blocks', 0)} kept, {share}"
+
+
+def _speeds(engine: Status, old: Status, seconds: float) -> str:
+    def rate(name: str) -> float:
+        return float(engine.get(name, 0) - old.get(name, 0)) / seconds
+
+    steps = engine.get("num_steps", 0) - old.get("num_steps", 0)
+    busy = engine.get("step_seconds", 0.0) - old.get("step_seconds", 0.0)
+    step = f", {1000 * busy / steps:.1f} ms a step" if steps else ""
+    drawn = rate("num_sampled_tokens")
+    told = f"{drawn:.1f} tokens/s drawn, {rate('num_computed_tokens'):.1f} computed{step}"
+    forced, rewound = rate("num_forced_tokens"), rate("num_rewound_tokens")
+    return told + (f", {forced:.1f} forced, {rewound:.1f} taken back" if forced or rewound else "")
+
+
+def _control(model: Status, engine: Status) -> Text:
+    control = model.get("control")
+    if control is None:
+        line = Text("no runtime", style="dim")
+    elif control["is_up"]:
+        line = Text("up", style="green")
+    else:
+        line = Text("down", style="bold red")
+    if control is not None and control["restarts"]:
+        line.append(f", {control['restarts']} restarts")
+    line.append(f", {engine.get('num_suspended', 0)} outputs wait for theirs")
+    line.append(f", {engine.get('num_late_answers', 0)} late answers, {engine.get('num_forks', 0)} forks")
+    return line
+
+
+def _requests(now: Status) -> RenderableType:
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in ("age", "state", "user", "model", "steered by"):
+        table.add_column(name, no_wrap=True)
+    for name in ("prio", "prompt", "output", "tokens/s"):
+        table.add_column(name, justify="right")
+    table.add_column("route", no_wrap=True)
+    for row in now["requests"][:_MAX_ROWS]:
+        table.add_row(*_request(row))
+    more = now["num_requests"] - min(len(now["requests"]), _MAX_ROWS)
+    if more > 0:
+        table.add_row("...", f"{more} more")
+    return table if now["num_requests"] else Text("no requests", style="dim")
+
+
+def _request(row: Status) -> list[RenderableType]:
+    steered = row["controller"] or row["constraint"] or ""
+    age, tokens = row["age"], row["output_tokens"]
+    return [
+        _duration(age),
+        Text(_plain(row["state"]).plain, style=_STATES.get(row["state"], "")),
+        _plain(row["user"] or ""),
+        _plain(row["adapter"] or row["model"] or ""),
+        _plain(steered),
+        str(row["priority"]),
+        str(row["prompt_tokens"]),
+        str(tokens),
+        f"{tokens / age:.1f}" if tokens and age else "",
+        _plain(row["route"]),
+    ]
+
+
+def _bar(value: float, total: float) -> ProgressBar:
+    return ProgressBar(total=max(total, 1), completed=min(value, max(total, 1)), width=_BAR_WIDTH)
+
+
+def _plain(text: Any) -> Text:
+    return Text(str(text).translate(_HARMLESS))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"
