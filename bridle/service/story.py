@@ -73,7 +73,8 @@ class Story:
     def submit(self, request: Request, num_prompt: int | None = None) -> None:
         """The engine is asked for `request`, or for several of which this is the first."""
         self.submitted = time.monotonic()
-        self.sampling, self.adapter = request.sampling, request.adapter or self.adapter
+        self.sampling = request.sampling
+        self.adapter = self.adapter or request.adapter  # as the client calls it, which is not as the engine does
         self.controller, self.constraint = names_of(request.controller)
         self.num_prompt = len(request.prompt) if num_prompt is None else num_prompt
 

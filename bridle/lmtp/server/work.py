@@ -123,7 +123,7 @@ class Work:
         ticket = held.enter_context(self.host.admission.admit(1, identity.user, identity.limits))
         async with story.terms.bounded("its model was loaded"):
             model, adapter = await self._acquire(held)
-        story.model = model.name
+        story.model, story.adapter = model.name, adapter
         prefix = await self.prefix.tokens() if self.prefix is not None else ()
         timeout = self.settings.request_timeout
         teller: Teller
