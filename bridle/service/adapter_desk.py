@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bridle.service.adapters import AdapterInfo
     from bridle.service.loading import LoadedModel
 
-_IN_MEMORY = ("host", "device")
 _MAX_SHOWN_CHARS = 100
 
 Load = asyncio.Task["AdapterInfo"]
@@ -45,9 +44,7 @@ class AdapterDesk:
 
     def is_ready(self, model: LoadedModel, name: str | None) -> bool:
         """Whether `fetch` would not wait. Raises `UnknownAdapter`."""
-        return not self._is_adapter(model, name) or (
-            name in model.adapters and model.adapters.get(name).state in _IN_MEMORY
-        )
+        return not self._is_adapter(model, name) or (name in model.adapters and model.adapters.is_in_memory(name or ""))
 
     async def fetch(self, model: LoadedModel, name: str | None, timeout: float | None = None) -> str | None:
         """The name of the adapter that a request chooses, which is in memory then; None for the model without one,

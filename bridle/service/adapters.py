@@ -210,6 +210,10 @@ class AdapterRegistry:
         """`ready` for a thread: done when the adapter is in memory, with the error if it cannot be had."""
         return self._home.fetch(self._find(name).key)
 
+    def is_in_memory(self, name: str) -> bool:
+        """Whether `ready` would not wait. Raises `UnknownAdapter`."""
+        return self._home.status(self._find(name).key).state in ("host", "device")
+
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _info(self, name: str, entry: _Entry) -> AdapterInfo:
