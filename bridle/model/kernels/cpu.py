@@ -17,6 +17,9 @@ from bridle.model.kernels.masks import chunk_mask
 from bridle.model.kv_cache import LayerCache
 from bridle.model.packing import PackedRow, PackedStep
 
+#: Rows of up to so many tokens are folded: 1.4 to 1.7 times as fast at 2 to 8 tokens, no faster from 32 on.
+MAX_SHORT = 16
+
 # A query row per shared head, with the log-sum-exp that sinks need: [B, H, n, D] -> ([B, H, n, Dv], [B, H, n])
 _flash_with_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -29,11 +32,13 @@ class CpuKernel:
     def __init__(self) -> None:
         self._step: PackedStep | None = None
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
+        self._short_masks: dict[tuple[int, int | None, int], Tensor] = {}
         self._visible: dict[int | None, list[_VisibleRow]] = {}
 
     def begin(self, step: PackedStep) -> None:
         self._step = step
         self._masks.clear()
+        self._short_masks.clear()
         self._visible.clear()
 
     def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
@@ -52,6 +57,8 @@ class CpuKernel:
             keys, values = row.read(cache)
             if row.length == 1 and plain:
                 parts.append(scaled_dot_product_attention(part, keys, values, scale=options.scaling))
+            elif row.length <= MAX_SHORT and row.start and plain:
+                parts.append(self._attend_short(part, keys, values, row, options))
             else:
                 parts.append(self._attend_chunk(part, keys, values, row, options))
         return torch.cat(parts).view(num_tokens, num_heads, -1)  # [T, Hq, Dv]
@@ -65,6 +72,16 @@ class CpuKernel:
             rows = [_VisibleRow(row, window, device) for row in self._step.rows]
             self._visible[window] = rows
         return rows
+
+    def _attend_short(
+        self, part: Tensor, keys: Tensor, values: Tensor, row: _VisibleRow, options: AttentionOptions
+    ) -> Tensor:
+        """As `_attend_chunk`, for a few forced tokens: the heads of a group as query rows, as with single tokens."""
+        length, kv_heads, group, dim = part.shape
+        query = part.transpose(0, 1).reshape(1, kv_heads, length * group, dim)
+        mask = self._short_mask(row, options.window, part)
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=options.scaling)
+        return out.view(kv_heads, length, group, -1).transpose(0, 1)  # [n, Hkv, G, Dv]
 
     def _attend_chunk(
         self, part: Tensor, keys: Tensor, values: Tensor, row: _VisibleRow, options: AttentionOptions
@@ -92,6 +109,16 @@ class CpuKernel:
         if key not in self._masks:
             self._masks[key] = chunk_mask(row.first, row.start, row.context, window, like)
         return self._masks[key]
+
+    def _short_mask(self, row: _VisibleRow, window: int | None, part: Tensor) -> Tensor:
+        """The row's mask [n * G, L] for query rows of G heads that share a key head."""
+        group = part.shape[2]
+        key = (row.offset, window, group)
+        if key not in self._short_masks:
+            mask = chunk_mask(row.first, row.start, row.context, window, part)
+            assert mask is not None  # several tokens after others
+            self._short_masks[key] = mask.repeat_interleave(group, 0)
+        return self._short_masks[key]
 
 
 class _VisibleRow:
