@@ -17,8 +17,11 @@ INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.t
 NEED_PIP := $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null 2>&1 || \
 	$(PYTHON) -m pip --python $(PY) install --quiet pip
 
-# Tests compute on one thread each, so that a busy machine changes their time and not their outcome.
+# Tests compute on one thread each, so that a busy machine changes their time and not their outcome. So many files of
+# tests run side by side as JOBS says.
+JOBS ?= 2
 export TOKENIZERS_PARALLELISM = false
+PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
@@ -27,7 +30,7 @@ TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of:"
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
-	@echo "Settings: MODEL=$(MODEL) HOST=$(HOST) PORT=$(PORT) PYTHON=$(PYTHON) ARGS='more flags'"
+	@echo "Settings: MODEL=$(MODEL) HOST=$(HOST) PORT=$(PORT) PYTHON=$(PYTHON) JOBS=$(JOBS) ARGS='more flags'"
 
 serve: $(STAMP)-core ## serve the demo model (or MODEL=...) on port 8080 (or PORT=...)
 	@$(PY) -m bridle serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
@@ -36,10 +39,10 @@ chat: $(STAMP)-core ## talk to the demo model (or MODEL=...) in the terminal
 	@$(PY) -m bridle chat $(MODEL) $(ARGS)
 
 test: $(STAMP)-test ## run the tests that every change must pass (minutes)
-	$(TEST_ENV) $(PY) -m pytest -q -m "not slow and not gpu" $(ARGS)
+	$(TEST_ENV) $(PYTEST) -m "not slow and not gpu" $(ARGS)
 
 test-all: $(STAMP)-test ## run everything, with full example counts
-	$(TEST_ENV) BRIDLE_FULL=1 $(PY) -m pytest -q $(ARGS)
+	$(TEST_ENV) BRIDLE_FULL=1 $(PYTEST) $(ARGS)
 
 check: $(STAMP)-dev ## format, lint, strict types, import rule, forbidden calls
 	@VENV=$(VENV) scripts/check
