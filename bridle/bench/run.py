@@ -22,6 +22,8 @@ BENCHMARKS = {
     "lmtp": "bridle.bench.lmtp",
     "serve": "bridle.bench.serve",
     "shard": "bridle.bench.shard",
+    "steps": "bridle.bench.steps",
+    "simulation": "bridle.bench.simulation",
     "sampler": "bridle.bench.sampler",
     "detokenizer": "bridle.bench.detokenizer",
 }

@@ -16,3 +16,4 @@ class Settings:
     threads: int | None = None
     as_json: bool = False
     lmql: Path | None = None  # an environment with the genuine LMQL
+    report: Path | None = None  # a page to write

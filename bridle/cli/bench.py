@@ -8,7 +8,18 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 Benchmark = Literal[
-    "engine", "overhead", "control", "controllers", "constraints", "lmtp", "serve", "shard", "sampler", "detokenizer"
+    "engine",
+    "overhead",
+    "control",
+    "controllers",
+    "constraints",
+    "lmtp",
+    "serve",
+    "shard",
+    "steps",
+    "simulation",
+    "sampler",
+    "detokenizer",
 ]
 
 
@@ -21,6 +32,7 @@ def bench(
     batch: Annotated[tuple[int, ...], Parameter(negative="")] = (),
     threads: int | None = None,
     lmql: Path | None = None,
+    report: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Measure a part of bridle on this machine.
@@ -29,7 +41,8 @@ def bench(
     on the spot, with the share of the memory-bandwidth limit. `overhead`: Python time of a step outside the model.
     `control`: what steering costs. `controllers`: what scripts cost. `constraints`: masks beside llguidance's own,
     steps beside free ones. `serve`: the HTTP server under load, beside the offline engine. `shard`: a step through
-    another process beside one in this. `lmtp`: LMQL's traffic, beside LMQL's own server. `sampler`: time to choose
+    another process beside one in this. `lmtp`: LMQL's traffic, beside LMQL's own server. `steps`: what a step
+    costs, by what is in it. `simulation`: a hundred to a thousand replicas in virtual time. `sampler`: time to choose
     tokens. `detokenizer`: time to spell them.
 
     Parameters
@@ -39,8 +52,8 @@ def bench(
     quick
         Fewer tokens and rounds: minutes become seconds, ratios become rough.
     model_size
-        For `engine` and `lmtp`: `20m`, `0.5b` or both (default: both, for `lmtp` the large one, with --quick the
-        small one).
+        For `engine`, `lmtp` and `steps`: `20m`, `0.5b` or both (default: both, for `lmtp` the large one, for `steps`
+        and with --quick the small one).
     batch
         Sequences or streams at once; may be given several times. Default: what suits the benchmark.
     threads
@@ -48,10 +61,13 @@ def bench(
     lmql
         For `lmtp`: folder of a virtual environment with the genuine LMQL, made there if it is missing (minutes, a
         gigabyte). Default: in the user's cache folder.
+    report
+        For `simulation`: a page (Markdown) whose tables are made anew, with plots and figures in a folder beside it.
+        Needs `pip install 'bridle[bench]'`.
     as_json
         Print one line of JSON with all figures, last.
     """
     from bridle.bench import Settings, run
 
-    run(name, Settings(quick, model_size, batch, threads, as_json, lmql))
+    run(name, Settings(quick, model_size, batch, threads, as_json, lmql, report))
     return 0

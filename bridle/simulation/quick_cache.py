@@ -1,0 +1,104 @@
+"""What a prefix cache holds of whole chats: a model of `BlockManager` that counts a chat's blocks instead of each.
+
+Two chats share nothing but their system prompt. So a cache is known by how many blocks it has, from the front, of each
+system prompt and of what follows it in each chat: its *parts*. As in the real one, blocks in use stay, and of the
+others those go first that have been out of use for longest, the end of a part before its beginning.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+Chain = tuple[tuple[Hashable, int], ...]  # parts in order, each with a number of whole blocks
+
+
+@dataclass(slots=True)
+class _Part:
+    """Blocks that can be found, and the number of sequences that use them."""
+
+    num_blocks: int = 0
+    num_users: int = 0
+
+
+@dataclass(slots=True)
+class Hold:
+    """What a sequence holds: parts, and `num_own` blocks that are in no part (yet). `num_found` were there before."""
+
+    chain: Chain
+    num_own: int
+    num_found: int
+
+
+class QuickCache:
+    """Counts `num_blocks` blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_held = 0  # by sequences
+        self.num_kept = 0  # of parts that nobody uses
+        self._parts: dict[Hashable, _Part] = {}
+        self._idle: OrderedDict[Hashable, None] = OrderedDict()  # parts that nobody uses, oldest first
+
+    def num_found(self, chain: Chain) -> int:
+        """Blocks at the front of a chain that are there."""
+        total = 0
+        for key, length in chain:
+            part = self._parts.get(key)
+            if part is None:
+                break
+            total += min(part.num_blocks, length)
+            if part.num_blocks < length:
+                break
+        return total
+
+    def has_room(self, chain: Chain, num_blocks: int) -> bool:
+        """Whether a sequence of `num_blocks` that begins with the chain fits beside those that hold blocks."""
+        idle = sum(self._parts[key].num_blocks for key, _ in chain if key in self._idle)
+        return self.num_held + idle + num_blocks - self.num_found(chain) <= self.num_blocks
+
+    def take(self, chain: Chain, num_blocks: int) -> Hold:
+        """A sequence of `num_blocks` begins."""
+        found = self.num_found(chain)
+        for key, _ in chain:
+            part = self._parts.setdefault(key, _Part())
+            if key in self._idle:
+                del self._idle[key]
+                self.num_kept -= part.num_blocks
+                self.num_held += part.num_blocks
+            part.num_users += 1
+        self.num_held += num_blocks - found
+        self._evict()
+        return Hold(chain, num_blocks - found, found)
+
+    def fill(self, hold: Hold, chain: Chain) -> None:
+        """The sequence has computed the chain, of the same parts: its blocks can be found from now on."""
+        for key, length in chain:
+            part = self._parts[key]
+            fresh = min(max(length - part.num_blocks, 0), hold.num_own)
+            part.num_blocks += fresh
+            hold.num_own -= fresh
+
+    def release(self, hold: Hold) -> None:
+        """The sequence ends; what can be found of it stays as long as there is room."""
+        self.num_held -= hold.num_own
+        for key, _ in reversed(hold.chain):
+            part = self._parts[key]
+            part.num_users -= 1
+            if part.num_users == 0:
+                self.num_held -= part.num_blocks
+                self.num_kept += part.num_blocks
+                self._idle[key] = None
+
+    def _evict(self) -> None:
+        excess = self.num_held + self.num_kept - self.num_blocks
+        while excess > 0 and self._idle:
+            key = next(iter(self._idle))
+            part = self._parts[key]
+            count = min(excess, part.num_blocks)
+            part.num_blocks -= count
+            self.num_kept -= count
+            excess -= count
+            if not part.num_blocks:
+                del self._idle[key], self._parts[key]

@@ -1,0 +1,56 @@
+"""Virtual time: what happens, in order of when it happens. Nothing waits; a day takes as long as what is done in it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from bridle.errors import InternalError
+
+
+class Timeline:
+    """A clock, in seconds, that is moved by the calls which are due. Calls of one moment run in the order in which they
+    were asked for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.num_calls = 0
+        self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = count()
+        self._is_stopped = False
+
+    def __call__(self) -> float:
+        return self.now
+
+    def at(self, moment: float, call: Callable[..., None], *args: Any) -> None:
+        """Run `call(*args)` when `moment` comes. Raises `InternalError` if it has passed."""
+        if moment < self.now:
+            raise InternalError(f"something is to happen at {moment:.6f} s, and it is {self.now:.6f} s already")
+        heapq.heappush(self._due, (moment, next(self._order), call, args))
+
+    def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
+        """Run `call(*args)` when `seconds` have passed."""
+        self.at(self.now + seconds, call, *args)
+
+    def stop(self) -> None:
+        """Let no further call run."""
+        self._is_stopped = True
+
+    def run(self) -> None:
+        """Make all calls until none is left, or `stop` is called."""
+        while self._due and not self._is_stopped:
+            self.now, _, call, args = heapq.heappop(self._due)
+            self.num_calls += 1
+            call(*args)
+
+
+class LocalClock:
+    """The clock inside a replica: ahead of everybody's while a step is worked out whose end is still to come."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
