@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridle.errors import AdapterRefused, BridleError, InvalidRequest, ModelUnavailable, UnknownAdapter
-from bridle.service.adapter_set import AdapterCatalog
+from bridle.service.adapter_set import AdapterCatalog, AdapterSpec
 
 if TYPE_CHECKING:
     from bridle.service.adapters import AdapterInfo
@@ -44,7 +44,14 @@ class AdapterDesk:
 
     def is_ready(self, model: LoadedModel, name: str | None) -> bool:
         """Whether `fetch` would not wait. Raises `UnknownAdapter`."""
-        return not self._is_adapter(model, name) or (name in model.adapters and model.adapters.is_in_memory(name or ""))
+        if not self._is_adapter(model, name):
+            return True
+        assert name is not None
+        if name in model.adapters:
+            return model.adapters.is_in_memory(name)
+        if (model.name, name) not in self._loads:
+            self._loadable(model, name)
+        return False
 
     async def fetch(self, model: LoadedModel, name: str | None, timeout: float | None = None) -> str | None:
         """The name of the adapter that a request chooses, which is in memory then; None for the model without one,
@@ -99,16 +106,17 @@ class AdapterDesk:
                 raise _public(error, name, source) from None
             return
         if load is None:
-            load = self._begin_known(model, name)
+            spec = self._loadable(model, name)
+            load = self._begin(model, name, spec.source, spec.revision)
         await asyncio.shield(load)
 
-    def _begin_known(self, model: LoadedModel, name: str) -> Load:
-        """Load what the catalog has under a name. Raises `UnknownAdapter` if that is nothing."""
+    def _loadable(self, model: LoadedModel, name: str) -> AdapterSpec:
+        """What the catalog has under a name. Raises `UnknownAdapter` if that is nothing."""
         spec = self.catalog.find(name)
         if spec is None or self._is_taken(name):
             model.adapters.get(name)  # raises, with the names that there are
             raise UnknownAdapter(f"there is no adapter {_shown(name)}", "adapter")
-        return self._begin(model, name, spec.source, spec.revision)
+        return spec
 
     def _begin(self, model: LoadedModel, name: str, source: str, revision: str | None) -> Load:
         async def load() -> AdapterInfo:

@@ -40,7 +40,7 @@ def test_without_a_key_every_route_but_health_is_closed(tmp_path: Path) -> None:
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics"} <= documented
     paths = documented | {route.path for route in app.routes if isinstance(route, Route)} | {"/", "/nope"}
     for path in paths:
-        for method in ("GET", "POST"):
+        for method in ("GET", "POST", "DELETE"):
             answer = client.request(method, path.replace("{name}", "fake"))
             if path.startswith("/health"):
                 assert answer.status_code in (200, 405)

@@ -18,6 +18,13 @@ from bridle.service import AdapterRegistry, LoadedModel
 from bridle.service.adapters import AdapterStatus
 from tests.service.loaders import FakeLoader
 
+#: Layers of the demo model that adapters may change, with their features.
+DEMO_LAYERS = {
+    f"model.layers.{layer}.self_attn.{name}": (256, num_out)
+    for layer in range(6)
+    for name, num_out in (("q_proj", 256), ("v_proj", 128))
+}
+
 
 class FakeHome:
     """Keeps nothing. With `is_held` a load waits for `release`; those of folders in `broken` fail."""
@@ -87,6 +94,11 @@ def write_adapter(
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
+
+
+def write_demo_adapter(folder: Path, seed: int = 0) -> Path:
+    """An adapter for the demo model that makes it say something else."""
+    return write_adapter(folder, DEMO_LAYERS, rank=4, scale=0.5, seed=seed)
 
 
 class AdapterFakes(FakeLoader):

@@ -1,0 +1,116 @@
+"""Adapters from the command line: flags, environment, settings files, and the adapters of a running server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridle.cli import main
+from bridle.config import EngineConfig
+from bridle.http.settings import ServeSettings
+from bridle.service import AdapterSet, AdapterSpec, ModelRegistry
+from bridle.service.adapter_set import AdapterCatalog
+from tests.http.harness import serving
+from tests.service.fake_adapters import with_adapters, write_adapter
+from tests.service.fakes import fake_model
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
+    """What was to be served."""
+    calls: list[ServeSettings] = []
+
+    def serve(settings: ServeSettings, *_: object, **__: object) -> None:
+        calls.append(settings)
+
+    monkeypatch.setattr("bridle.http.server.serve", serve)
+    return calls
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_adapter(tmp_path / "adapters" / "french")
+
+
+@pytest.mark.parametrize("command", ["serve", "serve-model"])
+def test_flags(command: str, served: list[ServeSettings], folder: Path) -> None:
+    words = ["--adapter", f"fr={folder}", "--adapter", "de=org/german@v1", "--adapters-dir", str(folder.parent)]
+    assert main([command, "demo", *words, "--allow-adapter", "org/other"]) == 0
+    fr, de = AdapterSpec("fr", str(folder)), AdapterSpec("de", "org/german", "v1")
+    assert served[0].adapters == AdapterSet((fr, de), folder.parent, ("org/other",))
+
+
+def test_limits(served: list[ServeSettings]) -> None:
+    words = ["--max-step-adapters", "8", "--adapter-memory", "64MiB", "--adapter-host-memory", "1GiB"]
+    assert main(["serve", *words, "--max-num-seqs", "4"]) == 0
+    engine = served[0].engine
+    assert (engine.max_step_adapters, engine.adapter_memory, engine.adapter_host_memory) == (8, 64 << 20, 1 << 30)
+    assert engine.max_num_seqs == 4
+    assert main(["serve"]) == 0
+    assert served[1].engine == EngineConfig()
+
+
+def test_the_environment_of_text_generation_inference(
+    served: list[ServeSettings], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORA_ADAPTERS", f" org/one , org/two@v2 ,fr={folder}, ")
+    assert main(["serve"]) == 0
+    named = (AdapterSpec("org/one", "org/one"), AdapterSpec("org/two", "org/two", "v2"), AdapterSpec("fr", str(folder)))
+    assert served[0].adapters.named == named
+    assert main(["serve", "--adapter", "a=org/one"]) == 0  # the command line wins
+    assert served[1].adapters.named == (AdapterSpec("a", "org/one"),)
+
+
+def test_our_own_environment_and_the_settings_file(
+    served: list[ServeSettings], folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "bridle.yaml"
+    file.write_text(f"serve:\n  adapter:\n    - fr={folder}\n    - org/one\n  adapters-dir: {folder.parent}\n")
+    assert main(["--config", str(file), "serve"]) == 0
+    specs = (AdapterSpec("fr", str(folder)), AdapterSpec("org/one", "org/one"))
+    assert served[0].adapters == AdapterSet(specs, folder.parent)
+    monkeypatch.setenv("BRIDLE_ADAPTER", "org/one,org/two")
+    assert main(["serve"]) == 0
+    assert [spec.name for spec in served[1].adapters.named] == ["org/one", "org/two"]
+
+
+@pytest.mark.parametrize("value", ["fr=/nowhere", "a=b=c", "a@b@c", "fr="])
+def test_a_bad_one_is_refused_before_anything_is_loaded(
+    value: str, served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LORA_ADAPTERS", value)
+    assert main(["serve"]) == 2
+    assert "adapter is" in capsys.readouterr().err and not served
+
+
+@pytest.fixture
+def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that may load what is in the folder."""
+    model = fake_model(name="demo")
+    with_adapters(model)
+    catalog = AdapterCatalog(AdapterSet(folder=folder.parent))
+    with serving(ModelRegistry([model], adapters=catalog)) as url:
+        monkeypatch.setenv("AICI_API_BASE", url)
+        yield url
+
+
+def _printed(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """Words of the lines that were printed since the last look, without the log of the server beside."""
+    return [line.split() for line in capsys.readouterr().out.splitlines() if "route=" not in line]
+
+
+def test_adapters_of_a_running_server(server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["adapters", "list"]) == 0
+    assert _printed(capsys) == [["french", "demo", "loadable"]]
+    assert main(["adapters", "load", "mine", "french"]) == 0
+    assert [line[:5] for line in _printed(capsys)] == [["mine", "demo", "host", "rank", "2"]]
+    assert main(["adapters", "load", "french"]) == 0
+    assert main(["adapters", "list", "--model", "demo"]) == 0
+    assert [(line[0], line[-1]) for line in _printed(capsys)[-2:]] == [("mine", "q_proj"), ("french", "q_proj")]
+    assert main(["adapters", "unload", "mine"]) == 0
+    assert main(["adapters", "unload", "mine"]) == 1
+    assert "no adapter 'mine'" in capsys.readouterr().err
+    assert main(["adapters", "load", "x", "/etc"]) == 1
+    assert "may not be loaded here" in capsys.readouterr().err
