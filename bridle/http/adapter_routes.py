@@ -123,7 +123,7 @@ async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
 
 def _row(slot: Slot, name: str, request: Request) -> dict[str, Any]:
     """An adapter as the collection tells of it. Where it lies is for admins to know."""
-    row = {"id": name, "object": "adapter", "model": slot.name, "state": "loadable"}
+    row: dict[str, Any] = {"id": name, "object": "adapter", "model": slot.name, "state": "loadable"}
     if slot.model is None or name not in slot.model.adapters:
         return row
     info = slot.model.adapters.get(name)

@@ -15,7 +15,6 @@ from bridle.http.json_body import BoundedRoute
 from bridle.http.models import hold_model
 from bridle.http.state import HttpState, http_state
 from bridle.service import ModelState
-from bridle.service.registry import Choice
 
 _MAX_NAME_CHARS = 500
 
@@ -34,7 +33,7 @@ class ModelBody(BaseModel):
 async def models(request: Request) -> Response:
     http = http_state(request)
     rows = [_row(http, name) for name in await http.registry.all_names()]
-    rows += [_adapter_row(http, choice) for choice in await http.registry.all_adapters()]
+    rows += [_adapter_row(http, *each) for each in await http.registry.all_adapters()]
     return json_response({"object": "list", "data": rows})
 
 
@@ -59,8 +58,8 @@ async def unload(body: ModelBody, request: Request) -> Response:
 @router.get("/v1/models/{name:path}", summary="Describe one model")
 async def model(name: str, request: Request) -> Response:
     http = http_state(request)
-    choice = http.registry.choose(name)
-    return json_response(_row(http, name) if choice.adapter is None else _adapter_row(http, choice))
+    base, adapter = http.registry.choose(name)
+    return json_response(_row(http, name) if adapter is None else _adapter_row(http, base or "", adapter))
 
 
 def _row(http: HttpState, name: str) -> dict[str, Any]:
@@ -81,12 +80,10 @@ def _row(http: HttpState, name: str) -> dict[str, Any]:
     return row
 
 
-def _adapter_row(http: HttpState, choice: Choice) -> dict[str, Any]:
+def _adapter_row(http: HttpState, base: str, adapter: str) -> dict[str, Any]:
     """The same of an adapter, whose parent is its model. It is loaded as soon as its model knows it: where its weights
     are at a moment is nothing that a client would see."""
-    assert choice.adapter is not None
-    row = _row(http, choice.model or "")
-    model = http.registry.slot_of(choice.model).model
-    is_known = model is not None and choice.adapter in model.adapters
+    row, model = _row(http, base), http.registry.slot_of(base).model
+    is_known = model is not None and adapter in model.adapters
     state = row["state"] if is_known else ModelState.LOADABLE.value
-    return row | {"id": choice.adapter, "root": choice.adapter, "parent": choice.model, "state": state}
+    return row | {"id": adapter, "root": adapter, "parent": base, "state": state}

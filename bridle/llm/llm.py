@@ -314,7 +314,7 @@ class LLM:
         params = inputs.per_prompt(default if sampling is None else sampling, len(items), "sampling")
         controllers = inputs.per_prompt(how.get("controller"), len(items), "controller")
         constraints = inputs.per_prompt(how.get("constraint"), len(items), "constraint")
-        adapters = inputs.per_prompt(how.get("adapter"), len(items), "adapter")
+        adapters: list[Any] = inputs.per_prompt(how.get("adapter"), len(items), "adapter")
         steering = zip(controllers, constraints, adapters, strict=True)
         requests = [
             self._request(item, inputs.as_sampling(one), given, how)

@@ -116,15 +116,16 @@ class ModelRegistry:
         """Every name that a request may use now, with what could be loaded. Looks at the disk."""
         return list(dict.fromkeys([*self.names, *await asyncio.to_thread(self._catalog.names)]))
 
-    async def all_adapters(self) -> list[Choice]:
-        """Every adapter that a request may choose now, with its model; also what could be loaded. Looks at the disk."""
+    async def all_adapters(self) -> list[tuple[str, str]]:
+        """Every adapter that a request may choose now, after the name of its model; also what could be loaded. Looks at
+        the disk."""
         loadable = await asyncio.to_thread(self.adapters.catalog.names)
-        known = [Choice(slot.name, name) for slot in self._slots.values() for name in self.adapter_names(slot)]
-        taken = {choice.adapter for choice in known}
-        if not loadable or not self._slots:
+        known = [(slot.name, name) for slot in self._slots.values() for name in self.adapter_names(slot)]
+        taken = {name for _, name in known}
+        default = next((slot.name for slot in self._slots.values() if not slot.is_passing), None)
+        if default is None:
             return known
-        default = self._default_slot().name
-        return [*known, *(Choice(default, name) for name in loadable if name not in taken and not self._is_taken(name))]
+        return [*known, *((default, name) for name in loadable if name not in taken and not self._is_taken(name))]
 
     def aliases_of(self, model: LoadedModel) -> list[str]:
         """Further names of `model`."""
