@@ -1,18 +1,21 @@
 """Shards that compute a model together: rank 0 speaks to the router, and tells the others what it is told.
 
 The others are rank 0's child processes. Plans reach them through pipes, which have no time limit while nothing is to be
-done; within a forward pass they meet in collectives, which have one. When one of them ends, all do, and whoever started
-rank 0 starts the group again.
+done; within a forward pass they meet in collectives, which have one. Each of them shows signs of life, from a thread of
+its own. When one ends or falls silent all end, and whoever started rank 0 starts the group again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import struct
 import subprocess
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 from bridle.cluster.plans import decode_plan, encode_plan
@@ -28,14 +31,27 @@ MEMBER_LOST = 76
 _HEADER = struct.Struct(">I")
 
 
-class Members:
-    """The processes of ranks 1 and up. This process ends at once if one of them does."""
+#: A rank shows a sign of life so often, and is hung when none has come for so long, in seconds.
+_BEAT_SECONDS, _SILENCE_SECONDS = 0.25, 1.0
 
-    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+
+def end_group(reason: str) -> None:
+    """This process ends at once: its other threads may wait for a lost rank in a collective."""
+    _log.error("%s: the group ends", reason)
+    os._exit(MEMBER_LOST)
+
+
+class Members:
+    """The processes of ranks 1 and up. `on_loss(reason)` is called, from a thread of its own, when one of them ends or
+    is hung; it may come from several at once."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], on_loss: Callable[[str], None] = end_group) -> None:
         self._is_closed = False
         self._commands = commands
+        self._on_loss = on_loss
         self._processes: list[subprocess.Popen[bytes]] = []
         self._are_started = threading.Event()
+        self._seen = threading.Semaphore(0)  # once for each that has shown a sign of life, or ended
         # To the system the thread that starts them is their parent, so it lives as long as they do.
         self._thread = threading.Thread(target=self._run, name="bridle-members", daemon=True)
         self._thread.start()
@@ -43,7 +59,7 @@ class Members:
 
     def _run(self) -> None:
         for command in self._commands:
-            self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE))  # noqa: S603
+            self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))  # noqa: S603
         self._are_started.set()
         watchers = [
             threading.Thread(target=self._watch, args=(rank, process), daemon=True)
@@ -55,10 +71,35 @@ class Members:
             watcher.join()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        status = process.wait()
+        """Until the process ends or falls silent. It says nothing while it loads, so silence counts from its first
+        sign of life on."""
+        assert process.stdout is not None
+        silence: float | None = None
+        while select.select([process.stdout], [], [], silence)[0]:
+            is_alive = bool(os.read(process.stdout.fileno(), 1 << 10))
+            status = None if is_alive else process.wait()
+            if silence is None:
+                self._seen.release()
+            if status is not None:
+                self._lose(f"rank {rank} (pid {process.pid}) ended with status {status}")
+                return
+            silence = _SILENCE_SECONDS
+        self._lose(f"no sign of life from rank {rank} (pid {process.pid}) for {_SILENCE_SECONDS:g} s")
+        process.wait()
+
+    def _lose(self, reason: str) -> None:
         if not self._is_closed:
-            _log.error("rank %d (pid %d) ended with status %d: the group ends", rank, process.pid, status)
-            os._exit(MEMBER_LOST)  # the other threads may wait for it in a collective
+            self._on_loss(reason)
+
+    @property
+    def pids(self) -> list[int]:
+        """Their processes, by rank."""
+        return [process.pid for process in self._processes]
+
+    def wait(self) -> None:
+        """Until each of them has shown a sign of life, or ended."""
+        for _ in self._commands:
+            self._seen.acquire()
 
     def tell(self, request: pb.StepRequest) -> None:
         """Send a request to all of them."""
@@ -75,8 +116,10 @@ class Members:
             process.kill()
         self._thread.join()
         for process in self._processes:
-            if process.stdin is not None:
-                process.stdin.close()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):  # what was not sent cannot be
+                        pipe.close()
 
 
 class GroupExecutor:
@@ -118,6 +161,21 @@ class GroupExecutor:
     def close(self) -> None:
         self._members.close()
         self._executor.close()
+
+
+def beat(sink: BinaryIO) -> None:
+    """Show signs of life on `sink` from now on, from a thread that computes nothing."""
+
+    def run() -> None:
+        try:
+            while True:
+                sink.write(b".")
+                sink.flush()
+                time.sleep(_BEAT_SECONDS)
+        except (OSError, ValueError):  # rank 0 is gone
+            return
+
+    threading.Thread(target=run, name="bridle-beat", daemon=True).start()
 
 
 def follow(executor: Executor, source: BinaryIO) -> int:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bridle.cluster.controller_forms import is_repeatable
 from bridle.engine.client import EventStream
 from bridle.engine.request import Request
-from bridle.errors import InternalError
-from bridle.outputs import Event, Finished, PromptEvent, Resuming, TokenEvent
+from bridle.errors import ControllerError, InternalError
+from bridle.outputs import Event, Finished, Log, PromptEvent, Resuming, Stored, TokenEvent
 
 
 @dataclass(slots=True)
 class LiveRequest:
     """A request that is not over. `told` are the events that its client has, by output; `num_again` those of them that
     came again after a new beginning, `num_losses` the replicas that were lost since it last got on. `load` is what it
-    counts for on its `replica` (None: it waits for one)."""
+    counts for on its `replica` (None: it waits for one). What its controllers printed and stored is counted only, since
+    it may come in other portions another time."""
 
     request: Request
     stream: EventStream
@@ -26,6 +29,8 @@ class LiveRequest:
     has_prompt: bool = False
     told: dict[int, list[Event]] = field(default_factory=dict)
     num_again: dict[int, int] = field(default_factory=dict)
+    notes_told: Counter[tuple[int, str]] = field(default_factory=Counter)
+    notes_again: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     @property
     def is_plain(self) -> bool:
@@ -48,12 +53,15 @@ class LiveRequest:
     def begin_again(self) -> None:
         """It is sent to a replica anew."""
         self.num_again = {}
+        self.notes_again.clear()
 
     def is_news(self, event: Event) -> bool:
-        """Whether the client does not have this event yet; remembers it. Raises `InternalError` if an output that was
-        begun again says something else than before."""
+        """Whether the client does not have this event yet; remembers it. Raises `InternalError`, or
+        `ControllerError` if a controller may be why, if an output that was begun again says something else."""
         if isinstance(event, Resuming):
             return True
+        if isinstance(event, (Log, Stored)):
+            return self._is_news_note(event)
         if isinstance(event, PromptEvent):
             is_first, self.has_prompt = not self.has_prompt, True
             return is_first
@@ -61,17 +69,31 @@ class LiveRequest:
         position = self.num_again.get(event.index, 0)
         if not self.is_plain and position < len(told):
             self.num_again[event.index] = position + 1
-            _check_same(told[position], event)
+            self._check_same(told[position], event)
             return False
         told.append(event)
         self.num_again[event.index] = position + 1
         self.num_losses = 0  # it gets on
         return True
 
+    def _is_news_note(self, event: Log | Stored) -> bool:
+        """Whether there is more in it than what the client has, by characters printed and by values stored."""
+        is_log = isinstance(event, Log)
+        key = event.index, "log" if is_log else "stored"
+        self.notes_again[key] += len(event.text) if is_log else 1
+        is_news = self.notes_again[key] > self.notes_told[key]
+        self.notes_told[key] = max(self.notes_again[key], self.notes_told[key])
+        return is_news
 
-def _check_same(before: Event, again: Event) -> None:
-    is_same = type(before) is type(again)
-    if is_same and isinstance(before, TokenEvent) and isinstance(again, TokenEvent):
-        is_same = before.token == again.token
-    if not is_same:
-        raise InternalError(f"an output that was begun again says {again} instead of {before}; it cannot go on")
+    def _check_same(self, before: Event, again: Event) -> None:
+        is_same = type(before) is type(again)
+        if is_same and isinstance(before, TokenEvent) and isinstance(again, TokenEvent):
+            is_same = before.token == again.token
+        if is_same:
+            return
+        if is_repeatable(self.request.controller):
+            raise InternalError(f"an output that was begun again says {again} instead of {before}; it cannot go on")
+        raise ControllerError(
+            "the replica under this request was lost, and its controller, run again, does something else than before; "
+            "the output cannot go on"
+        )

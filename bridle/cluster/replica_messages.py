@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from bridle.cluster.controller_forms import pack_controller, unpack_controller
 from bridle.cluster.faults import pack_error, unpack_error
-from bridle.constraints import Constraint, parse
+from bridle.controllers.free_part import Grammar
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
@@ -47,12 +48,13 @@ class _Wire(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class Submit(_Wire):
-    """A request. `constraint` is a constraint's plain form; `generated` are tokens that it had elsewhere already."""
+    """A request. `controller` is the plain form of what steers it, `generated` are tokens that it had elsewhere
+    already, `metadata` what goes along with it, such as the trace that it belongs to."""
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
-    constraint: dict[str, Any] | None
+    controller: dict[str, Any] | None
     adapter: str | None
     deadline: float | None
     tenant: str
@@ -61,6 +63,7 @@ class Submit(_Wire):
     detokenize: bool
     tell_resuming: bool
     generated: tuple[int, ...]
+    metadata: dict[str, str] = {}
 
 
 class Cancel(_Wire):
@@ -170,9 +173,14 @@ _TO_ROUTER = msgspec.msgpack.Decoder(Hello | Events | Broken | Beat)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
+def encode(message: _Wire) -> bytes:
+    """A message for a carrier that keeps messages apart."""
+    return _ENCODER.encode(message)
+
+
 def frame(message: _Wire) -> bytes:
     """A message with its length in front."""
-    data = _ENCODER.encode(message)
+    data = encode(message)
     if len(data) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a message has {len(data)} bytes; at most {MAX_FRAME_BYTES}")
     return HEADER.pack(len(data)) + data
@@ -198,16 +206,13 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
 
 def pack_request(request: Request) -> Submit:
     """Raises `UnsupportedFeature` for what exists in one process only."""
-    controller = request.controller
-    if controller is not None and not isinstance(controller, Constraint):
-        raise UnsupportedFeature("with several replicas only constraints steer; use one replica", "controller")
     if request.stopping:
         raise UnsupportedFeature("stopping criteria of your own need an engine in this process", "stopping")
     return Submit(
         request.id,
         request.prompt,
         request.sampling,
-        None if controller is None else controller.to_dict(),
+        pack_controller(request.controller),
         request.adapter,
         request.deadline,
         request.tenant,
@@ -216,15 +221,17 @@ def pack_request(request: Request) -> Submit:
         request.detokenize,
         request.tell_resuming,
         request.generated,
+        request.metadata,
     )
 
 
-def unpack_request(message: Submit) -> Request:
+def unpack_request(message: Submit, grammar: Grammar | None = None) -> Request:
+    """The request; `grammar` is that of `form_to_compile`, if it has one."""
     return Request(
         message.id,
         message.prompt,
         message.sampling,
-        controller=None if message.constraint is None else parse(message.constraint),
+        controller=unpack_controller(message.controller, grammar),
         adapter=message.adapter,
         deadline=message.deadline,
         tenant=message.tenant,
@@ -233,6 +240,7 @@ def unpack_request(message: Submit) -> Request:
         detokenize=message.detokenize,
         tell_resuming=message.tell_resuming,
         generated=message.generated,
+        metadata=message.metadata,
     )
 
 

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from bridle.cluster.controller_forms import form_to_compile
 from bridle.cluster.faults import pack_error
 from bridle.cluster.replica_messages import (
     HEADER,
@@ -29,8 +31,10 @@ from bridle.cluster.replica_messages import (
     unpack_request,
 )
 from bridle.config import EngineConfig
+from bridle.constraints import Constraint
+from bridle.controllers.free_part import Grammar
 from bridle.engine.client import EngineClient, EventStream
-from bridle.errors import BridleError, ProtocolError
+from bridle.errors import BridleError, ProtocolError, UnsupportedFeature
 from bridle.outputs import Finished, FinishReason
 
 _log = logging.getLogger(__name__)
@@ -40,19 +44,31 @@ BEAT_SECONDS = 0.25
 _WRITE_SECONDS = 10.0
 
 
+#: Compiles what a controller needs before its request can begin.
+GrammarMaker = Callable[[Constraint], Awaitable[Grammar]]
+
+
+async def _no_grammars(form: Constraint) -> Grammar:
+    raise UnsupportedFeature("this replica compiles no grammars", "controller")
+
+
 class ReplicaServer:
     """Serves `client` on a unix socket at `path`."""
 
-    def __init__(self, client: EngineClient, config: EngineConfig, path: Path) -> None:
+    def __init__(
+        self, client: EngineClient, config: EngineConfig, path: Path, make_grammar: GrammarMaker = _no_grammars
+    ) -> None:
         self._client = client
         self._config = config
         self._path = path
+        self._make_grammar = make_grammar
         self._is_taken = False
 
-    async def run(self, ended: asyncio.Event) -> None:
-        """Serve until `ended` is set."""
+    async def run(self, ended: asyncio.Event, on_listening: Callable[[], None] = lambda: None) -> None:
+        """Serve until `ended` is set; `on_listening` is called once routers can connect."""
         server = await asyncio.start_unix_server(self._serve, self._path)
         self._path.chmod(0o600)
+        on_listening()
         async with server:
             await ended.wait()
 
@@ -63,7 +79,7 @@ class ReplicaServer:
         self._is_taken = True
         _log.info("a router connected")
         try:
-            await _Conversation(self._client, self._config, reader, writer).run()
+            await _Conversation(self._client, self._config, self._make_grammar, reader, writer).run()
         except ProtocolError as error:
             _log.error("the router's conversation ended: %s", error)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
@@ -80,16 +96,19 @@ class _Conversation:
         self,
         client: EngineClient,
         config: EngineConfig,
+        make_grammar: GrammarMaker,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self._client = client
         self._config = config
+        self._make_grammar = make_grammar
         self._reader = reader
         self._writer = writer
         self._outbox: list[WireEvent] = []
         self._has_news = asyncio.Event()
         self._streams: dict[str, asyncio.Task[None]] = {}
+        self._compiling: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         info = self._client.info
@@ -99,7 +118,7 @@ class _Conversation:
         try:
             await self._read(helpers)
         finally:
-            for task in (*helpers, *self._streams.values()):
+            for task in (*helpers, *self._compiling.values(), *self._streams.values()):
                 task.cancel()  # a stream that is left is cancelled
 
     async def _read(self, helpers: list[asyncio.Task[None]]) -> None:
@@ -114,7 +133,7 @@ class _Conversation:
             if isinstance(message, Submit):
                 self._submit(message)
             else:
-                self._client.cancel(message.id)
+                self._cancel(message.id)
 
     async def _read_frame(self) -> bytes:
         (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
@@ -123,12 +142,40 @@ class _Conversation:
         return await self._reader.readexactly(size)
 
     def _submit(self, message: Submit) -> None:
+        form = form_to_compile(message.controller)
+        if form is None:
+            self._start(message)
+        else:
+            self._compiling[message.id] = asyncio.create_task(self._compile_first(message, form))
+
+    async def _compile_first(self, message: Submit, form: Constraint) -> None:
         try:
-            stream = self._client.submit(unpack_request(message))
+            grammar = await self._make_grammar(form)
         except BridleError as error:
-            self._add(pack_event(Finished(message.id, 0, FinishReason.ERROR, error=error)))
+            self._end(message.id, FinishReason.ERROR, error)
+        except asyncio.CancelledError:
+            self._end(message.id, FinishReason.CANCELLED)
+        else:
+            self._start(message, grammar)
+        finally:
+            del self._compiling[message.id]
+
+    def _start(self, message: Submit, grammar: Grammar | None = None) -> None:
+        try:
+            stream = self._client.submit(unpack_request(message, grammar))
+        except BridleError as error:
+            self._end(message.id, FinishReason.ERROR, error)
             return
         self._streams[message.id] = asyncio.create_task(self._relay(stream))
+
+    def _cancel(self, request_id: str) -> None:
+        if request_id in self._compiling:
+            self._compiling[request_id].cancel()
+        self._client.cancel(request_id)
+
+    def _end(self, request_id: str, reason: FinishReason, error: BridleError | None = None) -> None:
+        """A request that never ran is over."""
+        self._add(pack_event(Finished(request_id, 0, reason, error=error)))
 
     async def _relay(self, stream: EventStream) -> None:
         """What one stream gives, into the outbox of all."""
@@ -161,7 +208,9 @@ class _Conversation:
             await asyncio.sleep(BEAT_SECONDS)
 
 
-def serve_replica(client: EngineClient, config: EngineConfig, path: Path) -> None:
+def serve_replica(
+    client: EngineClient, config: EngineConfig, path: Path, make_grammar: GrammarMaker = _no_grammars
+) -> None:
     """Serve until SIGTERM or SIGINT. Blocks; call it from the main thread."""
     import signal
 
@@ -170,7 +219,7 @@ def serve_replica(client: EngineClient, config: EngineConfig, path: Path) -> Non
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
-        await ReplicaServer(client, config, path).run(ended)
+        await ReplicaServer(client, config, path, make_grammar).run(ended)
 
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(main())

@@ -38,6 +38,7 @@ from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import (
     BridleError,
+    ControllerError,
     DeadlineExceeded,
     EngineClosed,
     InternalError,
@@ -277,7 +278,7 @@ class ReplicaSet:
                 self._note_prompt(live)
             try:
                 fresh = [event for event in batch if live.is_news(event)]
-            except InternalError as error:
+            except (ControllerError, InternalError) as error:
                 self._links[number].send(Cancel(request_id))
                 self._end(live, FinishReason.ERROR, error)
                 continue

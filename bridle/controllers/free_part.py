@@ -6,11 +6,14 @@ to a grammar if there is one. Nothing is ever taken back.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
 from bridle.constraints.matcher import Matcher, end_row
+from bridle.constraints.pool import ConstraintPool
+from bridle.constraints.spec import Constraint
 from bridle.constraints.vocabulary import Vocabulary
 from bridle.controllers.python import Controller, SequenceView
 from bridle.engine.decision import Decision
@@ -19,13 +22,14 @@ _INVERTED = bytes(255 - byte for byte in range(256))
 
 
 class Grammar:
-    """A compiled grammar, and the vocabulary that it was compiled for. A copy goes its own way from there."""
+    """A compiled grammar, the vocabulary that it was compiled for, and the constraint that it came of. A copy goes its
+    own way from there."""
 
-    def __init__(self, matcher: Matcher, vocabulary: Vocabulary) -> None:
-        self.matcher, self.vocabulary = matcher, vocabulary
+    def __init__(self, matcher: Matcher, vocabulary: Vocabulary, form: Constraint) -> None:
+        self.matcher, self.vocabulary, self.form = matcher, vocabulary, form
 
     def __deepcopy__(self, memo: object) -> Grammar:
-        return Grammar(self.matcher.copy(), self.vocabulary)
+        return Grammar(self.matcher.copy(), self.vocabulary, self.form)
 
     def decide(self, extra: int | None = None) -> Decision:
         """What may follow: tokens that must, a choice among those that may (and `extra`), or the end."""
@@ -45,6 +49,13 @@ class Grammar:
     def all_but_ends(self) -> bytes:
         """The mask that lets everything pass but the end."""
         return end_row(self.vocabulary).translate(_INVERTED)
+
+
+async def compile_grammar(pool: ConstraintPool, form: Constraint) -> Grammar:
+    """The grammar of a constraint, compiled by `pool`. Raises `InvalidRequest` for one that cannot be used. A caller
+    that is cancelled leaves at once."""
+    matcher = await asyncio.shield(asyncio.wrap_future(pool.compiler.compile(form)))  # others may wait for the same one
+    return Grammar(matcher.copy(), pool.compiler.vocabulary, form)
 
 
 class _Phase(Enum):

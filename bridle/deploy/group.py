@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from bridle.cluster.group import GroupExecutor, Members, follow
+from bridle.cluster.group import GroupExecutor, Members, beat, follow
 from bridle.config import ModelConfig
 from bridle.deploy.launcher import shard_arguments
 from bridle.deploy.sockets import make_socket_folder
@@ -33,6 +33,7 @@ def load_group(config: ModelConfig, count: int) -> GroupExecutor:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         executor = GroupExecutor(load_executor(config), members)
+        members.wait()
         undo.pop_all()
     return executor
 
@@ -43,7 +44,9 @@ def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -
 
     if store is None:
         raise InvalidRequest("a rank is started by rank 0, with its store", "rank")
-    return follow(load_executor(_join(config, count, rank, store)), sys.stdin.buffer)
+    executor = load_executor(_join(config, count, rank, store))
+    beat(sys.stdout.buffer)
+    return follow(executor, sys.stdin.buffer)
 
 
 def _join(config: ModelConfig, count: int, rank: int, store: Path) -> ModelConfig:

@@ -6,13 +6,12 @@ the request, and a reader tells thoughts, calls and the answer apart. Knows no w
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 
 from fastapi import Request
 
 from bridle.constraints import Constraint, OneOf
-from bridle.controllers.free_part import FreePart, Grammar
+from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.call import call_of
 from bridle.http.chat_prompt import render_prompt
@@ -212,6 +211,4 @@ class _Plan:
         pool = self.model.constraints
         if pool is None or form is None:
             raise UnsupportedFeature(f"{self.model.name!r} is served without constraints", "tools")
-        compiling = pool.compiler.compile(form)
-        matcher = await asyncio.shield(asyncio.wrap_future(compiling))
-        return Grammar(matcher.copy(), pool.compiler.vocabulary)
+        return await compile_grammar(pool, form)

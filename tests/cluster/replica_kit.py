@@ -24,18 +24,20 @@ PIECES = [chr(97 + i) for i in range(26)] + ["é", " ", ".", "x", "y", "z"]
 class LocalReplica:
     """An engine and its server, in a thread with an event loop."""
 
-    def __init__(self, path: Path, executor: Executor, config: EngineConfig) -> None:
-        self.engine = AsyncEngine(Engine(executor, config, decoder=PieceDecoder(PIECES))).start()
+    def __init__(self, path: Path, engine: Engine, config: EngineConfig) -> None:
+        self.engine = AsyncEngine(engine).start()
         self._server = ReplicaServer(self.engine, config, path)
         self._ended: asyncio.Event | None = None
+        self._listens = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+        self._listens.wait(60)
 
     def _run(self) -> None:
         async def main() -> None:
             self._ended = asyncio.Event()
-            await self._server.run(self._ended)
+            await self._server.run(self._ended, self._listens.set)
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
 
@@ -61,18 +63,19 @@ class Replicas:
     def __init__(self, folder: Path, executors: list[Executor], config: EngineConfig, **options: Any) -> None:
         self._config = config
         self.paths = [folder / f"replica-{number}.sock" for number in range(len(executors))]
-        self.replicas = [
-            LocalReplica(path, executor, config) for path, executor in zip(self.paths, executors, strict=True)
-        ]
+        self.replicas = [self._make(path, executor) for path, executor in zip(self.paths, executors, strict=True)]
         self.client = ReplicaSet([str(path) for path in self.paths], **options)
         self.client.start(len(executors), 60)
+
+    def _make(self, path: Path, executor: Executor) -> LocalReplica:
+        return LocalReplica(path, Engine(executor, self._config, decoder=PieceDecoder(PIECES)), self._config)
 
     def lose(self, number: int) -> None:
         self.replicas[number].stop()
         self.paths[number].unlink(missing_ok=True)
 
     def restart(self, number: int, executor: Executor) -> None:
-        self.replicas[number] = LocalReplica(self.paths[number], executor, self._config)
+        self.replicas[number] = self._make(self.paths[number], executor)
 
     def close(self) -> None:
         self.client.close()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hypothesis import settings
 
@@ -182,6 +182,10 @@ class Lab:
 
     #: How the engine reaches the executor: here in the same process.
     connect: ClassVar[Callable[[Executor], Executor]] = staticmethod(lambda executor: executor)
+    #: Makes what is stepped, from the options of its executor: here one engine.
+    make_engine: ClassVar[Callable[[Lab, EngineConfig, dict[str, Any]], Engine]] = staticmethod(
+        lambda lab, config, options: lab.make_one(config)
+    )
 
     def __init__(
         self,
@@ -195,16 +199,16 @@ class Lab:
         self.clock = FakeClock()
         self.executor = ScriptedExecutor(clock=self.clock, **options)  # type: ignore[arg-type]
         self.pool = FakeControllerPool(self.clock)
+        self.pools = [self.pool] if pools is None else pools
         self.decoder = decoder
-        self.engine = Engine(
-            self.connect(self.executor),
-            config or EngineConfig(**limits),  # type: ignore[arg-type]
-            pools=[self.pool] if pools is None else pools,
-            decoder=decoder,
-            clock=self.clock,
-        )
+        self.engine = self.make_engine(self, config or EngineConfig(**limits), options)  # type: ignore[arg-type]
         self.events: list[Event] = []
         self.num_steps = 0
+
+    def make_one(self, config: EngineConfig) -> Engine:
+        """An engine over this lab's executor."""
+        executor = self.connect(self.executor)
+        return Engine(executor, config, pools=self.pools, decoder=self.decoder, clock=self.clock)
 
     def step(self) -> list[Event]:
         """One step, checked. Some time passes when nothing happens."""

@@ -3,6 +3,7 @@ where a special token begins the calls."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bridle import LLM, SamplingParams
 from bridle.constraints import Regex
-from bridle.controllers.free_part import FreePart, Grammar
+from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.http.reasoning import ReasoningReader, Tags
 from bridle.outputs import FinishReason
 from bridle.service import LoadedModel
@@ -80,8 +81,7 @@ def llm() -> Iterator[LLM]:
 
 def grammar_of(model: LoadedModel, pattern: str) -> Grammar:
     assert model.constraints is not None
-    compiler = model.constraints.compiler
-    return Grammar(compiler.compile(Regex(pattern)).result().copy(), compiler.vocabulary)
+    return asyncio.run(compile_grammar(model.constraints, Regex(pattern)))
 
 
 @pytest.mark.parametrize("is_begun", [True, False])

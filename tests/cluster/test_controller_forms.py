@@ -1,0 +1,124 @@
+"""What steers a request crosses to another process, and comes again when its replica is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bridle.aici.client import WasmController
+from bridle.aici.protocol import Auth
+from bridle.cluster.controller_forms import form_to_compile, pack_controller, unpack_controller
+from bridle.cluster.live_request import LiveRequest
+from bridle.cluster.replica_messages import HEADER, Submit, frame, pack_request, read_by_replica, unpack_request
+from bridle.cluster.replica_server import ReplicaServer
+from bridle.cluster.replicas import ReplicaSet
+from bridle.config import EngineConfig
+from bridle.constraints import Choice, Constraint, ConstraintPool, JsonSchema, Regex, vocabulary_of
+from bridle.controllers import Controller
+from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
+from bridle.engine import EngineClient
+from bridle.engine.client import EventStream
+from bridle.errors import ControllerError, InternalError, InvalidRequest, ProtocolError, UnsupportedFeature
+from bridle.outputs import Event, Finished, Log, Stored, TokenEvent
+from tests.engine.support import make_request
+from tests.http.harness import scripted_model, tokenizer
+
+WASM = WasmController("a" * 64, '{"x": "é"}', Auth("eva", True))
+
+
+@pytest.mark.parametrize(
+    "controller",
+    [None, Regex("a+"), Choice(["yes", "no"]), JsonSchema({"type": "object"}), WASM, WasmController("tag")],
+)
+def test_constraints_and_wasm_controllers_travel(controller: object) -> None:
+    request = make_request(controller=controller, metadata={"traceparent": "00"})
+    message = read_by_replica(frame(pack_request(request))[HEADER.size :])
+    assert isinstance(message, Submit)
+    assert unpack_request(message) == request
+
+
+def test_free_parts_travel_with_what_their_grammar_comes_of() -> None:
+    pool = ConstraintPool(lambda: vocabulary_of(tokenizer(), tokenizer().vocab_size, tokenizer().eos_token_ids))
+    grammar = asyncio.run(compile_grammar(pool, Regex("[0-9]+")))
+    part = FreePart(2, 1, 30, (5, 2), (6,), grammar, False)
+    plain = pack_controller(part)
+    assert form_to_compile(plain) == Regex("[0-9]+")
+    again = unpack_controller(plain, grammar)
+    assert again == part
+    assert form_to_compile(pack_controller(FreePart(2))) is None
+    assert unpack_controller(pack_controller(FreePart(2))) == FreePart(2)
+    pool.shutdown()
+
+
+async def test_a_replica_compiles_what_a_free_part_needs(tmp_path: Path) -> None:
+    """A few free tokens, then digits, as in one process; a bad grammar ends its request and nothing else."""
+    model = scripted_model()
+    assert model.constraints is not None
+    grammar = await compile_grammar(model.constraints, Regex("[0-9]{4}"))
+    ended, listens = asyncio.Event(), asyncio.Event()
+    make_grammar = partial(compile_grammar, model.constraints)
+    server = ReplicaServer(model.client, EngineConfig(), tmp_path / "r.sock", make_grammar)
+    serving = asyncio.create_task(server.run(ended, listens.set))
+    await listens.wait()
+    replicas = ReplicaSet([str(tmp_path / "r.sock")])
+    await asyncio.to_thread(replicas.start, 1, 60)
+
+    async def run(client: EngineClient, then: Grammar) -> list[Event]:
+        part = FreePart(end=3, budget=2, closing=(3,), then=then, may_stop=False)
+        stream = client.submit(make_request((5, 6, 7), controller=part, max_tokens=30, seed=1))
+        return [event async for events in stream for event in events]
+
+    there, here = await run(replicas, grammar), await run(model.client, grammar)
+    assert [e.token for e in there if isinstance(e, TokenEvent)] == [e.token for e in here if isinstance(e, TokenEvent)]
+    broken = Grammar(grammar.matcher, grammar.vocabulary, JsonSchema({"type": "nonsense"}))
+    (end,) = await run(replicas, broken)
+    assert isinstance(end, Finished) and isinstance(end.error, InvalidRequest)
+    await asyncio.to_thread(replicas.close)
+    ended.set()
+    await serving
+    model.close()
+
+
+def test_objects_of_a_process_do_not() -> None:
+    with pytest.raises(UnsupportedFeature, match="a Controller is an object of this process"):
+        pack_controller(Controller())
+
+
+@pytest.mark.parametrize("plain", [{}, {"magic": 1}, {"wasm": {"module": 7}}, {"wasm": 3}])
+def test_what_is_no_controller_is_refused(plain: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        unpack_controller(plain)
+
+
+def token(number: int) -> TokenEvent:
+    return TokenEvent("r", 0, number, "x")
+
+
+def live_with(controller: object, *events: Event) -> LiveRequest:
+    live = LiveRequest(make_request(controller=controller, id="r"), EventStream("r", print))
+    for event in events:
+        assert live.is_news(event)
+    live.begin_again()
+    return live
+
+
+def test_what_a_controller_said_is_not_said_twice() -> None:
+    stored = Stored("r", 0, "name", b"1")
+    live = live_with(WASM, Log("r", 0, "hello "), token(1), stored, Log("r", 0, "you\n"), token(2))
+    again = [Log("r", 0, "hello you\n"), token(1), token(2), stored, Log("r", 0, "bye"), token(3), stored]
+    assert [live.is_news(event) for event in again] == [False, False, False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("controller", "error"), [(WASM, ControllerError), (Regex("a+"), InternalError), (None, InternalError)]
+)
+def test_one_that_does_not_repeat_itself_cannot_go_on(controller: Constraint | None, error: type[Exception]) -> None:
+    live = live_with(controller, token(1), token(2))
+    if controller is None:
+        live.request = make_request(id="r", n=2)
+    assert not live.is_news(token(1))
+    with pytest.raises(error, match="cannot go on"):
+        live.is_news(token(7))

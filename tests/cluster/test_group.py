@@ -1,0 +1,67 @@
+"""The ranks of a group watch each other: one that ends, hangs or does not come to a collective is noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from queue import SimpleQueue
+
+import pytest
+
+from bridle.cluster.group import GroupExecutor, Members
+from bridle.engine.plan import PlanRow, SampleBatch, StepPlan
+from bridle.errors import ShardUnavailable
+from bridle.testing.scripted import ScriptedExecutor
+from tests.cluster.ways import TwoRanks
+
+#: A rank that shows signs of life and does nothing else, until rank 0 is gone.
+IDLE = "import sys; from bridle.cluster.group import beat; beat(sys.stdout.buffer); sys.stdin.read()"
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"), [(signal.SIGKILL, "ended with status -9"), (signal.SIGSTOP, "no sign of life from rank 2")]
+)
+def test_a_rank_that_ends_or_hangs_is_noticed(how: signal.Signals, reason: str) -> None:
+    lost: SimpleQueue[str] = SimpleQueue()
+    members = Members([[sys.executable, "-c", IDLE]] * 2, on_loss=lost.put)
+    try:
+        members.wait()
+        os.kill(members.pids[1], how)
+        assert reason in lost.get(timeout=60)
+    finally:
+        members.close()
+
+
+def plan(step: int) -> StepPlan:
+    return StepPlan(step, [PlanRow(step, 0, 4, new_tokens=(1, 2, 3, 4), new_blocks=(step,), num_prompt=4)])
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_to_a_collective_loses_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heart beats all the time, so only the collective's own limit can tell."""
+    monkeypatch.setattr("bridle.model.tensor_parallel.COLLECTIVE_SECONDS", 2.0)
+    ranks = TwoRanks()
+    try:
+        ranks.open()
+        executor = ScriptedExecutor()
+        group = ranks.behind(executor, hang_at=1)
+        assert isinstance(group, GroupExecutor)
+        group.reset()
+        group.forward(plan(1))
+        group.sample(SampleBatch(1))
+        with pytest.raises(ShardUnavailable, match="out of step"):
+            group.forward(plan(2))
+        assert ranks.losses == []
+    finally:
+        ranks.close()
+
+
+def test_a_rank_that_is_gone_is_a_lost_shard() -> None:
+    members = Members([[sys.executable, "-c", ""]], on_loss=lambda reason: None)
+    try:
+        members.wait()
+        with pytest.raises(ShardUnavailable, match="a rank of the group is gone"):
+            GroupExecutor(ScriptedExecutor(), members).forward(plan(1))
+    finally:
+        members.close()
