@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from bridle.cluster.parent import die_with_parent
+from bridle.cluster.watchdog import WatchedExecutor
 from bridle.config import EngineConfig, ModelConfig
+from bridle.engine.interfaces import Sampler
 from bridle.errors import BridleError
+from bridle.service.control import ControlSettings
+from bridle.service.loading import ExecutorLoader
+
+_log = logging.getLogger(__name__)
+
+#: Exit status of a replica whose model hangs in a step.
+STUCK = 77
 
 
 class ReplicaConfig(msgspec.Struct):
@@ -20,8 +32,17 @@ class ReplicaConfig(msgspec.Struct):
     model: ModelConfig
     engine: EngineConfig
     shards: int = 0  # processes of the replica's own for its model; 0: in this one
+    control: ControlSettings = ControlSettings("off")
     log_format: str = "auto"
     log_level: str = "info"
+
+    def encode(self) -> str:
+        """As `decode` reads it."""
+        return msgspec.json.encode(self, enc_hook=str).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> ReplicaConfig:
+        return msgspec.json.decode(text, type=cls, dec_hook=lambda kind, value: kind(value))
 
 
 def main() -> int:
@@ -32,24 +53,40 @@ def main() -> int:
     parser.add_argument("--config", required=True)
     options = parser.parse_args()
     die_with_parent(options.parent)
-    config = msgspec.json.decode(options.config, type=ReplicaConfig)
+    config = ReplicaConfig.decode(options.config)
     from bridle.cluster.replica_server import serve_replica
+    from bridle.controllers.free_part import compile_grammar
     from bridle.deploy.launcher import launch_shard
     from bridle.http.logs import configure_logs
     from bridle.service import load_model
 
     configure_logs(config.log_format, config.log_level)  # type: ignore[arg-type]
+    executors: ExecutorLoader = partial(launch_shard, shards=config.shards) if config.shards else load_watched
     try:
-        executors = partial(launch_shard, shards=config.shards) if config.shards else None
-        model = load_model(config.model, config.engine, executors=executors)
+        model = load_model(config.model, config.engine, control=config.control, executors=executors)
     except BridleError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     try:
-        serve_replica(model.client, config.engine, options.listen)
+        assert model.constraints is not None
+        serve_replica(model.client, config.engine, options.listen, partial(compile_grammar, model.constraints))
     finally:
         model.close()
     return 0
+
+
+def load_watched(
+    config: ModelConfig, progress: Callable[[str, float], None] | None, sampler: Sampler | None
+) -> WatchedExecutor:
+    """A model in this process, which ends if a step hangs: its router starts it again."""
+    from bridle.model import load_executor
+
+    return WatchedExecutor(load_executor(config, progress, sampler), _end_stuck)
+
+
+def _end_stuck(reason: str) -> None:
+    _log.error("%s: this replica ends", reason)
+    os._exit(STUCK)
 
 
 if __name__ == "__main__":

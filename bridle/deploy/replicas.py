@@ -11,10 +11,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from bridle.cluster.replicas import ReplicaSet
 from bridle.config import EngineConfig, ModelConfig
@@ -23,7 +23,7 @@ from bridle.deploy.launcher import START_SECONDS
 from bridle.deploy.replica_process import ReplicaConfig
 from bridle.deploy.sockets import make_socket_folder
 from bridle.errors import InvalidRequest
-from bridle.service.control import ControlSettings
+from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
 from bridle.service.loading import LoadedModel, model_name
 
 if TYPE_CHECKING:
@@ -68,9 +68,11 @@ def load_replicated(
     shards: int = 0,
     name: str | None = None,
     progress: Callable[[str, float], None] | None = None,
+    control: ControlSettings | None = None,
 ) -> LoadedModel:
-    """A model with `count` engines, each over `shards` processes of its own if there are any. Raises
-    `ShardUnavailable` if one does not start."""
+    """A model with `count` engines, each over `shards` processes of its own if there are any, and with a runtime of its
+    own for Wasm controllers if `control` wants one; all of them share a store of controllers. Raises `ShardUnavailable`
+    if a replica does not start."""
     from bridle.constraints import ConstraintPool, vocabulary_of
     from bridle.model import resolve_model
     from bridle.text import Tokenizer
@@ -81,19 +83,55 @@ def load_replicated(
     tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
     if progress is not None:
         progress(f"starting {count} replicas", 0.0)
-    told = msgspec.json.encode(ReplicaConfig(_share(config, count), engine, shards)).decode()
-    command = [sys.executable, "-m", "bridle.deploy.replica_process", "--config", told]
-    client = LaunchedReplicas([command] * count)
-    info = client.info
+    with ExitStack() as undo:
+        control = control or ControlSettings("off")
+        store = _begin_store(control, config, path)
+        if store is not None:
+            undo.callback(store.abandon)
+        told = ReplicaConfig(_share(config, count), engine, shards, _own_control(control, store)).encode()
+        command = [sys.executable, "-m", "bridle.deploy.replica_process", "--config", told]
+        client = LaunchedReplicas([command] * count)
+        undo.callback(client.close)
+        info = client.info
+        runtime = finish_control(control, store, info.vocab_size)
+        undo.pop_all()
     constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
 
     def shut_down(drain: float) -> None:
         client.close(drain)
         constraints.shutdown()
+        if runtime is not None:
+            runtime.shutdown()
 
+    if runtime is not None:
+        runtime.is_store = True
     if progress is not None:
         progress("ready", 1.0)
-    return LoadedModel(name or model_name(config.model), client, tokenizer, constraints=constraints, shutdown=shut_down)
+    return LoadedModel(
+        name or model_name(config.model),
+        client,
+        tokenizer,
+        control=runtime,
+        constraints=constraints,
+        shutdown=shut_down,
+    )
+
+
+def _begin_store(control: ControlSettings, config: ModelConfig, path: Path) -> ControlStart | None:
+    """The runtime of this process, on its way: it takes uploads and tags, and prepares what comes with bridle."""
+    if control.mode == "off":
+        return None
+    from bridle.model import resolve_model
+
+    folder = path if config.tokenizer is None else resolve_model(config.tokenizer, config.revision)
+    return begin_control(control, folder, guess_num_logits(path))
+
+
+def _own_control(control: ControlSettings, store: ControlStart | None) -> ControlSettings:
+    """What each replica is told. One without a runtime where the others have one would refuse what they take."""
+    if store is None:
+        return ControlSettings("off")
+    return replace(control, mode="on", prepare=False)
 
 
 def _share(config: ModelConfig, count: int) -> ModelConfig:
@@ -106,11 +144,14 @@ class ReplicaLoader:
     """Loads models as `count` replicas each; a `ModelLoader`."""
 
     def __init__(self, count: int, shards: int, engine: EngineConfig, control: ControlSettings) -> None:
-        if control.mode == "on":
-            raise InvalidRequest("replicas run no Wasm controllers: drop --control on, or --replicas", "control")
+        if control.trace is not None:
+            raise InvalidRequest(
+                "aici_trace records one control runtime, and each replica has its own; use one replica", "aici_trace"
+            )
         self._count = count
         self._shards = shards
         self._engine = engine
+        self._control = control
 
     def measure(self, config: ModelConfig) -> int:
         from bridle.model.footprint import weights_of
@@ -118,4 +159,12 @@ class ReplicaLoader:
         return self._count * weights_of(config)
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
-        return load_replicated(config, self._engine, self._count, shards=self._shards, name=name, progress=progress)
+        return load_replicated(
+            config,
+            self._engine,
+            self._count,
+            shards=self._shards,
+            name=name,
+            progress=progress,
+            control=self._control,
+        )

@@ -51,6 +51,8 @@ class RuntimePool:
     def __init__(self, config: RuntimeConfig, vocab_size: int, wake: Callable[[], None] = lambda: None) -> None:
         self.config = config
         self.wake = wake
+        self.is_store = False  # no engine asks anything of it: it is there for uploads and tags
+        self._tending = threading.Lock()
         self._queue = _Queue()
         self._answers: dict[int, Answer] = {}
         self._live: set[int] = set()  # asked and not closed
@@ -87,6 +89,9 @@ class RuntimePool:
     def call(self, request: protocol.Message, data_type: Any) -> Any:
         """A request on the side channel (upload, tags), waiting for a runtime if need be. Not for the engine's
         thread. Raises `InvalidRequest` or `ControllerError`."""
+        if self.is_store:
+            with self._tending:
+                self._sync()  # lets go of what an earlier runtime left; an engine does it whenever it asks
         return self._keeper.wait(self.config.start_timeout).side.call(request, data_type).result()
 
     def _sync(self) -> Life | None:

@@ -1,0 +1,90 @@
+"""An executor under watch: a step that takes far longer than its size explains is stuck, and someone is told.
+
+For a process whose model computes in it: its signs of life come from another thread and go on while a step hangs, so
+that nobody else can tell. A shard needs none, since its router watches its steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bridle.cluster.pace import Pace
+from bridle.engine.interfaces import Executor, ExecutorInfo
+from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+
+_LOOK_SECONDS = 1.0
+
+
+class WatchedExecutor:
+    """Implements `Executor` over another one. `on_stuck(reason)` is called from its own thread, once for a step."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        on_stuck: Callable[[str], None],
+        pace: Pace | None = None,
+        look_seconds: float = _LOOK_SECONDS,
+    ) -> None:
+        self._executor = executor
+        self._on_stuck = on_stuck
+        self._pace = pace or Pace()
+        self._look_seconds = look_seconds
+        self._step: tuple[int, int, float] | None = None  # under way: number, tokens, when it began
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="bridle-step-watch", daemon=True)
+        self._thread.start()
+
+    def __getattr__(self, name: str) -> Any:
+        """What a kind of executor has beside the protocol is there as well."""
+        return getattr(self._executor, name)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._executor.info
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the model takes, as far as the executor knows."""
+        return int(getattr(self._executor, "num_bytes", 0))
+
+    def forward(self, plan: StepPlan) -> None:
+        self._step = plan.step, plan.num_tokens, time.monotonic()
+        try:
+            self._executor.forward(plan)
+        except BaseException:
+            self._step = None
+            raise
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Between forward and this the engine waits for controllers, which has a limit of its own."""
+        step = self._step
+        try:
+            result = self._executor.sample(batch)
+        finally:
+            self._step = None
+        if step is not None:
+            self._pace.note(step[1], time.monotonic() - step[2])
+        return result
+
+    def reset(self) -> None:
+        self._executor.reset()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closed.set()
+        self._executor.close()
+
+    def _watch(self) -> None:
+        told = -1
+        while not self._closed.wait(self._look_seconds):
+            step = self._step
+            if step is None or step[0] == told:
+                continue
+            number, num_tokens, began = step
+            limit = self._pace.limit(num_tokens)
+            if time.monotonic() - began > limit:
+                told = number
+                self._on_stuck(f"step {number} took longer than {limit:.1f} s")
