@@ -7,6 +7,7 @@ disturb an old peer. This module knows neither channels nor controllers.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -24,9 +25,13 @@ EXTENSIONS = (
     "reply_ms",
     "retry_after",
     "sampling",
+    "traceparent",
     "wait",
     "waits_for",
 )
+
+#: https://www.w3.org/TR/trace-context/
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 SeqId = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -36,10 +41,12 @@ Count = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
 class Message(Struct, tag_field="op", kw_only=True, omit_defaults=True):
-    """What every request may carry: an id to find the reply by, and who asks."""
+    """What every request may carry: an id to find the reply by, who asks, and (an addition) the trace that it belongs
+    to, as W3C's trace context writes it."""
 
     rid: Any = field(name="$rid", default=None)
     auth: Any = field(name="$auth", default=None)
+    traceparent: Any = None
 
 
 class Ping(Message, tag="ping"):
@@ -354,6 +361,12 @@ def auth_of(request: Message) -> Auth:
         return msgspec.convert(request.auth, Auth)
     except msgspec.ValidationError as error:
         raise ProtocolError(f"malformed $auth: {error}") from None
+
+
+def trace_of(request: Message) -> str | None:
+    """The trace that a request belongs to; a malformed one counts as absent, as the standard demands."""
+    told = request.traceparent
+    return told if isinstance(told, str) and _TRACEPARENT.fullmatch(told) else None
 
 
 def rid_of(request: Message | bytes) -> str | UnsetType:

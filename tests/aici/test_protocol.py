@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from bridle.aici import protocol as p
+from bridle.aici.client import WasmController
+from bridle.aici.client.opening import instantiation
+from bridle.engine.request import Request
 from bridle.errors import ProtocolError
 
 ids = st.integers(0, 2**40)
@@ -177,6 +180,23 @@ def test_a_string_argument_goes_as_it_is(text: str, argument: str) -> None:
         f'{{"op":"instantiate","req_id":"r","prompt":[1],"module_id":"m","module_arg":{text}}}'.encode()
     )
     assert isinstance(request, p.Instantiate) and request.argument == argument
+
+
+TRACE = "00-" + "1a" * 16 + "-" + "2b" * 8 + "-01"
+
+
+@pytest.mark.parametrize("told", [None, "no", 7, ["00"], TRACE.upper(), TRACE + "0"])
+def test_a_trace_that_is_none_is_ignored(told: object) -> None:
+    data = msgspec.json.encode({"op": "ping", "traceparent": told})
+    assert p.trace_of(p.decode_request(data)) is None
+
+
+def test_the_trace_of_a_request_goes_along_with_its_instance() -> None:
+    request = Request("r", (1, 2), controller=WasmController("m"), metadata={"traceparent": TRACE})
+    message, _ = instantiation(request, 2)
+    assert p.trace_of(p.decode_request(p.encode(message))) == TRACE
+    plain, _ = instantiation(Request("r", (1, 2), controller=WasmController("m")), 2)
+    assert b"traceparent" not in p.encode(plain)  # as it always was
 
 
 def test_who_asks() -> None:

@@ -28,6 +28,7 @@ def instantiation(request: Request, dialect: int) -> tuple[protocol.Instantiate,
         module_id=controller.module,
         module_arg=msgspec.Raw(msgspec.json.encode(controller.argument)),
         auth=msgspec.to_builtins(controller.auth),
+        traceparent=request.metadata.get("traceparent"),
     )
     return message, dict[str, Any] if dialect == 1 else protocol.SeqResult[protocol.PromptResult]
 

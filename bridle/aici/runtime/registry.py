@@ -71,8 +71,13 @@ class Registry:
                 if time.monotonic() - sequence.created > limit:
                     self.discard(name)
 
-    def worker_died(self, worker: WorkerPort) -> None:
-        """Its sequences are over; they stay in the table until the engine frees them."""
+    def worker_died(self, worker: WorkerPort) -> dict[str, str]:
+        """Its sequences are over; they stay in the table until the engine frees them. Gives the traces of requests that
+        lose one, by request, as far as they are known."""
+        lost = {}
         for sequence in list(self.table.by_key.values()):
             if sequence.worker is worker and sequence.error is None:
                 sequence.error = "Worker: the process died"
+                if sequence.request.trace is not None:
+                    lost[sequence.request.name] = sequence.request.trace
+        return lost

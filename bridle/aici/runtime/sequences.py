@@ -24,6 +24,7 @@ class RequestState:
     tenant: str
     module: str
     variables: SharedVariables
+    trace: str | None = None  # W3C's name of the trace that the request belongs to
     num_alive: int = 0
     num_ever: int = 0
 

@@ -22,6 +22,7 @@ from bridle.aici.protocol import (
     StorageCommand,
     TagsData,
     auth_of,
+    trace_of,
 )
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.compilers import Compilers
@@ -120,7 +121,8 @@ class SideOps:
             )
         prompt = self._prompt(request.prompt)
         module = self._resolve(request.module_id)
-        state = RequestState(next(self._requests), request.req_id, auth.user, module, SharedVariables(self._limits))
+        variables = SharedVariables(self._limits)
+        state = RequestState(next(self._requests), request.req_id, auth.user, module, variables, trace_of(request))
         created = self._create(state, argument, prompt, dialect=dialect)
         return self._reply(created, dialect)
 

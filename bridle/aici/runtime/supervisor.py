@@ -28,7 +28,7 @@ from bridle.aici.runtime.github import Downloads
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.nursery import Nursery
-from bridle.aici.runtime.pool import WorkerPool
+from bridle.aici.runtime.pool import WorkerPool, WorkerPort
 from bridle.aici.runtime.registry import Registry
 from bridle.aici.runtime.shipped import Shipped
 from bridle.aici.runtime.side import SideOps, SideOptions
@@ -70,7 +70,7 @@ class Supervisor:
         self._parent = os.getppid()
         self._registry = Registry(limits)
         self._store = ModuleStore(options.folder, limits)
-        self._pool = WorkerPool(nursery, limits, self._registry.worker_died, self._orphaned)
+        self._pool = WorkerPool(nursery, limits, self._worker_died, self._orphaned)
         compilers = Compilers(nursery, self._store, limits)
         shipped = Shipped(self._store, compilers, limits)
         shipped.prepare_in_background(options.prepared)
@@ -242,7 +242,8 @@ class Supervisor:
             is_user_error = isinstance(error, (InvalidRequest, ControllerError))
             return p.encode(p.Failure(str(error), is_user_error, rid))
         except Exception as error:  # our own mistake: the engine is told, the runtime goes on
-            _complain(f"internal error: {error!r}")
+            trace = p.trace_of(request)
+            _complain(f"internal error: {error!r}" + (f", traceparent {trace}" if trace else ""))
             return p.encode(p.Failure(f"internal error: {error!r}", False, rid))
 
     def _send(self, channel: Duplex, reply: bytes) -> None:
@@ -260,6 +261,10 @@ class Supervisor:
             self._link.unlink()
         _complain(f"{error}; ending")
         self.stop()
+
+    def _worker_died(self, worker: WorkerPort) -> None:
+        for name, trace in self._registry.worker_died(worker).items():
+            _complain(f"the worker of request {name[:80]} died, traceparent {trace}")
 
     def _orphaned(self, why: str) -> None:
         """Without a nursery there are no workers: the engine starts a new runtime."""
