@@ -137,7 +137,9 @@ def choose_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
         return wanted or limit
     if "dynamic" in rope_types(config):
         return wanted
-    raise InvalidRequest(f"max_model_len is {wanted}; the model has {limit} positions", "max_model_len")
+    raise InvalidRequest(
+        f"max_model_len (or max_total_tokens) is {wanted}; the model has {limit} positions", "max_model_len"
+    )
 
 
 def rope_types(config: PreTrainedConfig) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import re
 import sys
@@ -41,15 +42,18 @@ def check_weights_fit(num_values: int, item_size: int, device: torch.device) -> 
 
 def run_with_peak(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
     """Run something; gives its result, and the bytes that it took at most beside what it leaves behind."""
-    gc.collect()
     if device.type == "cuda":
         return _run_on_cuda(device, run)
+    _return_memory()
     _forget_peak()
     result = run()
-    return result, max(_peak() - int(psutil.Process().memory_info().rss), 0)
+    peak = _peak()
+    _return_memory()
+    return result, max(peak - int(psutil.Process().memory_info().rss), 0)
 
 
 def _run_on_cuda(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
+    gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -58,6 +62,13 @@ def _run_on_cuda(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
     peak = torch.cuda.max_memory_reserved(device)
     torch.cuda.empty_cache()
     return result, max(peak - torch.cuda.memory_reserved(device), 0)
+
+
+def _return_memory() -> None:
+    """Give the system back what the allocator keeps of earlier work, so that it is free for others to see."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _forget_peak() -> None:

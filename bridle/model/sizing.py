@@ -123,13 +123,14 @@ def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
     if num_tokens >= least:
         return num_blocks
     token_bytes = needs.block_bytes // needs.block_size
+    knob = "kv_memory" if config.kv_tokens is None else "max_batch_total_tokens"
     message = (
         f"the KV cache holds {num_tokens} tokens in {show_bytes(num_bytes)} ({token_bytes} bytes per token), but a "
-        f"request of {least} tokens needs {show_bytes(least * token_bytes)}; lower max_model_len or raise kv_memory"
+        f"request of {least} tokens needs {show_bytes(least * token_bytes)}; lower max_model_len or raise {knob}"
     )
-    if config.kv_memory is not None or config.kv_tokens is not None:
-        raise InvalidRequest(message, "kv_memory" if config.kv_tokens is None else "max_batch_total_tokens")
-    raise OutOfBlocks(message)
+    if config.kv_memory is None and config.kv_tokens is None:
+        raise OutOfBlocks(message)
+    raise InvalidRequest(message, knob)
 
 
 # -- as measured -------------------------------------------------------------------------------------------
