@@ -29,7 +29,9 @@ from bridle.outputs import Logprob
 #: What a row answers when nothing can be drawn from it.
 NOTHING = -1
 
-_MAX_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}  # logits in work at once
+#: Logits in work at once. On a CPU so few that they stay in a core's cache through the dozen passes over them: a quarter
+#: to a third less time than with eight times as many (64 rows; 32,000 and 152,000 tokens).
+_MAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
 _SMALLEST_TEMPERATURE = 1e-30  # below, float32 has nothing left to divide by
 
 
@@ -45,7 +47,7 @@ class StandardSampler:
     def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
         """Answer every row and every score of `batch` from `logits` [R, V]. A row whose mask and bias leave
         no token, or whose logits are not numbers, answers -1 and no log-probability."""
-        limit = self._max_elements or _MAX_ELEMENTS.get(logits.device.type, 1 << 22)
+        limit = self._max_elements or _MAX_ELEMENTS.get(logits.device.type, _MAX_ELEMENTS["cuda"])
         result = StepResult(batch.step)
         for rows in parts(batch.rows, logits.shape[-1], limit):
             tokens, processed = self._tokens(logits, rows, history)
