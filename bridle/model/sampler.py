@@ -29,7 +29,7 @@ from bridle.outputs import Logprob
 #: What a row answers when nothing can be drawn from it.
 NOTHING = -1
 
-#: Logits in work at once. On a CPU so few that they stay in a core's cache through the dozen passes over them: a quarter
+#: Logits in work at once. On a CPU so few that a core caches them through the dozen passes over them: a quarter
 #: to a third less time than with eight times as many (64 rows; 32,000 and 152,000 tokens).
 _MAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
 _SMALLEST_TEMPERATURE = 1e-30  # below, float32 has nothing left to divide by
