@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from bridle.http.settings import ServeSettings
 from bridle.service import AdapterSet, AdapterSpec, ModelRegistry
 from bridle.service.adapter_set import AdapterCatalog
 from tests.http.harness import serving
-from tests.service.fake_adapters import with_adapters, write_adapter
+from tests.service.fake_adapters import with_adapters, write_adapter, write_demo_adapter
 from tests.service.fakes import fake_model
 
 
@@ -83,6 +85,44 @@ def test_a_bad_one_is_refused_before_anything_is_loaded(
     monkeypatch.setenv("LORA_ADAPTERS", value)
     assert main(["serve"]) == 2
     assert "adapter is" in capsys.readouterr().err and not served
+
+
+ASK = "The capital of France is"
+GREEDY = ("--temperature", "0", "--max-tokens", "8")
+
+
+def test_adapters_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pirate = str(write_demo_adapter(tmp_path / "pirate"))
+    assert main(["generate", ASK, *GREEDY, "--adapter", pirate, "--no-stats"]) == 0
+    generated = capsys.readouterr().out
+    assert generated.strip() and "Paris" not in generated
+    typed = iter(["/adapter", "/adapter nobody", "Hello!", "/adapter pirate", "Hello!", "/quit"])
+    monkeypatch.setattr("rich.console.Console.input", lambda *_: next(typed))
+    assert main(["chat", *GREEDY, "--adapter", pirate, "--no-stats"]) == 0
+    shown = capsys.readouterr().out
+    assert "adapter: none" in shown and "no adapter 'nobody'; known: 'pirate'" in shown and "adapter: pirate" in shown
+    assert main(["generate", ASK, "--adapter", str(tmp_path / "nowhere")]) == 2
+    assert main(["generate", ASK, "--adapter", f"other:x={pirate}"]) == 2
+    assert "is for 'other', but the model is 'demo'" in capsys.readouterr().err
+
+
+def test_a_batch_chooses_line_by_line(tmp_path: Path) -> None:
+    pirate = write_demo_adapter(tmp_path / "adapters" / "pirate")
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bodies: list[dict[str, Any]] = [{}, {"model": "late"}, {"model": "demo", "adapter": "pirate"}, {"model": "nobody"}]
+    lines = [
+        {"custom_id": str(number), "url": "/v1/completions", "body": {"prompt": ASK, "temperature": 0} | body}
+        for number, body in enumerate(bodies)
+    ]
+    source.write_text("\n".join(json.dumps(line) for line in lines))
+    words = ["--adapter", f"late={pirate}", "--adapters-dir", str(pirate.parent), "-o", str(target)]
+    assert main(["run-batch", str(source), *words]) == 1
+    answers = {each["custom_id"]: each["response"] for each in map(json.loads, target.read_text().splitlines())}
+    texts = [answers[number]["body"]["choices"][0]["text"] for number in "012"]
+    assert texts[0] == " Paris." != texts[1] == texts[2]
+    assert answers["3"]["status_code"] == 404
 
 
 @pytest.fixture

@@ -1,0 +1,42 @@
+"""What docs/lora.md shows: its code runs, its flags, routes and fields are there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bridle.cli import main
+from bridle.http import create_app
+from bridle.http.metrics import _MAX_ADAPTER_LABELS
+from bridle.lora.peft_config import MAX_RANK
+from bridle.service import ModelRegistry
+from tests.service.fakes import fake_model
+from tests.sources import ROOT
+
+PAGE = (ROOT / "docs" / "lora.md").read_text(encoding="utf-8")
+
+
+def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(block, "lora.md", "exec"), {})
+    base, _, pirate = capsys.readouterr().out.partition("|")
+    assert base.strip() == "Paris." and pirate.strip() != "Paris."
+
+
+@pytest.mark.parametrize("command", ["serve", "serve-model", "run-batch"])
+def test_the_flags_are_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([command, "--help"])
+    shown = capsys.readouterr().out
+    flags = set(re.findall(r"`(--(?:adapter|allow-adapter|max-step)[a-z-]*)", PAGE))
+    assert len(flags) == 6 and all(flag in shown for flag in flags)
+
+
+def test_the_routes_are_there() -> None:
+    paths = create_app(ModelRegistry([fake_model()])).openapi()["paths"]
+    for verb, path in re.findall(r"`(GET|POST|DELETE) (/v1/[a-z_/{}]+)`", PAGE):
+        assert verb.lower() in paths[path.replace("{name}", "{name}")], path
+
+
+def test_the_figures() -> None:
+    assert f"ranks up\nto {MAX_RANK}" in PAGE and f"the first {_MAX_ADAPTER_LABELS} adapters" in PAGE
