@@ -6,6 +6,7 @@ are plain data. Positions count generated tokens of one output, from 0.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -127,6 +128,13 @@ class Stored(Event):
 
 
 @dataclass(slots=True)
+class Embedded(Event):
+    """What the model makes of a prompt: a vector of length 1."""
+
+    vector: array[float] = field(default_factory=lambda: array("f"))
+
+
+@dataclass(slots=True)
 class Resuming(Event):
     """The device that computed this output is lost. The output goes on where it was once there is one again. Sent only
     to requests that ask for it."""
@@ -173,6 +181,7 @@ class RequestOutput:
     prompt_logprobs: list[Logprob | None] | None = None
     num_cached_tokens: int = 0
     storage: dict[str, bytes] = field(default_factory=dict)
+    embedding: array[float] | None = None
 
     @property
     def text(self) -> str:

@@ -7,7 +7,9 @@ before sampling and may create sequences, `commit` applies the results, `undo` t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as Vectors
 from dataclasses import dataclass, field, replace
 
 from bridle.engine.decision import Branch, Splice
@@ -47,6 +49,7 @@ class Branched:
     draws: list[Draw] = field(default_factory=list)
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
     spread: list[Sequence] = field(default_factory=list)  # those that got their request's n outputs
+    embeds: list[tuple[Sequence, int]] = field(default_factory=list)  # whose logits row is wanted as it was
 
 
 class Branching:
@@ -75,7 +78,11 @@ class Branching:
         out = Branched(SampleBatch(step))
         out.batch.scores = [run for item in scheduled if (run := score_run(item)) is not None]
         for item in scheduled:
-            if draws_next(item):
+            if not draws_next(item):
+                continue
+            if item.seq.request.embeds:
+                out.embeds.append((item.seq, _last_row(item)))
+            else:
                 self._branch_one(item, out)
         return out
 
@@ -94,7 +101,7 @@ class Branching:
         if len(branches) > 1:
             owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
             seq.num_forks += 1
-        logits_index = item.first_logit + item.row.num_logits - 1
+        logits_index = _last_row(item)
         for branch, owner in zip(branches, owners, strict=True):
             row = len(out.batch.rows) if branch.sample else None
             if branch.sample:
@@ -138,12 +145,16 @@ class Branching:
 
     # -- after sampling ----------------------------------------------------------------------------------
 
-    def commit(self, scheduled: list[Scheduled], out: Branched, result: StepResult) -> None:
-        """Apply the results: scores first, then new outputs, then tokens."""
+    def commit(
+        self, scheduled: list[Scheduled], out: Branched, result: StepResult, vectors: Vectors[array[float]] = ()
+    ) -> None:
+        """Apply the results: scores first, then new outputs, then tokens; `vectors` are those of `out.embeds`."""
         scores = {run.seq_id: values for run, values in zip(out.batch.scores, result.scores, strict=True)}
         for item in scheduled:
             if not item.seq.is_finished:
                 self._settle(item, scores.get(item.seq.id, []))
+        for (seq, _), vector in zip(out.embeds, vectors, strict=True):
+            self._progress.embed(seq, vector)
         for parent, child in out.forks:
             self._progress.announce_fork(parent, child)
         for draw in out.draws:
@@ -189,6 +200,11 @@ def draws_next(item: Scheduled) -> bool:
     """Whether the next token is to be drawn after this step: all tokens are computed, and the output goes on."""
     seq = item.seq
     return item.end == len(seq.tokens) and seq.ending is None and not seq.is_finished
+
+
+def _last_row(item: Scheduled) -> int:
+    """The logits row of the last position that is computed."""
+    return item.first_logit + item.row.num_logits - 1
 
 
 def score_run(item: Scheduled) -> ScoreRun | None:

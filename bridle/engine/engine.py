@@ -9,6 +9,7 @@ puts it on a thread of its own.
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -23,7 +24,15 @@ from bridle.engine.block_manager import BlockManager
 from bridle.engine.branching import Branched, Branching, Outputs, draws_next
 from bridle.engine.deadlines import Deadlines
 from bridle.engine.intake import Intake
-from bridle.engine.interfaces import Ask, ControllerPool, Executor, ExecutorInfo, Interruptible, TextDecoder
+from bridle.engine.interfaces import (
+    Ask,
+    ControllerPool,
+    Embedder,
+    Executor,
+    ExecutorInfo,
+    Interruptible,
+    TextDecoder,
+)
 from bridle.engine.plan import SampleBatch, StepPlan
 from bridle.engine.progress import Progress
 from bridle.engine.prompt_gate import PromptGate
@@ -40,6 +49,7 @@ from bridle.errors import (
     InvalidRequest,
     Overloaded,
     ShardUnavailable,
+    UnsupportedFeature,
 )
 from bridle.outputs import Event, Finished, FinishReason, Resuming
 
@@ -66,6 +76,7 @@ class Engine:
         self.clock = clock
         self._executor = executor
         self._interruptible = executor if isinstance(executor, Interruptible) else None
+        self._embedder = executor if isinstance(executor, Embedder) and executor.embedding_size else None
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = Intake(self.info, self.config)
         self._scheduler = _make_scheduler(self.info, self.config, self.batching, clock)
@@ -137,6 +148,8 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raise what `add` would raise, as far as it depends on the request alone. Safe from any thread."""
         self._intake.check(request)
+        if request.embeds and self._embedder is None:
+            raise UnsupportedFeature(f"{self.info.model!r} gives no embeddings here, only tokens", "model")
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
             raise InvalidRequest(f"no controller pool here runs a {kind}", "controller")
@@ -237,6 +250,7 @@ class Engine:
             branched = self._branching.branch(plan.step, scheduled)
             result = self._executor.sample(branched.batch)
             times.append(self.clock())
+            vectors = self._embed(plan.step, branched)
             if result.step != plan.step:
                 raise InternalError(f"the executor answered step {result.step} instead of {plan.step}")
         except Exception as error:
@@ -245,7 +259,12 @@ class Engine:
         self._blame.clear([item.seq for item in scheduled])
         self._statistics.add_times(*times)
         self._statistics.num_computed_tokens += plan.num_tokens
-        self._branching.commit(scheduled, branched, result)
+        self._branching.commit(scheduled, branched, result, vectors)
+
+    def _embed(self, step: int, branched: Branched) -> list[array[float]]:
+        if not branched.embeds or self._embedder is None:
+            return []
+        return self._embedder.embed(step, [row for _, row in branched.embeds])
 
     def _await_answers(self, scheduled: list[Scheduled]) -> None:
         due = [item.seq for item in scheduled if item.seq.pool and item.seq.answer is None and draws_next(item)]

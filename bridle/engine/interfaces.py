@@ -7,6 +7,7 @@ other backend implement `Executor`; plain Python objects, constraints and the Wa
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -76,6 +77,20 @@ class Interruptible(Protocol):
     @property
     def is_up(self) -> bool:
         """Whether it is there, as far as is known. Safe from any thread."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """An executor that can also tell what the model has made of a text before it chooses a token."""
+
+    @property
+    def embedding_size(self) -> int:
+        """Length of the vectors; 0 if this model gives none."""
+        raise NotImplementedError
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """Vectors of length 1, in 32-bit numbers, of these logits rows of the last forward, which was step `step`."""
         raise NotImplementedError
 
 

@@ -7,6 +7,7 @@ of controllers and devices.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 
 from bridle.engine.interfaces import TextDecoder
@@ -15,7 +16,7 @@ from bridle.engine.scheduler import Scheduler
 from bridle.engine.sequence import Sequence, SequenceStatus, UnsentToken
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, InvalidRequest
-from bridle.outputs import Event, Finished, FinishReason, Forked, Logprob, PromptEvent, Rewind, TokenEvent
+from bridle.outputs import Embedded, Event, Finished, FinishReason, Forked, Logprob, PromptEvent, Rewind, TokenEvent
 
 #: Endings that happen at once, whatever is still owed to the client.
 _ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DEADLINE})
@@ -214,6 +215,11 @@ class Progress:
         self._statistics.finished[reason.value] += 1
         event = Finished(seq.request.id, seq.index, reason, seq.usage, tail, stop, error, held=seq.held_seconds)
         self._on_finish(seq, event)
+
+    def embed(self, seq: Sequence, vector: array[float]) -> None:
+        """The prompt is computed and this is what became of it, which is all that was wanted."""
+        self.events.append(Embedded(seq.request.id, seq.index, vector))
+        self.finish(seq, FinishReason.STOP)
 
     def settle(self, seq: Sequence) -> None:
         """End an output that only waited for its scores."""

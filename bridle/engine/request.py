@@ -24,7 +24,8 @@ class Request:
     `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside
     the ones in `sampling`. `tell_resuming` asks for a `Resuming` event when the device is lost. `generated` are tokens
     that the output had on another engine, and that its client has: it goes on after them as if it had never been
-    elsewhere. Only for a single output that nothing steers.
+    elsewhere. Only for a single output that nothing steers. One that `embeds` wants to know what the model makes of the
+    prompt, and no token.
     """
 
     id: str
@@ -40,4 +41,5 @@ class Request:
     detokenize: bool = True
     tell_resuming: bool = False
     generated: tuple[int, ...] = ()
+    embeds: bool = False
     metadata: dict[str, str] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from bridle.http import (
     anthropic,
     chat,
     completions,
+    embeddings,
     info_routes,
     model_routes,
     responses,
@@ -55,6 +56,7 @@ def create_app(
     for router in (
         completions.router,
         chat.router,
+        embeddings.router,
         aici.router,
         info_routes.router,
         status_routes.router,

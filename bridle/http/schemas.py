@@ -25,12 +25,12 @@ def _refuse(message: str) -> ValueError:
     return ValueError(message)
 
 
-def _prompts(value: Any) -> Any:
-    """One prompt or a list of them, as a list: texts stay, lists of ids stay."""
+def prompts(value: Any, name: str = "prompt") -> Any:
+    """One prompt or a list of them, as a list: texts stay, lists of ids stay. `name` is the field's."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise _refuse("prompt must be a string, a list of strings, a list of token ids or a list of such lists")
+        raise _refuse(f"{name} must be a string, a list of strings, a list of token ids or a list of such lists")
     kinds = set(map(type, value))
     if kinds == {int}:
         return [value]
@@ -38,7 +38,7 @@ def _prompts(value: Any) -> Any:
         return value
     if kinds == {list} and all(set(map(type, item)) <= {int} for item in value):
         return value
-    raise _refuse("prompt must be a string, a list of strings, a list of token ids or a list of such lists")
+    raise _refuse(f"{name} must be a string, a list of strings, a list of token ids or a list of such lists")
 
 
 def _stop(value: Any) -> Any:
@@ -138,11 +138,8 @@ def text_or_objects(name: str, limit: int) -> BeforeValidator:
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _IDS = {"type": "array", "items": {"type": "integer"}}
-Prompts = Annotated[
-    Any,
-    BeforeValidator(_prompts),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
-]
+PROMPTS_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}
+Prompts = Annotated[Any, BeforeValidator(lambda value: prompts(value)), WithJsonSchema(PROMPTS_SCHEMA)]
 Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, {"type": "null"}]})]
 TokenIds = Annotated[Any, BeforeValidator(_token_ids), WithJsonSchema({"anyOf": [_IDS, {"type": "null"}]})]
 LogitBias = Annotated[

@@ -43,6 +43,7 @@ from bridle.service import (
     tag_module,
     upload_module,
 )
+from bridle.service.requests import embedding_request
 from bridle.service.terms import Terms
 
 if TYPE_CHECKING:
@@ -207,6 +208,19 @@ class LLM:
         for output in outputs:
             raise_first_error(output)
         return [score_of(output) for output in outputs]
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True, adapter: str | None = None
+    ) -> list[list[float]]:
+        """What the model makes of each text: the hidden state of its last token, brought to length 1. The closer the
+        product of two vectors is to 1, the more alike the texts are to the model; one that was trained for it is meant
+        here, such as Qwen3-Embedding. Nothing is generated."""
+        items = inputs.as_prompts(prompts)
+        requests = [embedding_request(self._model, item, adapter=adapter) for item in items]
+        outputs = self._run([OutputCollector(request) for request in requests], use_tqdm)
+        for output in outputs:
+            raise_first_error(output)
+        return [[] if output.embedding is None else output.embedding.tolist() for output in outputs]
 
     # -- chatting --------------------------------------------------------------------------------------------
 

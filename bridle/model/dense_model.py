@@ -26,6 +26,7 @@ class DenseModel:
         self._layers: list[DenseLayer] = list(body.layers)
         self._norm = Norm(body.norm)
         self._head = as_function(model.lm_head)
+        self.hidden: Tensor | None = None  # [R, hidden] what went into the head in the last pass
         for layer in self._layers:
             layer.bind()
 
@@ -38,7 +39,8 @@ class DenseModel:
         turn = rotation(cos, sin)
         for layer in self._layers:
             rows = layer.advance(rows, turn, attend)
-        return self._head(self._norm(rows.index_select(0, logits_rows)))
+        self.hidden = self._norm(rows.index_select(0, logits_rows))
+        return self._head(self.hidden)
 
 
 def try_lower_model(model: Any) -> DenseModel | None:

@@ -7,10 +7,12 @@ only the one at fault ends.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
@@ -81,6 +83,20 @@ class LocalExecutor:
             raise
         except (RuntimeError, MemoryError) as error:
             raise self._lose(error, f"sampling of step {batch.step}") from error
+
+    @property
+    def embedding_size(self) -> int:
+        return 0 if self._runner is None else self._runner.embedding_size
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """What these rows of the last forward pass were before the head, each of length 1."""
+        hidden = self._require_runner().hidden
+        if step != self._step or hidden is None:
+            raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
+        with torch.inference_mode():
+            picked = hidden[list(logits_rows)].float()  # [N, hidden]
+            vectors = functional.normalize(picked, dim=-1).cpu().numpy()
+        return [array("f", vector.tobytes()) for vector in vectors]
 
     def reset(self) -> None:
         """Forget every mirror; step numbers may start anew."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bridle.model.attention import PagedAttention
 from bridle.model.dense_model import try_lower_model
 from bridle.model.forward_context import attention_handler
+from bridle.model.hidden import HeadInput
 from bridle.model.packing import PackedStep
 
 
@@ -23,6 +24,13 @@ class ModelRunner:
         self._short = try_lower_model(model)
         # A few classes compute all logits: then the wanted rows are picked afterwards.
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._head_input = HeadInput(model)
+        self.hidden: Tensor | None = None  # [R, hidden] what the last step's logits were made from, if that is known
+
+    @property
+    def embedding_size(self) -> int:
+        """Length of a row of `hidden`; 0 if it is never known."""
+        return self._head_input.size
 
     @property
     def num_bytes(self) -> int:
@@ -37,9 +45,13 @@ class ModelRunner:
         attention.kernel.begin(step)
         with torch.inference_mode():
             if self._short is not None:
-                return self._short(step.input_ids, step.position_ids, step.logits_rows, attention)
+                logits = self._short(step.input_ids, step.position_ids, step.logits_rows, attention)
+                self.hidden = self._short.hidden
+                return logits
             with attention_handler(attention):
-                return self._call(step)
+                logits = self._call(step)
+            self.hidden = self._head_input.rows(step.logits_rows)
+            return logits
 
     def _call(self, step: PackedStep) -> Tensor:
         if not self._can_keep:

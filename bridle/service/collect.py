@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from bridle.engine.request import Request
 from bridle.outputs import (
     CompletionOutput,
+    Embedded,
     Event,
     Finished,
     Forked,
@@ -119,6 +120,8 @@ class OutputCollector:
                 self.growing[event.index].finish(event)
             case PromptEvent():
                 self._add_prompt(event)
+            case Embedded():
+                self._output.embedding = event.vector
             case Log():
                 output = self.growing[event.index].output
                 output.logs = (output.logs + event.text)[-_MAX_LOG_CHARS:]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from bridle.constraints.spec import Constraint
 from bridle.constraints.spec import parse as parse_constraint
@@ -20,8 +21,21 @@ from bridle.sampling import LogitBias, SamplingParams
 from bridle.service.terms import DEFAULT_TERMS, Terms
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from bridle.engine.interfaces import StoppingCriteria
     from bridle.service.loading import LoadedModel
+
+
+class EmbeddingOptions(TypedDict, total=False):
+    """What an embedding request has of the fields of others."""
+
+    request_id: str | None
+    adapter: str | None
+    timeout: float | None
+    tenant: str
+    terms: Terms
+
 
 #: No tokenizer in use packs more characters than this into a token on average; longer texts are refused
 #: unread.
@@ -81,6 +95,12 @@ def build_request(
         detokenize=detokenize,
         metadata=dict(metadata or {}),
     )
+
+
+def embedding_request(model: LoadedModel, prompt: str | Sequence[int], **options: Unpack[EmbeddingOptions]) -> Request:
+    """A request for what `model` makes of a prompt. Raises as `build_request` does."""
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)  # room for the token that is not drawn
+    return replace(build_request(model, prompt, sampling, detokenize=False, **options), embeds=True)
 
 
 def _deadline(terms: Terms, timeout: float | None) -> float | None:

@@ -10,6 +10,9 @@ the contract and raises `InternalError` at once. It needs neither torch nor weig
 
 from __future__ import annotations
 
+import hashlib
+import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -43,7 +46,7 @@ class ScriptedExecutor:
     raises before doing anything, `sample_faults` likewise. `device_time(plan)` is how many seconds of `clock`
     a forward takes: `forward` returns at once and `sample` waits for the rest. `on_forward` is called first,
     in the engine's thread. `record` keeps all plans and batches in `plans` and `batches`. `violations` holds
-    what was refused.
+    what was refused. With an `embedding_size` it gives embeddings, too.
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class ScriptedExecutor:
         device_time: Callable[[StepPlan], float] | None = None,
         on_forward: Callable[[StepPlan], None] | None = None,
         record: bool = False,
+        embedding_size: int = 0,
     ) -> None:
+        self._embedding_size = embedding_size
         self._info = ExecutorInfo(
             model="scripted",
             vocab_size=vocab_size,
@@ -135,6 +140,17 @@ class ScriptedExecutor:
             drawn = [self._draw(row) for row in batch.rows]
             scores = [self._score(run) for run in batch.scores]
         return StepResult(batch.step, [token for token, _ in drawn], [logprob for _, logprob in drawn], scores)
+
+    @property
+    def embedding_size(self) -> int:
+        return self._embedding_size
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """A vector of length 1 for each row: a hash of all that was read from the KV cache for it."""
+        with _Recorded(self.violations):
+            require(step == self._step, f"embeds step {step}; the last forward was {self._step}")
+            rows = [self._rows[index] for index in logits_rows]
+            return [embedding_of(row.logits, self._embedding_size) for row in rows]
 
     def reset(self) -> None:
         """Forget every mirror and all KV."""
@@ -247,6 +263,13 @@ class ScriptedExecutor:
             )
             scores.append(logprob_of(source.logits, token, run.num_top))
         return scores
+
+
+def embedding_of(logits: Logits, size: int) -> array[float]:
+    """The vector of length 1 that stands for a row of logits, and for no other."""
+    values = [byte + 1 for byte in hashlib.shake_128(logits.tobytes()).digest(size)]
+    length = math.hypot(*values)
+    return array("f", [value / length for value in values])
 
 
 class _Recorded:

@@ -1,0 +1,158 @@
+"""`/v1/embeddings`: vectors of texts through the same engine, in OpenAI's shapes."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from starlette.testclient import TestClient
+
+from bridle.engine.request import Request
+from bridle.errors import DeadlineExceeded
+from bridle.http import create_app
+from bridle.http.embeddings import MAX_AT_ONCE, MAX_INPUTS
+from bridle.llm import LLM
+from bridle.outputs import Embedded, Event, Finished, FinishReason, Usage
+from bridle.service import ModelRegistry
+from tests.http.harness import local_client, scripted_model, served
+from tests.service.fakes import fake_model, prompt_event
+
+PATH, SIZE = "/v1/embeddings", 24
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with local_client(scripted_model(embedding_size=SIZE)) as client:
+        yield client
+
+
+def vectors(client: TestClient, given: Any, **fields: Any) -> list[list[float]]:
+    answer = client.post(PATH, json={"input": given, **fields})
+    assert answer.status_code == 200, answer.text
+    data = answer.json()["data"]
+    assert [row["index"] for row in data] == list(range(len(data)))
+    return [row["embedding"] for row in data]
+
+
+def test_the_genuine_client_gets_vectors_of_length_one() -> None:
+    """It asks for base64 and turns it into numbers by itself."""
+    with served(scripted_model(embedding_size=SIZE)) as url:
+        client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+        texts = ["Hello", "there", "Hello"]
+        answer = client.embeddings.create(model="scripted", input=texts)
+        plain = client.embeddings.create(model="scripted", input=texts, encoding_format="float")
+        client.close()
+    found = [row.embedding for row in answer.data]
+    assert [len(vector) for vector in found] == [SIZE] * 3
+    assert all(math.isclose(math.hypot(*vector), 1.0, rel_tol=1e-5) for vector in found)
+    assert found[0] == found[2] != found[1]
+    assert found == [pytest.approx(row.embedding) for row in plain.data]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 3
+    assert answer.model == "scripted"
+
+
+def test_texts_and_tokens_are_alike(client: TestClient) -> None:
+    tokens = client.post("/tokenize", json={"inputs": "Hello"}).json()
+    ids = [row["id"] for row in tokens]
+    assert vectors(client, "Hello") == vectors(client, ids) == vectors(client, [ids]) == vectors(client, ["Hello"])
+
+
+def test_base64_is_32_bit_numbers(client: TestClient) -> None:
+    (plain,) = vectors(client, "Hello")
+    answer = client.post(PATH, json={"input": "Hello", "encoding_format": "base64"}).json()
+    data = base64.b64decode(answer["data"][0]["embedding"])
+    assert struct.unpack(f"<{SIZE}f", data) == pytest.approx(plain)
+
+
+def test_many_texts_run_a_few_at_a_time() -> None:
+    """Their places in the house are as many as run at once, and none is left."""
+    model = fake_model(embedding_script)
+    fake: Any = model.client
+    app = create_app(ModelRegistry([model]))
+    seen: list[int] = []
+    submit = fake.submit
+    fake.submit = lambda request: (seen.append(app.state.http.admission.num_requests), submit(request))[1]
+    found = vectors(TestClient(app), [chr(97 + number % 26) for number in range(100)])
+    assert len(found) == 100 and found[0] == found[26]
+    assert set(seen) == {MAX_AT_ONCE}
+    assert app.state.http.admission.num_requests == app.state.http.admission.num_tokens == 0
+
+
+def embedding_script(request: Request) -> Iterator[list[Event]]:
+    yield [prompt_event(request)]
+    vector = array("f", [1.0, float(request.prompt[0])])
+    usage = Usage(prompt_tokens=len(request.prompt))
+    yield [Embedded(request.id, 0, vector), Finished(request.id, 0, FinishReason.STOP, usage)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input must be a string, a list"),
+        ({"input": ["a"] * (MAX_INPUTS + 1)}, f"input has {MAX_INPUTS + 1} texts; at most {MAX_INPUTS}"),
+        ({"input": [1, "a"]}, "input must be a string, a list"),
+        ({"input": [999_999]}, "holds token 999999"),
+        ({"input": "a", "dimensions": 12}, f"dimensions is 12; this model's vectors have {SIZE}"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "x" * 100_000}, "100000 characters"),
+        ({"input": "a", "priority": 1000}, "priority is 1000"),
+        ({"input": "a", "model": "gpt"}, "not served here"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(client: TestClient, fields: dict[str, Any], message: str) -> None:
+    answer = client.post(PATH, json=fields)
+    assert answer.status_code in (400, 404)
+    assert message in answer.json()["error"]["message"]
+
+
+def test_the_models_own_dimensions_are_taken(client: TestClient) -> None:
+    assert len(vectors(client, "a", dimensions=SIZE)[0]) == SIZE
+
+
+def test_a_backend_without_hidden_states_says_so() -> None:
+    with local_client(scripted_model()) as client:
+        answer = client.post(PATH, json={"input": "a"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "unsupported_feature"
+    assert "gives no embeddings" in answer.json()["error"]["message"]
+
+
+def test_a_failure_breaks_the_call_off_and_leaves_nothing() -> None:
+    def script(request: Request) -> Iterator[list[Event]]:
+        if request.prompt == (98,):
+            yield [Finished(request.id, 0, FinishReason.DEADLINE, error=DeadlineExceeded("too late"))]
+        else:
+            yield [prompt_event(request)]
+
+    model = fake_model(script, is_endless=True)
+    app = create_app(ModelRegistry([model]))
+    answer = TestClient(app).post(PATH, json={"input": ["a", "b", "c"], "deadline": 5})
+    assert answer.status_code == 504 and "too late" in answer.text
+    streams: Any = model.client.streams  # type: ignore[attr-defined]
+    assert [stream.is_cancelled for stream in streams] == [True, True, True]
+    assert app.state.http.admission.num_requests == 0 and app.state.http.live == {}
+
+
+def test_vectors_and_tokens_share_the_engine(client: TestClient) -> None:
+    """A prompt that was computed for its vector is in the cache for its continuation."""
+    text = "a text that is longer than some blocks of the cache " * 3
+    vectors(client, text)
+    usage = client.post("/v1/completions", json={"prompt": text, "max_tokens": 2}).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_llm_embeds() -> None:
+    model = scripted_model(embedding_size=SIZE)
+    with LLM(model) as llm:
+        one, two, again = llm.embed(["Hello", "there", "Hello"], use_tqdm=False)
+        assert one == again != two
+        assert math.isclose(math.hypot(*one), 1.0, rel_tol=1e-5)
+        with pytest.raises(ValueError, match="prompt"):
+            llm.embed([[]], use_tqdm=False)

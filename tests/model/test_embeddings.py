@@ -1,0 +1,28 @@
+"""The vectors of real models are the library's own last hidden states, brought to length 1."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from bridle.llm import LLM
+from bridle.testing.tiny import cached_checkpoint
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt"])
+def test_vectors_are_the_librarys_hidden_states(family: str) -> None:
+    """Of lean layers and of the library's own, in one step and in many, beside others."""
+    folder = cached_checkpoint(family)
+    texts = [[5, 6, 7, 8], [9], list(range(20, 60)), [5, 6, 7, 8, 11]]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        states = [model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, -1] for text in texts]
+    with LLM(str(folder), kv_memory=1 << 20, max_num_batched_tokens=7) as llm:
+        found = llm.embed(texts, use_tqdm=False)
+    for vector, state in zip(found, states, strict=True):
+        want = state / state.norm()
+        assert math.isclose(math.hypot(*vector), 1.0, rel_tol=1e-5)
+        torch.testing.assert_close(torch.tensor(vector), want, rtol=1e-3, atol=1e-4)
