@@ -17,6 +17,7 @@ from bridle.cli.check import check
 from bridle.cli.control import infer, run, tag, tags, upload
 from bridle.cli.doctor import doctor
 from bridle.cli.generate import generate
+from bridle.cli.help_search import help_
 from bridle.cli.keys import app as keys
 from bridle.cli.lmtp import lmtp
 from bridle.cli.new_controller import new_controller
@@ -40,6 +41,8 @@ that comes with bridle and needs no download.
 Every flag is also an environment variable, `--max-num-seqs 64` is `BRIDLE_MAX_NUM_SEQS=64`, and an entry of a YAML
 file: `bridle --config FILE serve` (or `BRIDLE_CONFIG=FILE`) reads `max-num-seqs: 64` under `serve:`. The command line
 wins, then the environment.
+
+`bridle help WORD` finds commands and flags by what they are about; `bridle doctor` looks for what is wrong here.
 """
 
 app = App(
@@ -57,6 +60,8 @@ app["--help"].group = HELP
 app["--version"].group = HELP
 
 app.register_install_completion_command(group=HELP, help="Complete commands and flags in this shell from now on.")
+
+app.command(help_, name="help", group=HELP)
 
 app.command(serve, group=SERVING)
 app.command(serve_model, group=SERVING)

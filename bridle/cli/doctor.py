@@ -6,57 +6,59 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib import metadata
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from bridle import __version__
+from bridle.cli import setup_probes
+from bridle.cli.finding import Finding, Level, Probe
 
-Level = Literal["ok", "note", "problem"]
-_MARKS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "problem": "[red]problem[/red]"}
+_MARKS = {"ok": "[green]     ok[/green]", "note": "[yellow]   note[/yellow]", "problem": "[red]problem[/red]"}
+Port = Annotated[int, Parameter(negative="")]
 _LOW_MEMORY = 2 << 30  # bytes; the demo model with its libraries needs about one GiB
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at. `advice` says what to do about it."""
-
-    level: Level
-    subject: str
-    text: str
-    advice: str = ""
-
-
-def doctor(*, port: Annotated[int, Parameter(negative="")] = 8080) -> int:
+def doctor(name: Annotated[str | None, Parameter(name="MODEL")] = None, /, *, port: Port = 8080) -> int:
     """Look for what would keep bridle from working here. The exit code is 1 if there is a problem.
+
+    `bridle doctor Qwen/Qwen3-0.6B` also looks whether that model can be served.
 
     Parameters
     ----------
+    name
+        A folder or a hub id to look at, too.
     port
         The port that `bridle serve` would listen on.
     """
     from rich.console import Console
 
     console = Console(highlight=False)
-    findings = list(examine(port))
+    findings = list(examine(port, name))
     for finding in findings:
-        console.print(f"{_MARKS[finding.level]:>20} {finding.subject}: {finding.text}", soft_wrap=True)
+        console.print(_MARKS[finding.level], end=" ")
+        console.print(f"{finding.subject}: {finding.text}", markup=False, soft_wrap=True)
         if finding.advice:
             console.print(f"        {finding.advice}", style="dim", markup=False, soft_wrap=True)
-    return 1 if any(finding.level == "problem" for finding in findings) else 0
+    problems = sum(finding.level == "problem" for finding in findings)
+    console.print(f"\n{problems} problems" if problems else "\nnothing is in the way", style="bold")
+    return 1 if problems else 0
 
 
-def examine(port: int) -> Iterator[Finding]:
+def examine(port: int, model: str | None = None) -> Iterator[Finding]:
     """All findings, in the order in which problems should be solved."""
     yield Finding("ok", "bridle", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
-    for probe in (_libraries, _device, _memory, _demo_model, _control, _hub, lambda: _port(port)):
+    around = (setup_probes.packages, _libraries, _device, _memory, setup_probes.limits, setup_probes.files)
+    settings = (setup_probes.variables, setup_probes.settings_file, setup_probes.surroundings)
+    for probe in (*around, *settings, _demo_model, _control, _hub, lambda: _port(port)):
         yield from _guarded(probe)
+    if model is not None:
+        yield from _guarded(lambda: setup_probes.model(model))
 
 
-def _guarded(probe: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _guarded(probe: Probe) -> Iterator[Finding]:
     """A probe that breaks is itself a finding: the doctor must survive what it looks for."""
     try:
         yield from probe()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from bridle.cli import doctor
+from bridle.cli import doctor, setup_probes
 
 
 def test_busy_port_is_noted() -> None:
@@ -32,7 +35,7 @@ def test_broken_probe_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_problem_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda _: [doctor.Finding("problem", "disk", "full", "make room")])
+    monkeypatch.setattr(doctor, "examine", lambda *_: [doctor.Finding("problem", "disk", "full", "make room")])
     assert doctor.doctor() == 1
     shown = capsys.readouterr().out
     assert "problem disk: full" in shown
@@ -44,3 +47,103 @@ def test_missing_packages_of_the_control_runtime_are_noted(monkeypatch: pytest.M
     findings = {finding.subject: finding for finding in doctor.examine(0)}
     assert findings["controllers"].level == "note"
     assert "pip install 'bridle[aici]'" in findings["controllers"].advice
+
+
+# -- what is around the program ----------------------------------------------------------------------------------
+
+
+def test_variables_that_are_no_flags_are_problems() -> None:
+    (finding,) = setup_probes.variables({"BRIDLE_MAX_NUMSEQS": "3", "BRIDLE_PORT": "80", "BRIDLE_CONFIG": "x", "A": ""})
+    assert (finding.level, finding.subject) == ("problem", "BRIDLE_MAX_NUMSEQS")
+    assert "BRIDLE_MAX_NUM_SEQS" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "advice"),
+    [
+        ("serve:\n  prot: 3\n", "'prot' is unknown", "is it port?"),
+        ("serv:\n  port: 3\n", "'serv' is unknown", "is it serve?"),
+        ("serve: [\n", "cannot be read", "unset BRIDLE_CONFIG"),
+        (None, "cannot be read", "unset BRIDLE_CONFIG"),
+    ],
+)
+def test_a_broken_settings_file_is_a_problem(content: str | None, text: str, advice: str, tmp_path: Path) -> None:
+    path = tmp_path / "bridle.yaml"
+    if content is not None:
+        path.write_text(content)
+    (finding,) = setup_probes.settings_file({"BRIDLE_CONFIG": str(path)})
+    assert finding.level == "problem" and text in finding.text and advice in finding.advice
+
+
+def test_a_good_settings_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bridle.yaml"
+    path.write_text("serve:\n  port: 3\n  max_num_seqs: 2\nkeys add:\n  admin: true\n")
+    assert [finding.level for finding in setup_probes.settings_file({"BRIDLE_CONFIG": str(path)})] == ["ok"]
+    assert not list(setup_probes.settings_file({}))
+
+
+def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("jinja2", "wasmtime"):
+            raise metadata.PackageNotFoundError(name)
+        return "1.0" if name == "cyclopts" else real(name)
+
+    real = metadata.version
+    monkeypatch.setattr(setup_probes.metadata, "version", version)
+    found = {finding.subject: finding for finding in setup_probes.packages()}
+    assert found["jinja2"].level == found["cyclopts"].level == "problem"
+    assert (
+        "version 1.0; >=5 is needed" in found["cyclopts"].text
+        and "pip install 'cyclopts>=5'" in found["cyclopts"].advice
+    )
+    assert found["aici"].level == "note" and "wasmtime is not installed" in found["aici"].text
+    assert found["aici"].advice == "pip install 'bridle[aici]'"
+
+
+def test_keys_that_others_can_read_are_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("bridle.service.control.data_folder", lambda: tmp_path)
+    keys = tmp_path / "keys.db"
+    keys.touch(mode=0o600)
+    assert not list(setup_probes.files())
+    keys.chmod(0o644)
+    (finding,) = setup_probes.files()
+    assert finding.level == "problem" and finding.advice == f"chmod 600 {keys}"
+
+
+def test_a_data_folder_that_takes_no_files_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("bridle.service.control.data_folder", lambda: tmp_path / "file" / "data")
+    (finding,) = setup_probes.files()
+    assert (finding.level, finding.subject) == ("problem", "data folder")
+
+
+def test_proxies_and_traces_of_the_environment() -> None:
+    proxy = {"HTTP_PROXY": "http://proxy:3128"}
+    assert [finding.subject for finding in setup_probes.surroundings(proxy)] == ["proxy"]
+    assert not list(setup_probes.surroundings(proxy | {"NO_PROXY": "localhost"}))
+    (traces,) = setup_probes.surroundings({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318"})
+    assert traces.level == "ok" and "http://a:4318" in traces.text
+
+
+def test_traces_without_their_packages_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (traces,) = setup_probes.surroundings({"OTEL_TRACES_EXPORTER": "otlp"})
+    assert traces.level == "problem" and "bridle[otel]" in traces.advice
+
+
+def test_little_room_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    monkeypatch.setattr("resource.getrlimit", lambda which: (256, 1024))
+    found = {finding.subject: finding for finding in setup_probes.limits()}
+    assert "ulimit -n" in found["descriptors"].advice and found["disk"].level == "note"
+    assert "--shm-size" in found["shared memory"].advice if "shared memory" in found else True
+
+
+def test_a_model_is_looked_at(tmp_path: Path) -> None:
+    (demo,) = setup_probes.model("demo")
+    assert demo.level == "ok" and "context" in demo.text
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    (broken,) = setup_probes.model(str(tmp_path))
+    assert broken.level == "problem"
+    (elsewhere,) = setup_probes.model("owner/nothing-like-it")
+    assert elsewhere.level == "note" and "not on this disk" in elsewhere.text

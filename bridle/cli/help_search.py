@@ -1,0 +1,160 @@
+"""`bridle help`: a command's page, or every command and flag that speaks of some words.
+
+Looks at what the help pages are made of, so that what is found is what stands there. A flag that several commands share
+is told once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, ArgumentCollection, Parameter
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ENVIRONMENT = "BRIDLE_"
+_MIN_LIKENESS = 0.6
+
+
+@dataclass(slots=True)
+class Entry:
+    """A command or a flag: its names, what it is for, the heading it stands under, and the commands that have it."""
+
+    names: tuple[str, ...]
+    text: str
+    heading: str
+    commands: list[str] = field(default_factory=list)
+
+    @property
+    def is_flag(self) -> bool:
+        return self.names[0].startswith("-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets a flag."""
+        return _ENVIRONMENT + self.names[0].lstrip("-").replace("-", "_").upper()
+
+    def rank(self, words: list[str]) -> int | None:
+        """How well all of `words` are met, smaller is better: by a name, by a part of one, or by the text; None for not
+        at all."""
+        names = " ".join(self.names).lower()
+        known = f"{names} {names.replace('-', ' ')} {self.variable.lower()} {self.text.lower()} {self.heading.lower()}"
+        if not all(word in known for word in words):
+            return None
+        if any(word == name.lstrip("-") for word in words for name in self.names):
+            return 0
+        return 1 if all(word in names.replace("-", " ") + names for word in words) else 2
+
+
+def help_(*words: Annotated[str, Parameter(name="WORD", allow_leading_hyphen=True)]) -> int:
+    """Show a command's help, or find commands and flags by words: `bridle help batch`, `bridle help kv memory`.
+
+    Parameters
+    ----------
+    words
+        A command, or words that all must occur in a flag's name, variable or description, or in a command's.
+    """
+    from bridle.cli.app import app
+
+    page = _page_of(app, words)
+    if page is not None:
+        app([*page, "--help"], exit_on_error=False)
+        return 0
+    return _search(app, [word.lower() for word in words])
+
+
+def flag_names() -> dict[str, set[str]]:
+    """What may stand in a settings file under each command: the names of its flags and arguments, without dashes."""
+    from bridle.cli.app import app
+
+    return {
+        name: {text.lstrip("-").lower() for argument in _arguments(command) for text in argument.names}
+        for name, command in _commands(app, ())
+    }
+
+
+def _page_of(app: App, words: tuple[str, ...]) -> list[str] | None:
+    """The command that `words` name, if they name one; none at all name the whole."""
+    here = app
+    for word in words:
+        if word.startswith("-") or word not in list(here):
+            return None
+        here = here[word]
+    return list(words)
+
+
+def _search(app: App, words: list[str]) -> int:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    entries = list(_entries(app))
+    ranked = [(rank, entry) for entry in entries if (rank := entry.rank(words)) is not None]
+    for _, entry in sorted(ranked, key=lambda item: (item[1].is_flag, item[0])):
+        _show(console, entry)
+    if ranked:
+        return 0
+    console.print(f"nothing here speaks of {' '.join(words)!r}{_likely(entries, words)}", markup=False)
+    return 1
+
+
+def _show(console: Console, entry: Entry) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if entry.is_flag:
+        where = f"{entry.heading}; bridle {', '.join(entry.commands)}; {entry.variable}"
+        title = Text.assemble((", ".join(entry.names), "bold cyan"), (f"  ({where})", "dim"))
+    else:
+        title = Text(f"bridle {entry.names[0]}", style="bold green")
+    console.print(title, soft_wrap=True)
+    console.print(Padding(Text(entry.text), (0, 0, 0, 4)))
+
+
+def _likely(entries: list[Entry], words: list[str]) -> str:
+    """Names that look like what was typed."""
+    names = {name.lstrip("-") for entry in entries for name in entry.names}
+    parts = {part for name in names for part in name.split("-")}
+    near = [match for word in words for match in difflib.get_close_matches(word, names | parts, 3, _MIN_LIKENESS)]
+    return f"; is it one of {', '.join(dict.fromkeys(near))}?" if near else "; see bridle --help"
+
+
+def _entries(app: App) -> Iterator[Entry]:
+    """All commands, then all flags, each once."""
+    flags: dict[tuple[tuple[str, ...], str], Entry] = {}
+    for name, command in _commands(app, ()):
+        yield Entry((name,), _first_paragraph(command.help), "Commands")
+        for entry in _flags(command):
+            flags.setdefault((entry.names, entry.text), entry).commands.append(name)
+    yield from flags.values()
+
+
+def _commands(app: App, path: tuple[str, ...]) -> Iterator[tuple[str, App]]:
+    for word in app:
+        if word.startswith("-") or (*path, word) == ("help",):
+            continue
+        name = (*path, word)
+        yield " ".join(name), app[word]
+        yield from _commands(app[word], name)
+
+
+def _flags(command: App) -> Iterator[Entry]:
+    for argument in _arguments(command):
+        names = tuple(name for name in argument.names if name.startswith("-"))
+        if names and argument.parameter.show is not False:
+            groups = argument.parameter.group or ()
+            heading = getattr(groups[0], "name", "") if groups else ""
+            yield Entry(names, " ".join((argument.parameter.help or "").split()), str(heading))
+
+
+def _arguments(command: App) -> ArgumentCollection:
+    if command.default_command is None:
+        return ArgumentCollection()
+    return command.assemble_argument_collection(parse_docstring=True)
+
+
+def _first_paragraph(text: str | None) -> str:
+    return " ".join((text or "").strip().split("\n\n")[0].split())

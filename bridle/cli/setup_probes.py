@@ -1,0 +1,215 @@
+"""What `bridle doctor` looks at around the program: packages, settings, files and limits of this machine.
+
+Each probe tells what is wrong and what to do about it; what is right it tells in a word, or not at all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bridle.cli.finding import Finding
+
+#: Extras of the package, and what is missing without each.
+EXTRAS = {
+    "aici": "Wasm controllers",
+    "cluster": "shards: models in processes of their own",
+    "otel": "traces",
+    "controllers": "building controllers from their sources",
+}
+_PREFIX = "BRIDLE_"
+#: Variables of ours that are no flags.
+_OTHER_VARIABLES = ("BRIDLE_CONFIG", "BRIDLE_FULL")
+_LOW_SHARED_MEMORY = 64 << 20
+_LOW_DISK = 2 << 30
+_MANY_FILES = 4_096
+_PROXIES = ("http_proxy", "all_proxy")
+
+
+def packages() -> Iterator[Finding]:
+    """Whether what bridle needs is there, in versions that it can use."""
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = [Requirement(text) for text in metadata.requires("bridle") or ()]
+    except metadata.PackageNotFoundError:
+        yield Finding("note", "package", "bridle runs from its sources, so that what it needs is not known")
+        return
+    for requirement in wanted:
+        if "extra" in str(requirement.marker or "") or (requirement.marker and not requirement.marker.evaluate()):
+            continue
+        yield from _problem_with(requirement, "problem")
+    for extra, purpose in EXTRAS.items():
+        parts = [one for one in wanted if one.marker is not None and one.marker.evaluate({"extra": extra})]
+        parts = [one for one in parts if one.name != "bridle" and not one.marker.evaluate({"extra": ""})]  # type: ignore[union-attr]
+        missing = [finding for one in parts for finding in _problem_with(one, "note")]
+        if missing:
+            text = "; ".join(f"{finding.subject} {finding.text}" for finding in missing)
+            yield Finding("note", extra, f"{purpose}: {text}", f"pip install 'bridle[{extra}]'")
+
+
+def _problem_with(requirement: Any, level: Any) -> Iterator[Finding]:
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        yield Finding(level, requirement.name, "is not installed", f"{sys.executable} -m pip install '{requirement}'")
+        return
+    if not requirement.specifier.contains(version, prereleases=True):
+        text = f"is of version {version}; {requirement.specifier} is needed"
+        yield Finding(level, requirement.name, text, f"{sys.executable} -m pip install '{requirement}'")
+
+
+def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Variables that look like flags and are none: a misspelled one does nothing, and says nothing."""
+    from bridle.cli.help_search import flag_names
+
+    known = {_PREFIX + name.replace("-", "_").upper() for names in flag_names().values() for name in names}
+    for name in sorted(environment):
+        if name.startswith(_PREFIX) and name not in known and name not in _OTHER_VARIABLES:
+            near = difflib.get_close_matches(name, [one for one in known if len(one) > len(_PREFIX) + 2], 1)
+            advice = f"is it {near[0]}?" if near else "see `bridle help`; unset it"
+            yield Finding("problem", name, "is no setting of bridle, and does nothing", advice)
+
+
+def settings_file(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """The file that BRIDLE_CONFIG names: whether it can be read, and whether all that it says means something."""
+    path = environment.get("BRIDLE_CONFIG")
+    if not path:
+        return
+    from cyclopts.config import Yaml
+
+    from bridle.cli.help_search import flag_names
+
+    try:
+        data = Yaml(path, must_exist=True).config
+    except Exception as error:  # whatever the reader of YAML raises
+        text = f"{path} cannot be read: {' '.join(str(error).split())}"
+        yield Finding("problem", "settings file", text, "correct it, or unset BRIDLE_CONFIG")
+        return
+    known, complaints = flag_names(), 0
+    for command, section in (data or {}).items():
+        for word, names in _strange(command, section, known):
+            complaints += 1
+            near = difflib.get_close_matches(word, names, 1)
+            text = f"{path}: {word!r} is unknown there, and does nothing"
+            yield Finding("problem", "settings file", text, f"is it {near[0]}?" if near else "")
+    if not complaints:
+        yield Finding("ok", "settings file", path)
+
+
+def _strange(command: object, section: object, known: Mapping[str, set[str]]) -> Iterator[tuple[str, set[str]]]:
+    """What of a section means nothing, with what it could have been."""
+    if not isinstance(command, str) or command not in known:
+        yield str(command)[:80], set(known)
+        return
+    for name in section if isinstance(section, dict) else ():
+        if str(name).replace("_", "-") not in known[command]:
+            yield str(name)[:80], known[command]
+
+
+def files() -> Iterator[Finding]:
+    """Folders that must take files, and the file of keys, which others must not read."""
+    from bridle.service.control import data_folder
+
+    folder = data_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".doctor").touch()
+        (folder / ".doctor").unlink()
+    except OSError as error:
+        advice = "set XDG_DATA_HOME to a folder that takes files"
+        yield Finding("problem", "data folder", f"{folder} takes no files: {error.strerror}", advice)
+    keys = folder / "keys.db"
+    if keys.exists() and keys.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        yield Finding("problem", "keys", f"{keys} can be read by others", f"chmod 600 {keys}")
+
+
+def limits() -> Iterator[Finding]:
+    """Room in shared memory and on the disk, and descriptors for connections."""
+    import shutil
+
+    shared = Path("/dev/shm")  # noqa: S108 - where the control runtime's shared memory lies
+    if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _LOW_SHARED_MEMORY:
+        advice = "give the container more, as with `docker run --shm-size 1g`"
+        yield Finding("note", "shared memory", f"{free >> 20} MiB free; controllers need some of it", advice)
+    cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache")
+    home = next((path for path in (cache, *cache.parents) if path.exists()), Path("/"))
+    if (free := shutil.disk_usage(home).free) < _LOW_DISK:
+        yield Finding("note", "disk", f"{free / (1 << 30):.1f} GiB free at {home}", "models are kept there: make room")
+    yield from _descriptors()
+
+
+def _descriptors() -> Iterator[Finding]:
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < _MANY_FILES:
+        text = f"at most {hard} files and connections may be open at once"
+        yield Finding("note", "descriptors", text, f"raise it for many clients: `ulimit -n {_MANY_FILES}`")
+
+
+def surroundings(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Proxies that stand between clients and a server on this machine; traces that cannot be sent."""
+    from importlib.util import find_spec
+
+    from bridle import telemetry
+
+    lower = {name.lower(): value for name, value in environment.items()}
+    if any(lower.get(name) for name in _PROXIES) and "localhost" not in lower.get("no_proxy", ""):
+        advice = "set NO_PROXY=localhost,127.0.0.1"
+        yield Finding("note", "proxy", "clients here may ask the proxy for http://localhost", advice)
+    if telemetry.wants_traces(environment):
+        if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
+            advice = "pip install 'bridle[otel]', or unset the OTEL_* variables"
+            yield Finding("problem", "traces", "are asked for, and their packages are missing", advice)
+        else:
+            yield Finding("ok", "traces", f"go to {environment.get(telemetry.ENDPOINT) or 'where OTEL_* says'}")
+
+
+def model(name: str) -> Iterator[Finding]:
+    """Whether a checkpoint on this disk can be served: its files, its architecture, its size."""
+    import psutil
+
+    from bridle.errors import BridleError
+    from bridle.model.checkpoint import inspect_checkpoint
+    from bridle.model.guards import max_positions, read_config
+
+    try:
+        folder = _local_folder(name)
+        if folder is None:
+            yield Finding("note", f"model {name}", "is not on this disk; `bridle serve` fetches it from the hub")
+            return
+        checkpoint = inspect_checkpoint(folder)
+        config = read_config(checkpoint)
+    except BridleError as error:
+        yield Finding("problem", f"model {name}", str(error))
+        return
+    needed, free = 4 * checkpoint.num_values, psutil.virtual_memory().available
+    text = f"{config.model_type}, {checkpoint.num_values / 1e6:.0f} million weights, context {max_positions(config)}"
+    if needed > free:
+        text += f"; on a CPU they take {needed / (1 << 30):.1f} GiB, and {free / (1 << 30):.1f} are free"
+        yield Finding("note", f"model {name}", text, "--quantization int8 takes a quarter, --dtype bfloat16 half")
+    else:
+        yield Finding("ok", f"model {name}", text)
+
+
+def _local_folder(name: str) -> Path | None:
+    """Where a model is on this disk; None for one that would have to be fetched. Raises what its name has wrong."""
+    from bridle.model import resolve_model
+
+    if name == "demo" or Path(name).expanduser().exists():
+        return resolve_model(name)
+    from huggingface_hub import try_to_load_from_cache
+
+    if "/" in name and not name.startswith(("/", ".", "~")):
+        found = try_to_load_from_cache(name, "config.json")
+        return Path(found).parent if isinstance(found, str) else None
+    return resolve_model(name)
