@@ -6,6 +6,21 @@ Knows nothing of requests, plans or models. Importing the package loads no torch
 from __future__ import annotations
 
 from bridle.lora.files import AdapterFiles, find_adapter, open_adapter
+from bridle.lora.layers import AdapterLimits, LayerShape
 from bridle.lora.peft_config import LoraShape
+from bridle.lora.pool import AdapterDevice, AdapterPool, as_device
+from bridle.lora.status import AdapterState, AdapterStatus
 
-__all__ = ["AdapterFiles", "LoraShape", "find_adapter", "open_adapter"]
+__all__ = [
+    "AdapterDevice",
+    "AdapterFiles",
+    "AdapterLimits",
+    "AdapterPool",
+    "AdapterState",
+    "AdapterStatus",
+    "LayerShape",
+    "LoraShape",
+    "as_device",
+    "find_adapter",
+    "open_adapter",
+]

@@ -16,7 +16,7 @@ from pathlib import Path
 from bridle.errors import AdapterRefused
 from bridle.lora.hub import fetch_adapter, is_hub_id
 from bridle.lora.peft_config import LoraShape, PeftConfig, read_config
-from bridle.lora.tensors import Header, read_header, shapes_of
+from bridle.lora.tensors import read_header, shapes_of
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -66,19 +66,18 @@ def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
     return read_adapter(folder, root)[0]
 
 
-def read_adapter(folder: Path, root: Path | None = None) -> tuple[AdapterFiles, Header, memoryview]:
-    """The same, with the tensors' places and the bytes they are in, which are those that were looked at."""
+def read_adapter(folder: Path, root: Path | None = None) -> tuple[AdapterFiles, bytes]:
+    """The same, with the weights' file, whose bytes are those that were looked at."""
     folder = folder.resolve()
     root = folder if root is None else root.resolve()
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
     config = read_config(config_bytes)
     weights = _read(folder, WEIGHTS_NAME, root, MAX_WEIGHTS_BYTES)
-    header, payload = read_header(weights)
+    header = read_header(weights)
     digest = hashlib.blake2b(config_bytes, digest_size=16)
     digest.update(weights)
     num_bytes = sum(entry.num_bytes for entry in header.values())
-    files = AdapterFiles(folder, root, digest.hexdigest(), config, shapes_of(header, config), num_bytes)
-    return files, header, payload
+    return AdapterFiles(folder, root, digest.hexdigest(), config, shapes_of(header, config), num_bytes), weights
 
 
 def _read(folder: Path, name: str, root: Path, limit: int) -> bytes:
@@ -93,13 +92,16 @@ def _read(folder: Path, name: str, root: Path, limit: int) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise AdapterRefused(f"{folder / name} cannot be read: {error.strerror}", "source") from None
-    with open(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise AdapterRefused(f"{folder / name} is no plain file", "source")
         if status.st_size > limit:
             raise AdapterRefused(f"{folder / name} has {status.st_size} bytes; at most {limit} are read", "source")
-        return file.read(limit + 1)[:limit]  # it may grow meanwhile; what is cut off is found damaged
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(limit + 1)[:limit]  # it may grow meanwhile; what is cut off is found damaged
+    finally:
+        os.close(descriptor)
 
 
 def _why_missing(folder: Path, name: str) -> str:

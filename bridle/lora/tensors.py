@@ -60,8 +60,8 @@ class _RawEntry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-def read_header(data: bytes) -> tuple[Header, memoryview]:
-    """The tensors of a safetensors file and the bytes they lie in. Raises `AdapterRefused` if it is damaged."""
+def read_header(data: bytes) -> Header:
+    """The tensors of a safetensors file. Raises `AdapterRefused` if it is damaged."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
         raise AdapterRefused(f"the weights are no safetensors file, or cut off ({len(data)} bytes)", "source")
@@ -75,10 +75,10 @@ def read_header(data: bytes) -> tuple[Header, memoryview]:
         raise AdapterRefused(f"the weights have a damaged header: {error}", "source") from None
     if not 1 <= len(entries) <= MAX_TENSORS:
         raise AdapterRefused(f"the weights hold {len(entries)} tensors; must be 1 to {MAX_TENSORS}", "source")
-    payload = memoryview(data)[8 + length :]
-    header = {name: _check_entry(name, entry, len(payload)) for name, entry in entries.items()}
-    _check_overlap(header, len(payload))
-    return header, payload
+    size = len(data) - 8 - length
+    header = {name: _check_entry(name, entry, size) for name, entry in entries.items()}
+    _check_overlap(header, size)
+    return header
 
 
 def _check_entry(name: str, entry: _RawEntry, size: int) -> Entry:

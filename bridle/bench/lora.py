@@ -1,0 +1,315 @@
+"""Many adapters in one batch: generated tokens per second, from none to hundreds, beside PEFT switching between them.
+
+Every measurement keeps the same number of sequences running: one that ends makes place for the next, with the next
+adapter in turn, so that adapters come and go as they do in a service. All share one model, one process and the same
+lengths of prompts and outputs; they are measured in turns, and each figure is the median of its rounds. PEFT computes
+the requests of each adapter as a batch of its own, one adapter after the other, since it cannot mix them in a packed
+step.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.adapters import make_adapters
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.settings import Settings
+from bridle.config import EngineConfig, ModelConfig
+from bridle.engine.request import Request
+from bridle.outputs import Finished, TokenEvent
+from bridle.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bridle.engine import Engine
+    from bridle.lora import AdapterPool
+    from bridle.model.executor import LocalExecutor
+
+_PROMPT_TOKENS = 16
+_LENGTHS = (24, 40)  # of outputs: the shortest and the longest
+_HOST_MEMORY = 16 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What runs: `num_adapters` in turn, on every sequence or on a `share` of them. `resident` is how many fit on the
+    device at once (0: all)."""
+
+    name: str
+    targets: str = "q and v"
+    num_adapters: int = 0
+    share: float = 1.0
+    resident: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured: sequences at once, tokens of all before the clock starts and under it, rounds."""
+
+    batch: int
+    num_warm: int
+    num_tokens: int
+    num_rounds: int
+    num_peft_tokens: int
+    num_many: int  # adapters in rotation
+
+
+@dataclass(slots=True)
+class Figure:
+    """One scene. Speeds in generated tokens per second; `ratio` is that over the scene without adapters. `base` is the
+    speed of the sequences that have none, over what as many of them get where nobody has any."""
+
+    name: str
+    targets: str
+    num_adapters: int
+    tokens_per_second: float
+    ratio: float = 1.0
+    base: float | None = None
+    distinct: float = 0.0  # adapters per step
+    num_placed: int = 0  # adapters that were brought to the device while the clock ran
+
+
+def measure(settings: Settings, console: Console) -> dict[str, Any]:
+    """Run all scenes in turns, then PEFT. Prints one table."""
+    import torch
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    size = _choose_size(settings)
+    name = settings.model_sizes[0] if settings.model_sizes else ("20m" if settings.quick else "0.5b")
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        checkpoint = make_checkpoint(name, Path(folder))
+        figures = _measure_bridle(checkpoint, Path(folder) / "adapters", size, settings, console)
+        figures += _measure_peft(checkpoint, Path(folder) / "adapters", size, console)
+    _compare(figures)
+    _print_table(console, checkpoint, size, figures)
+    return {"model": name, "size": asdict(size), "figures": [asdict(figure) for figure in figures]}
+
+
+def _choose_size(settings: Settings) -> Size:
+    batch = settings.batches[0] if settings.batches else (16 if settings.quick else 64)
+    if settings.quick:
+        return Size(batch, 8 * batch, 24 * batch, 2, 4, 48)
+    return Size(batch, 16 * batch, 48 * batch, 3, 12, 256)
+
+
+def _scenes(size: Size) -> list[Scene]:
+    many = size.num_many
+    return [
+        Scene("none"),
+        Scene("1 adapter", num_adapters=1),
+        Scene("4 adapters", num_adapters=4),
+        Scene("32 adapters", num_adapters=32),
+        Scene(f"{many} in rotation", num_adapters=many),
+        Scene(f"{many}, {many // 4} of them resident", num_adapters=many, resident=many // 4),
+        Scene("32 adapters on half the rows", num_adapters=32, share=0.5),
+        Scene("4 adapters", targets="all linear", num_adapters=4),
+        Scene("32 adapters", targets="all linear", num_adapters=32),
+    ]
+
+
+# -- bridle ------------------------------------------------------------------------------------------------------
+
+
+def _measure_bridle(
+    checkpoint: Checkpoint, folder: Path, size: Size, settings: Settings, console: Console
+) -> list[Figure]:
+    from bridle.model import load_executor
+
+    scenes = _scenes(size)
+    runs: dict[Scene, list[Figure]] = {scene: [] for scene in scenes}
+    capacity = size.batch * (_PROMPT_TOKENS + _LENGTHS[1] + 16)
+    config = ModelConfig(
+        str(checkpoint.path), num_threads=settings.threads, kv_memory=capacity * checkpoint.token_bytes
+    )
+    executor = load_executor(config)
+    try:
+        paths = {
+            targets: make_adapters(folder, executor.adapter_layers, targets, count)
+            for targets, count in (("q and v", size.num_many), ("all linear", 32))
+        }
+        for number in range(size.num_rounds):
+            shift = number % len(scenes)
+            for scene in (*scenes[shift:], *scenes[:shift]):
+                with console.status(f"round {number + 1}: {scene.name}, {scene.targets}"):
+                    runs[scene].append(_run_scene(executor, scene, paths[scene.targets], size))
+    finally:
+        executor.close()
+    return [_median(figures) for figures in runs.values()]
+
+
+def _run_scene(executor: LocalExecutor, scene: Scene, paths: list[Path], size: Size) -> Figure:
+    with _engine(executor, scene, paths[: scene.num_adapters], size) as (engine, pool):
+        feed = _Feed(engine, scene, size)
+        feed.run(size.num_warm)
+        placed = pool.num_placed
+        began = time.perf_counter()
+        feed.run(size.num_tokens)
+        seconds = time.perf_counter() - began
+        figure = Figure(scene.name, scene.targets, scene.num_adapters, feed.num_tokens / seconds)
+        figure.distinct, figure.num_placed = feed.num_distinct / feed.num_steps, pool.num_placed - placed
+        if scene.share < 1:
+            figure.base = feed.num_base_tokens / seconds / (1 - scene.share)  # as if all rows had none
+        return figure
+
+
+@contextmanager
+def _engine(
+    executor: LocalExecutor, scene: Scene, paths: list[Path], size: Size
+) -> Iterator[tuple[Engine, AdapterPool]]:
+    """An engine of its own for a scene; the executor stays."""
+    from bridle.engine import Engine
+    from bridle.lora import AdapterPool, open_adapter
+
+    files = [open_adapter(path) for path in paths]
+    # float32 takes twice what the files have in bfloat16.
+    per_adapter = max((2 * one.num_bytes for one in files), default=0)
+    memory = (scene.resident or len(files)) * per_adapter
+    pool = AdapterPool(executor, item_size=4, device_memory=max(memory, 1), host_memory=_HOST_MEMORY)
+    with ExitStack() as stack:
+        stack.callback(executor.drop_adapters)
+        stack.callback(executor.reset)
+        stack.callback(pool.close)
+        for number, one in enumerate(files):
+            pool.add(str(number), one)
+        for number in range(len(files)):
+            pool.fetch(str(number)).result()
+        config = EngineConfig(enable_prefix_caching=False, max_num_seqs=size.batch)
+        yield Engine(executor, config, adapters=pool), pool
+
+
+class _Feed:
+    """Keeps the same number of requests running, whose lengths differ, so that they end one by one."""
+
+    def __init__(self, engine: Engine, scene: Scene, size: Size) -> None:
+        self._engine = engine
+        self._scene = scene
+        self._vocab_size = engine.info.vocab_size
+        self._adapters: dict[str, str | None] = {}  # of live requests
+        self._num_requests = 0
+        self.num_tokens = self.num_base_tokens = self.num_steps = self.num_distinct = 0
+        for number in range(size.batch):
+            self._add(num_new=1 + number * _LENGTHS[1] // size.batch)  # not all at once
+
+    def _add(self, num_new: int) -> None:
+        number = self._num_requests
+        self._num_requests += 1
+        prompt = tuple((7 * i + 13 * number) % (self._vocab_size - 3) + 3 for i in range(_PROMPT_TOKENS))
+        sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
+        adapter = self._adapter_of(number)
+        self._adapters[str(number)] = adapter
+        self._engine.add(Request(str(number), prompt, sampling, adapter=adapter, detokenize=False))
+
+    def _adapter_of(self, number: int) -> str | None:
+        scene = self._scene
+        if not scene.num_adapters or (number * scene.share) % 1:
+            return None
+        return str(int(number * scene.share) % scene.num_adapters)
+
+    def run(self, num_tokens: int) -> None:
+        """Step until so many tokens more were generated; counts anew."""
+        self.num_tokens = self.num_base_tokens = self.num_steps = self.num_distinct = 0
+        while self.num_tokens < num_tokens:
+            seen: set[str] = set()
+            for event in self._engine.step():
+                if isinstance(event, TokenEvent):
+                    adapter = self._adapters[event.request_id]
+                    self.num_tokens += 1
+                    self.num_base_tokens += adapter is None
+                    seen |= set() if adapter is None else {adapter}
+                elif isinstance(event, Finished):
+                    if event.error is not None:
+                        raise event.error
+                    del self._adapters[event.request_id]
+                    self._add(_LENGTHS[0] + self._num_requests % (_LENGTHS[1] - _LENGTHS[0] + 1))
+            self.num_steps += 1
+            self.num_distinct += len(seen)
+
+
+def _median(figures: list[Figure]) -> Figure:
+    speeds = [figure.tokens_per_second for figure in figures]
+    bases = [figure.base for figure in figures if figure.base is not None]
+    return replace(figures[-1], tokens_per_second=median(speeds), base=median(bases) if bases else None)
+
+
+# -- PEFT --------------------------------------------------------------------------------------------------------
+
+
+def _measure_peft(checkpoint: Checkpoint, folder: Path, size: Size, console: Console) -> list[Figure]:
+    """The same number of sequences, the adapters' shares of them one after the other."""
+    try:
+        from peft import PeftModel
+    except ImportError:
+        console.print("PEFT is not installed (pip install peft): measured without it")
+        return []
+    from bridle.bench.peers import load_transformers
+
+    paths = sorted(folder.glob("q-and-v-*"), key=lambda path: int(path.name.rpartition("-")[2]))[:32]
+    model: Any = PeftModel.from_pretrained(load_transformers(checkpoint), paths[0], adapter_name="0")
+    for number, path in enumerate(paths[1:], 1):
+        model.load_adapter(path, str(number))
+    figures = []
+    for num_adapters in (1, 4, 32):
+        with console.status(f"PEFT, {num_adapters} adapters"):
+            generate = _peft_round(model, num_adapters, checkpoint.vocab_size, size)
+            generate(1)
+            began = time.perf_counter()
+            num_tokens = generate(size.num_peft_tokens)
+            seconds = time.perf_counter() - began
+        name = f"PEFT, {num_adapters} adapter{'s' if num_adapters > 1 else ''}"
+        figures.append(Figure(name, "q and v", num_adapters, num_tokens / seconds, distinct=1.0))
+    return figures
+
+
+def _peft_round(model: Any, num_adapters: int, vocab_size: int, size: Size) -> Callable[[int], int]:
+    """Generates for the whole batch, adapter by adapter; gives how many tokens that were."""
+    import torch
+    from transformers import GenerationConfig
+
+    rows = max(size.batch // num_adapters, 1)
+    prompts = torch.arange(rows * _PROMPT_TOKENS).view(rows, _PROMPT_TOKENS) * 7 % (vocab_size - 3) + 3
+
+    def generate(num_new: int) -> int:
+        how = GenerationConfig(do_sample=False, max_new_tokens=num_new, eos_token_id=-1, pad_token_id=0)
+        for number in range(num_adapters):
+            model.set_adapter(str(number))
+            with torch.inference_mode():
+                model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), generation_config=how)
+        return num_adapters * rows * num_new
+
+    return generate
+
+
+# -- telling -----------------------------------------------------------------------------------------------------
+
+
+def _compare(figures: list[Figure]) -> None:
+    plain = figures[0].tokens_per_second
+    for figure in figures:
+        figure.ratio = figure.tokens_per_second / plain
+        if figure.base is not None:
+            figure.base /= plain
+
+
+def _print_table(console: Console, checkpoint: Checkpoint, size: Size, figures: list[Figure]) -> None:
+    from rich.table import Table
+
+    table = Table(
+        title=f"{checkpoint.name}: {size.batch} sequences at once, adapters of rank 16",
+        caption="x: times the speed without adapters; base: that of the rows without one; a step: distinct adapters",
+    )
+    for heading in ("", "on", "tok/s", "x", "base", "a step", "placed"):
+        table.add_column(heading, justify="left" if heading in ("", "on") else "right", no_wrap=True)
+    for figure in figures:
+        base = "" if figure.base is None else f"{figure.base:.2f}"
+        cells = (f"{figure.tokens_per_second:.1f}", f"{figure.ratio:.2f}", base, f"{figure.distinct:.1f}")
+        table.add_row(figure.name, figure.targets, *cells, str(figure.num_placed))
+    console.print(table)

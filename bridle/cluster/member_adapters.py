@@ -1,0 +1,46 @@
+"""Adapters of a rank that follows rank 0: done beside the steps, in the order in which they were asked for.
+
+Rank 0 asks only for what it could do itself, so what fails here leaves this rank behind the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from bridle.cluster.adapter_calls import load, unload
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.engine.interfaces import Executor
+from bridle.engine.plan import StepPlan
+
+_log = logging.getLogger(__name__)
+
+
+class MemberAdapters:
+    """Loads and unloads in a thread of its own. A step waits for the adapters that it names, and for no other."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bridle-adapters")
+        self._last: dict[str, Future[None]] = {}  # what was asked for last, by adapter
+
+    def handle(self, request: pb.StepRequest) -> bool:
+        """Begin what the request asks for; whether it is about adapters at all."""
+        match request.WhichOneof("kind"):
+            case "load_adapter":
+                name, work = request.load_adapter.name, lambda: load(self._executor, request.load_adapter)
+            case "unload_adapter":
+                name, work = request.unload_adapter.name, lambda: unload(self._executor, request.unload_adapter)
+            case _:
+                return False
+        self._last[name] = self._thread.submit(work)
+        return True
+
+    def await_plan(self, plan: StepPlan) -> None:
+        """Wait until what the plan needs is there. Raises what went wrong on the way."""
+        for name in {row.adapter for row in plan.rows if row.adapter is not None}:
+            asked = self._last.pop(name, None)
+            if asked is not None:
+                asked.result()
+        for name in [name for name, asked in self._last.items() if asked.done()]:
+            self._last.pop(name).result()

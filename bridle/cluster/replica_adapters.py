@@ -1,0 +1,182 @@
+"""The adapters of several replicas, as one home: each replica is told of all, and reads those that its requests want.
+
+The router decides nothing about memory: every replica has an engine and an `AdapterPool` of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from bridle.cluster.adapter_messages import (
+    AdapterFetched,
+    AdapterMessage,
+    AdapterNews,
+    AddAdapter,
+    FetchAdapter,
+    RemoveAdapter,
+    pack_adapter,
+    unpack_adapter,
+)
+from bridle.cluster.faults import pack_error, unpack_error
+from bridle.errors import AdapterRefused, BridleError, EngineClosed, UnknownAdapter, UnsupportedFeature
+from bridle.lora import AdapterFiles, AdapterLimits, AdapterPool, AdapterState, AdapterStatus
+
+#: From least to most ready.
+_STATES: tuple[AdapterState, ...] = ("failed", "known", "loading", "host", "device")
+
+
+class ReplicaAdapters:
+    """The router's end: an `AdapterHome` over replicas. `send(number, message)` reaches one of them."""
+
+    def __init__(self, send: Callable[[int, AdapterMessage], None]) -> None:
+        self._send = send
+        self._lock = threading.RLock()
+        self._limits: AdapterLimits | None = None
+        self._known: dict[str, AddAdapter] = {}
+        self._up: dict[int, Mapping[str, AdapterNews]] = {}  # replicas that are there, and their last news
+        self._fetches: dict[str, list[Future[None]]] = {}
+        self._failed: dict[str, set[int]] = {}  # replicas that could not fetch what is waited for
+
+    # -- for the registry ------------------------------------------------------------------------------------
+
+    def check(self, files: AdapterFiles) -> None:
+        if self._limits is None:
+            raise UnsupportedFeature("the replicas of this model apply no adapters", "adapter")
+        self._limits.check(files)
+
+    def add(self, key: str, files: AdapterFiles) -> None:
+        with self._lock:
+            self._known[key] = pack_adapter(key, files)
+            self._tell(self._known[key])
+
+    def remove(self, key: str) -> None:
+        with self._lock:
+            if self._known.pop(key, None) is not None:
+                self._tell(RemoveAdapter(key))
+                self._settle(key, UnknownAdapter("the adapter was removed", "adapter"))
+
+    def status(self, key: str) -> AdapterStatus:
+        """As at the replica that has got furthest; users of all."""
+        with self._lock:
+            news = [known[key] for known in self._up.values() if key in known]
+        if not news:
+            return AdapterStatus()
+        state, error, _ = max(news, key=lambda one: _STATES.index(one[0]))
+        return AdapterStatus(state, error, sum(num_users for _, _, num_users in news))
+
+    def fetch(self, key: str) -> Future[None]:
+        """Done when one replica has it; failed when none of them can."""
+        future: Future[None] = Future()
+        with self._lock:
+            if key not in self._known:
+                raise UnknownAdapter("there is no such adapter any more", "adapter")
+            self._fetches.setdefault(key, []).append(future)
+            self._failed[key] = set()
+            self._tell(FetchAdapter(key))
+        return future
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        with self._lock:
+            for key in list(self._fetches):
+                self._settle(key, EngineClosed("the replicas were shut down"))
+
+    # -- for the links -----------------------------------------------------------------------------------------
+
+    def note_up(self, number: int, limits: AdapterLimits | None) -> None:
+        """A replica is there. It is told of all adapters before anything else reaches it."""
+        with self._lock:
+            self._limits = limits
+            self._up[number] = {}
+            for message in self._known.values():
+                self._send(number, message)
+            for key in self._fetches:
+                self._send(number, FetchAdapter(key))
+
+    def note_lost(self, number: int) -> None:
+        with self._lock:
+            self._up.pop(number, None)
+
+    def note_news(self, number: int, news: Mapping[str, AdapterNews]) -> None:
+        with self._lock:
+            if number in self._up:
+                self._up[number] = news
+
+    def note_fetched(self, number: int, message: AdapterFetched) -> None:
+        with self._lock:
+            if message.error is None:
+                self._settle(message.key, None)
+                return
+            failed = self._failed.get(message.key)
+            if failed is None:
+                return
+            failed.add(number)
+            if failed >= set(self._up):
+                self._settle(message.key, unpack_error(*message.error))
+
+    # -- with the lock held --------------------------------------------------------------------------------------
+
+    def _tell(self, message: AdapterMessage) -> None:
+        for number in self._up:
+            self._send(number, message)
+
+    def _settle(self, key: str, error: BridleError | None) -> None:
+        self._failed.pop(key, None)
+        for future in self._fetches.pop(key, ()):
+            if not future.set_running_or_notify_cancel():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+
+class ServedAdapters:
+    """A replica's end, for one router. `send` may be called from any thread."""
+
+    def __init__(self, pool: AdapterPool | None, send: Callable[[AdapterFetched], None]) -> None:
+        self._pool = pool
+        self._send = send
+        self._keys: dict[str, None] = {}
+
+    def handle(self, message: AdapterMessage) -> None:
+        """Do what the router says."""
+        if self._pool is None:
+            return
+        if isinstance(message, AddAdapter):
+            self._keys[message.key] = None
+            self._pool.add(message.key, unpack_adapter(message))
+        elif isinstance(message, RemoveAdapter):
+            self._keys.pop(message.key, None)
+            self._pool.remove(message.key)
+        else:
+            self._fetch(self._pool, message.key)
+
+    def news(self) -> dict[str, AdapterNews]:
+        """Where those are that there is anything to tell of."""
+        found: dict[str, AdapterNews] = {}
+        for key in self._keys if self._pool is not None else ():
+            assert self._pool is not None
+            now = self._pool.status(key)
+            if now.state != "known" or now.num_users:
+                found[key] = now.state, now.error, now.num_users
+        return found
+
+    def close(self) -> None:
+        """The router is gone, and what it had named with it."""
+        for key in self._keys if self._pool is not None else ():
+            assert self._pool is not None
+            self._pool.remove(key)
+
+    def _fetch(self, pool: AdapterPool, key: str) -> None:
+        def tell(done: Future[None]) -> None:
+            error = done.exception()
+            known = error if isinstance(error, BridleError) or error is None else AdapterRefused(str(error), "adapter")
+            self._send(AdapterFetched(key, None if known is None else pack_error(known)))
+
+        try:
+            pool.fetch(key).add_done_callback(tell)
+        except BridleError as error:
+            self._send(AdapterFetched(key, pack_error(error)))

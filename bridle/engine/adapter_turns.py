@@ -1,0 +1,98 @@
+"""Which adapters a step computes with: those that are on the device, and at most so many.
+
+Sequences of the others sit the step out. When more adapters are ready than one step takes, those come first whose last
+step is longest ago, so none starves; sequences without an adapter may be in every step. While no request has an adapter
+all of this costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain
+
+from bridle.engine.interfaces import AdapterStore
+from bridle.engine.request import Request
+from bridle.engine.sequence import Sequence
+from bridle.errors import BridleError
+
+
+class AdapterTurns:
+    """Chooses at most `max_adapters` for a step, of those that `store` has on the device (None: all are there)."""
+
+    def __init__(self, max_adapters: int, store: AdapterStore | None = None) -> None:
+        self.max_adapters = max_adapters
+        self._store = store
+        self._num_users: Counter[str] = Counter()  # live requests, by adapter
+        self._chosen: dict[str, int] = {}  # the number of the last step that had it, by adapter in use
+        self._step = 0
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Raise `UnknownAdapter` if the request wants one that is not there any more. From any thread."""
+        if self._store is not None and request.adapter is not None:
+            self._store.check_known(request.adapter)
+
+    def open(self, request: Request) -> None:
+        """A request begins. Raises `UnknownAdapter`."""
+        if request.adapter is None:
+            return
+        if self._store is not None:
+            self._store.open(request.adapter)
+        self._num_users[request.adapter] += 1
+
+    def leave(self, request: Request) -> None:
+        """A request that was begun is over."""
+        if request.adapter is None:
+            return
+        self._num_users[request.adapter] -= 1
+        if not self._num_users[request.adapter]:
+            del self._num_users[request.adapter]
+            self._chosen.pop(request.adapter, None)
+        if self._store is not None:
+            self._store.leave(request.adapter)
+
+    def take_failures(self) -> dict[str, BridleError]:
+        """Adapters that cannot be had, and why: requests for them end."""
+        return {} if self._store is None else self._store.take_failures()
+
+    def close(self) -> None:
+        """Nothing is brought to the device any more. Idempotent."""
+        if self._store is not None:
+            self._store.close()
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether any request has an adapter."""
+        return bool(self._num_users)
+
+    def begin_step(
+        self, running: Iterable[Sequence], next_in_line: Iterable[Sequence], waiting: Iterable[Sequence]
+    ) -> None:
+        """Let those sit out the next step whose adapter has no place in it. `next_in_line` are those of `waiting` that
+        may be admitted in it."""
+        self._step += 1
+        running = list(running)
+        chosen = self._choose([*_adapters(chain(running, next_in_line))])
+        for seq in chain(running, waiting):
+            if seq.request.adapter is not None:
+                seq.sits_out = seq.request.adapter not in chosen
+
+    def _choose(self, wanted: list[str]) -> set[str]:
+        """At most as many as a step takes: those that were chosen longest ago, among equals the most urgent."""
+        if self._store is not None:
+            available = self._store.begin_step(wanted)
+            wanted = [key for key in wanted if key in available]
+        if len(wanted) > self.max_adapters:
+            wanted = sorted(wanted, key=lambda key: self._chosen.get(key, 0))[: self.max_adapters]
+        self._chosen.update(dict.fromkeys(wanted, self._step))
+        return set(wanted)
+
+
+def _adapters(sequences: Iterable[Sequence]) -> dict[str, None]:
+    """The adapters of those that their controllers do not hold up, in order."""
+    keys = (seq.request.adapter for seq in sequences if not seq.is_held)
+    return dict.fromkeys(key for key in keys if key is not None)

@@ -1,0 +1,112 @@
+"""How an adapter lies in memory: one flat tensor, with a block for each place of the model where it adds something.
+
+A *site* is a linear layer that the model computes. A layer that adapters name is a site of its own, or a part of one
+where the model computes several layers as one product (queries, keys and values, for example): there the A matrices of
+all parts lie side by side, so that one product serves them, and each B adds to its part's columns. Ranks are padded
+with zeros to a multiple of `RANK_STEP`, so that more adapters have the same layout and can be multiplied together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from bridle.lora.peft_config import LoraShape
+
+RANK_STEP = 8
+
+
+class Span(NamedTuple):
+    """From `begin` to before `end`."""
+
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a layer that adapters name is computed: it gives `columns` of a site's outputs. A process that has only a
+    part of the layer computes from `inputs` and gives `outputs`, of all that the layer has."""
+
+    site: int
+    columns: Span
+    inputs: Span
+    outputs: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One layer's share of a site: B is [columns, ranks] at offset `begin`, fed by the hidden `ranks`."""
+
+    layer: str
+    columns: Span
+    ranks: Span
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What is added at one site: A is [rank, num_inputs] at offset `begin`."""
+
+    begin: int
+    rank: int
+    num_inputs: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All blocks of an adapter, by site, in one flat tensor of `num_values`."""
+
+    blocks: Mapping[int, Block]
+    num_values: int
+
+
+def make_layout(shapes: Mapping[str, LoraShape], places: Mapping[str, Place]) -> Layout:
+    """Lay out an adapter of these `shapes`, all of whose layers have a place."""
+    by_site: dict[int, list[str]] = {}
+    for name in sorted(shapes, key=lambda name: (places[name].site, places[name].columns)):
+        by_site.setdefault(places[name].site, []).append(name)
+    blocks, end = {}, 0
+    for site, names in by_site.items():
+        block = _make_block(names, shapes, places, end)
+        blocks[site] = block
+        last = block.parts[-1]
+        end = last.begin + prod((last.columns.size, last.ranks.size))
+    return Layout(blocks, end)
+
+
+def _make_block(names: list[str], shapes: Mapping[str, LoraShape], places: Mapping[str, Place], begin: int) -> Block:
+    spans, rank = [], 0
+    for name in names:
+        padded = -(-shapes[name].rank // RANK_STEP) * RANK_STEP
+        spans.append(Span(rank, rank + padded))
+        rank += padded
+    num_inputs = places[names[0]].inputs.size
+    parts, end = [], begin + rank * num_inputs
+    for name, ranks in zip(names, spans, strict=True):
+        parts.append(Part(name, places[name].columns, ranks, end))
+        end += places[name].columns.size * ranks.size
+    return Block(begin, rank, num_inputs, tuple(parts))
+
+
+class Layouts:
+    """Makes each layout once: adapters that have the same one can be multiplied together."""
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        self._places = places
+        self._known: dict[tuple[tuple[str, int], ...], Layout] = {}
+
+    def of(self, shapes: Mapping[str, LoraShape]) -> Layout:
+        """The layout of an adapter; the same object for the same layers and padded ranks."""
+        key = tuple((name, -(-shape.rank // RANK_STEP)) for name, shape in sorted(shapes.items()))
+        layout = self._known.get(key)
+        if layout is None:
+            layout = self._known[key] = make_layout(shapes, self._places)
+        return layout

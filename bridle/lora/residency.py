@@ -1,0 +1,189 @@
+"""Which adapters are in memory, and which leaves when another one needs its place. Plain bookkeeping, no threads.
+
+Two tiers, each within a number of bytes: the host keeps what was read, the device what can be computed with. In both
+the least recently used one leaves first. When more adapters are wanted at once than fit on the device they take turns:
+one that is wanted stays for at least `TURN_STEPS` steps in which it could serve, so that each gets on and none starves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from bridle.errors import BridleError
+from bridle.lora.files import AdapterFiles
+from bridle.lora.status import AdapterStatus
+
+#: Steps in which an adapter can serve before another one that waits may have its place.
+TURN_STEPS = 8
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One adapter. `last_used` orders by use; `num_turns` counts the steps in which it could serve since it was
+    placed."""
+
+    key: str
+    files: AdapterFiles
+    device_bytes: int
+    num_users: int = 0
+    last_used: int = 0
+    num_turns: int = 0
+    is_moving: bool = False  # a loading thread works on it
+    is_leaving: bool = False  # its place on the device is promised to another one
+    error: BridleError | None = field(default=None, repr=False)
+
+    @property
+    def host_bytes(self) -> int:
+        return self.files.num_bytes
+
+
+class Residency:
+    """The books of one device. All groups of adapters are by key."""
+
+    def __init__(self, device_memory: int, host_memory: int) -> None:
+        self.device_memory = device_memory
+        self.host_memory = host_memory
+        self.known: dict[str, Held] = {}
+        self.on_host: dict[str, Held] = {}
+        self.on_device: dict[str, Held] = {}
+        self.wanted: dict[str, Held] = {}  # steps wait for them, the longest waiting first
+        self.fetched: dict[str, Held] = {}  # somebody wants them on the host
+        self.removed: dict[str, Held] = {}  # nobody may ask for them any more
+        self.num_reads = 0
+        self.num_placed = 0
+        self._busy: frozenset[str] = frozenset()  # what the step under way asked for
+        self._ticks = count(1)
+
+    # -- what steps ask ------------------------------------------------------------------------------------------
+
+    def begin_step(self, keys: Sequence[str]) -> set[str]:
+        """What of `keys` can be computed with in the next step. They stay where they are until the step after; the
+        others are wanted from now on, and what is not in `keys` is not any more."""
+        self._busy = frozenset(keys)
+        for key in self.wanted.keys() - self._busy:
+            del self.wanted[key]
+        for key in keys:
+            if key not in self.on_device:
+                self.wanted.setdefault(key, self.known[key])
+        self._promise_places()
+        available = {key for key in keys if key in self.on_device and not self.on_device[key].is_leaving}
+        for key in available:
+            held = self.on_device[key]
+            held.last_used = next(self._ticks)
+            held.num_turns += 1
+        return available
+
+    def _promise_places(self) -> None:
+        """Let those go that had their turn, if somebody waits for their place and nothing else is free."""
+        for held in self.on_device.values():
+            held.is_leaving = False
+        first = self.next_to_place()
+        if first is None:
+            return
+        missing = first.device_bytes - self._room_on_device()
+        missing -= sum(held.device_bytes for held in self.on_device.values() if self._is_idle(held))
+        for held in sorted(self.on_device.values(), key=_last_used):
+            if missing <= 0:
+                return
+            if not self._is_idle(held) and held.num_turns >= TURN_STEPS:
+                held.is_leaving = True
+                missing -= held.device_bytes
+
+    def _is_idle(self, held: Held) -> bool:
+        return held.key not in self._busy
+
+    # -- what loading threads ask --------------------------------------------------------------------------------
+
+    def next_to_read(self) -> Held | None:
+        """What is to be read from disk next."""
+        for held in self._awaited():
+            is_here = held.key in self.on_host or held.key in self.on_device
+            if not is_here and not held.is_moving and held.error is None:
+                return held
+        return None
+
+    def next_to_place(self) -> Held | None:
+        """What is to be brought to the device next: of what was read, what waits longest, whatever its size."""
+        for key, held in self.wanted.items():
+            if key in self.on_host and key not in self.on_device and not held.is_moving and held.error is None:
+                return held
+        return None
+
+    def next_to_drop(self) -> Held | None:
+        """What was removed, and is used by nobody any more."""
+        for held in self.removed.values():
+            if held.num_users == 0 and not held.is_moving:
+                return held
+        return None
+
+    def leavers_of_host(self, num_bytes: int) -> list[Held] | None:
+        """Who leaves the host so that `num_bytes` fit; None if there is no room to be made now."""
+        free = self.host_memory - sum(held.host_bytes for held in self.on_host.values())
+        can_leave = [
+            held
+            for key, held in self.on_host.items()
+            if not held.is_moving and (key in self.on_device or key not in self.wanted)
+        ]
+        return _enough(can_leave, num_bytes - free, lambda held: held.host_bytes)
+
+    def leavers_of_device(self, num_bytes: int) -> list[Held] | None:
+        """Who leaves the device so that `num_bytes` fit; None if there is no room to be made now. The step under way
+        uses none of them."""
+        can_leave = [
+            held for held in self.on_device.values() if not held.is_moving and (held.is_leaving or self._is_idle(held))
+        ]
+        return _enough(can_leave, num_bytes - self._room_on_device(), lambda held: held.device_bytes)
+
+    def _room_on_device(self) -> int:
+        return self.device_memory - sum(held.device_bytes for held in self.on_device.values())
+
+    def _awaited(self) -> Iterator[Held]:
+        yield from self.wanted.values()
+        yield from self.fetched.values()
+
+    # -- coming and going ----------------------------------------------------------------------------------------
+
+    def note_placed(self, held: Held) -> None:
+        """It is on the device from now on."""
+        held.num_turns = 0
+        held.is_leaving = False
+        self.on_device[held.key] = held
+        self.wanted.pop(held.key, None)
+
+    def lose_everything(self) -> None:
+        """The device is another one: nothing is there, nor on its host."""
+        self.on_device.clear()
+        self.on_host.clear()
+
+    def forget(self, held: Held) -> None:
+        """It is no longer known."""
+        for group in (self.known, self.on_host, self.on_device, self.wanted, self.fetched, self.removed):
+            group.pop(held.key, None)
+
+    def status(self, held: Held) -> AdapterStatus:
+        """Where it is."""
+        if held.error is not None:
+            return AdapterStatus("failed", str(held.error), held.num_users)
+        if held.key in self.on_device:
+            return AdapterStatus("device", None, held.num_users)
+        if held.key in self.on_host:
+            return AdapterStatus("host", None, held.num_users)
+        is_coming = held.is_moving or held.key in self.fetched or held.key in self.wanted
+        return AdapterStatus("loading" if is_coming else "known", None, held.num_users)
+
+
+def _enough(candidates: list[Held], missing: int, size: Callable[[Held], int]) -> list[Held] | None:
+    """The least recently used of `candidates` that make up for what is `missing`."""
+    chosen = []
+    for held in sorted(candidates, key=_last_used):
+        if missing <= 0:
+            break
+        chosen.append(held)
+        missing -= size(held)
+    return chosen if missing <= 0 else None
+
+
+def _last_used(held: Held) -> int:
+    return held.last_used

@@ -1,0 +1,19 @@
+"""Where an adapter is at a moment, in words that front-ends show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: `known`: on disk only. `loading`: on its way into memory. `host`: in the computer's memory. `device`: where the model
+#: computes. `failed`: it could not be read; a further use tries again.
+AdapterState = Literal["known", "loading", "host", "device", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStatus:
+    """What changes about an adapter. `num_users` counts the requests that use it now, or wait for it."""
+
+    state: AdapterState = "known"
+    error: str | None = None
+    num_users: int = 0

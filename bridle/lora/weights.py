@@ -1,0 +1,93 @@
+"""An adapter's weights: read once more and compared with what was looked at, then packed for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from bridle.errors import AdapterRefused
+from bridle.lora.files import AdapterFiles, read_adapter
+from bridle.lora.layout import Block, Layout, Place
+from bridle.lora.tensors import names_of
+
+_serials = count(1)
+
+
+class HostAdapter:
+    """An adapter as it was read: A [rank, in] and B [out, rank] of each layer, in the file's own type."""
+
+    def __init__(self, files: AdapterFiles, tensors: dict[str, Tensor]) -> None:
+        self.files = files
+        self._tensors = tensors
+
+    def pair(self, layer: str) -> tuple[Tensor, Tensor]:
+        """A and B of a layer."""
+        first, second = names_of(layer)
+        return self._tensors[first], self._tensors[second]
+
+
+def read_weights(files: AdapterFiles) -> HostAdapter:
+    """Read the weights. Raises `AdapterRefused` if they are not what was looked at, or not numbers."""
+    now, data = read_adapter(files.folder, files.root)
+    if now.digest != files.digest:
+        raise AdapterRefused(
+            "the adapter's files have changed since it was added; remove it and add it again", "source"
+        )
+    try:
+        tensors = load_tensors(data)
+    except SafetensorError as error:
+        raise AdapterRefused(f"the weights are damaged: {error}", "source") from None
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise AdapterRefused(f"tensor {name!r} holds numbers that are not finite", "source")
+    return HostAdapter(now, tensors)
+
+
+class PlacedAdapter:
+    """An adapter where the model computes: one flat tensor, and views into it by site."""
+
+    def __init__(self, layout: Layout, flat: Tensor) -> None:
+        self.serial = next(_serials)
+        self.layout = layout
+        self.flat = flat  # [layout.num_values]
+        self.sites = {site: SiteWeights(block, flat) for site, block in layout.blocks.items()}
+
+
+class SiteWeights:
+    """The matrices of one site, ready to be multiplied from the right: `first` [in, rank], and for each part its B
+    [ranks, columns]. With a leading dimension of adapters if `flat` has one."""
+
+    def __init__(self, block: Block, flat: Tensor) -> None:
+        self.block = block
+        lead = flat.shape[:-1]
+        first = flat[..., block.begin : block.begin + block.rank * block.num_inputs]
+        self.first = first.view(*lead, block.rank, block.num_inputs).transpose(-1, -2)
+        self.seconds: list[Tensor] = []
+        for part in block.parts:
+            size = part.columns.size * part.ranks.size
+            second = flat[..., part.begin : part.begin + size]
+            self.seconds.append(second.view(*lead, part.columns.size, part.ranks.size).transpose(-1, -2))
+
+
+def place(
+    adapter: HostAdapter, layout: Layout, places: Mapping[str, Place], dtype: torch.dtype, device: torch.device
+) -> PlacedAdapter:
+    """Pack an adapter for the device, each B multiplied by its scale. Raises `AdapterRefused` if the model's type of
+    numbers is too small for it."""
+    packed = torch.zeros(layout.num_values, dtype=dtype, pin_memory=device.type == "cuda")
+    for block in layout.blocks.values():
+        weights = SiteWeights(block, packed)
+        for part, second in zip(block.parts, weights.seconds, strict=True):
+            where, shape = places[part.layer], adapter.files.shapes[part.layer]
+            a, b = adapter.pair(part.layer)
+            ranks = slice(part.ranks.begin, part.ranks.begin + shape.rank)
+            weights.first[:, ranks].copy_(a[:, slice(*where.inputs)].t())
+            second[: shape.rank].copy_((b[slice(*where.outputs)].float() * shape.scale).t())
+    if dtype is torch.float16 and not bool(torch.isfinite(packed).all()):
+        raise AdapterRefused("the adapter has numbers that float16 cannot hold; serve the model in bfloat16", "source")
+    return PlacedAdapter(layout, packed.to(device))

@@ -1,0 +1,151 @@
+"""Where a loaded model takes adapters: its linear layers, found under the names that adapters use.
+
+The names are the library's. Where lean layers compute several of the library's layers as one product, each of them is
+a range of that product's columns. While a step's adapters are in force the sites that they touch answer in their
+layers' place; at all other times the layers are exactly as they were loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from bridle.lora import LayerShape
+from bridle.lora.layout import Place, Span
+from bridle.lora.product import AdapterStep
+from bridle.model.dense_layer import DenseLayer
+from bridle.model.linear import PackedLinear
+from bridle.model.quantize import Int8Linear
+from bridle.model.tensor_parallel import RowParallel, Share, share_of
+
+_LINEARS = (nn.Linear, PackedLinear, Int8Linear, RowParallel, Conv1D)
+
+
+class Site:
+    """A linear layer of the model that can be given something to add."""
+
+    def __init__(self, number: int, module: nn.Module) -> None:
+        self.number = number
+        self.module = module
+        self.step: AdapterStep | None = None
+        self._compute: Callable[[Tensor], Tensor] = module.forward
+        # What is summed over processes is added to before that.
+        self._method, self._answer = ("add", self.add) if isinstance(module, RowParallel) else ("forward", self.run)
+
+    def run(self, rows: Tensor) -> Tensor:
+        """What the layer gives, and what adapters add."""
+        out = self._compute(rows)
+        self.add(out, rows)
+        return out
+
+    def add(self, out: Tensor, rows: Tensor) -> None:
+        """What adapters add, in place."""
+        assert self.step is not None
+        self.step.add(self.number, out, rows)
+
+    def put_in(self, step: AdapterStep) -> None:
+        self.step = step
+        vars(self.module)[self._method] = self._answer
+
+    def take_out(self) -> None:
+        self.step = None
+        del vars(self.module)[self._method]
+
+
+class Sites:
+    """All sites of a model. `layers` are the layers that adapters may name, `places` where each is computed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers: dict[str, LayerShape] = {}
+        self.places: dict[str, Place] = {}
+        self._sites: list[Site] = []
+        self._lean: dict[int, DenseLayer] = {}  # by site
+        for name, layer in _body(model):
+            if isinstance(layer, DenseLayer):
+                self._add_lean(name, layer)
+            else:
+                self._add_linear(name, layer)
+
+    @contextmanager
+    def applied(self, step: AdapterStep) -> Iterator[None]:
+        """Let the sites that `step` touches add what it says."""
+        sites = [self._sites[number] for number in step.by_site]
+        lean = {id(layer): layer for number in step.by_site if (layer := self._lean.get(number)) is not None}
+        try:
+            for site in sites:
+                site.put_in(step)
+            _bind(lean.values())
+            yield
+        finally:
+            for site in sites:
+                site.take_out()
+            _bind(lean.values())
+
+    # -- finding -------------------------------------------------------------------------------------------------
+
+    def _add_site(self, module: nn.Module) -> int:
+        self._sites.append(Site(len(self._sites), module))
+        return len(self._sites) - 1
+
+    def _add_linear(self, name: str, module: Any) -> None:
+        if isinstance(module, Conv1D):
+            num_inputs, num_outputs = module.weight.shape
+        elif isinstance(module, RowParallel):
+            num_outputs, num_inputs = module.weight.shape
+        else:
+            num_inputs, num_outputs = module.in_features, module.out_features
+        share = share_of(module)
+        inputs, outputs = _spans(share, num_inputs, num_outputs)
+        full_inputs = num_inputs * (share.count if share.dim == 1 else 1)
+        full_outputs = num_outputs * (share.count if share.dim == 0 else 1)
+        self.layers[name] = LayerShape(full_inputs, full_outputs, isinstance(module, Conv1D))
+        self.places[name] = Place(self._add_site(module), Span(0, num_outputs), inputs, outputs)
+
+    def _add_lean(self, name: str, layer: DenseLayer) -> None:
+        """The library's layers in the products of a lean one."""
+        heads, kv_heads = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
+        groups: tuple[tuple[Any, Mapping[str, int]], ...] = (
+            (layer.qkv, {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads}),
+            (layer.out, {"self_attn.o_proj": layer.out.out_features}),
+            (layer.gate_up, {"mlp.gate_proj": layer.num_gates, "mlp.up_proj": layer.num_gates}),
+            (layer.down, {"mlp.down_proj": layer.down.out_features}),
+        )
+        for module, parts in groups:
+            site, begin = self._add_site(module), 0
+            self._lean[site] = layer
+            for part, size in parts.items():
+                self.layers[f"{name}.{part}"] = LayerShape(module.in_features, size)
+                columns = Span(begin, begin + size)
+                self.places[f"{name}.{part}"] = Place(site, columns, Span(0, module.in_features), Span(0, size))
+                begin += size
+
+
+def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Lean layers and linear ones by their names, but for the head, and for experts, which see some tokens only."""
+    head = model.get_output_embeddings()
+    within = ""
+    for name, module in model.named_modules():
+        if within and name.startswith(within):
+            continue
+        if isinstance(module, DenseLayer):
+            within = f"{name}."
+            yield name, module
+        elif type(module) in _LINEARS and module is not head and ".experts." not in name:
+            yield name, module
+
+
+def _spans(share: Share, num_inputs: int, num_outputs: int) -> tuple[Span, Span]:
+    """What this process has of a layer's inputs and outputs, of which it computes so many."""
+    inputs = share.rank * num_inputs if share.dim == 1 else 0
+    outputs = share.rank * num_outputs if share.dim == 0 else 0
+    return Span(inputs, inputs + num_inputs), Span(outputs, outputs + num_outputs)
+
+
+def _bind(layers: Iterable[DenseLayer]) -> None:
+    """Let lean layers see what their linear layers are now."""
+    for layer in layers:
+        layer.bind()

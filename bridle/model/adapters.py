@@ -1,0 +1,98 @@
+"""The adapters of a loaded model in this process: kept on the host, placed on the device, applied to a step.
+
+Whoever uses it decides which of them are where. Reading and placing may happen in other threads than computing; what a
+step has begun to use stays alive until it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from bridle.engine.plan import PlanRow
+from bridle.errors import InternalError
+from bridle.lora import AdapterFiles, LayerShape
+from bridle.lora.layout import Layouts
+from bridle.lora.product import AdapterStep, Segment, Stacks
+from bridle.lora.weights import HostAdapter, PlacedAdapter, place, read_weights
+from bridle.model.adapter_sites import Sites
+
+
+class ModelAdapters:
+    """Both tiers of one model's adapters, by key."""
+
+    def __init__(self, sites: Sites, dtype: torch.dtype, device: torch.device) -> None:
+        self._sites = sites
+        self._dtype = dtype
+        self._device = device
+        self._layouts = Layouts(sites.places)
+        self._on_host: dict[str, HostAdapter] = {}
+        self._on_device: dict[str, PlacedAdapter] = {}
+        self._stacks = Stacks()
+
+    @property
+    def layers(self) -> Mapping[str, LayerShape]:
+        """The layers that adapters may name."""
+        return self._sites.layers
+
+    def __contains__(self, key: str) -> bool:
+        """Whether it is on the device."""
+        return key in self._on_device
+
+    def read(self, key: str, files: AdapterFiles) -> None:
+        """From disk to the host. Raises `AdapterRefused`."""
+        self._on_host[key] = read_weights(files)
+
+    def place(self, key: str) -> None:
+        """From the host to the device."""
+        adapter = self._on_host.get(key)
+        if adapter is None:
+            raise InternalError(f"adapter {key!r} is to be placed, but was not read")
+        layout = self._layouts.of(adapter.files.shapes)
+        self._on_device[key] = place(adapter, layout, self._sites.places, self._dtype, self._device)
+
+    def displace(self, key: str) -> None:
+        """Give up the place on the device."""
+        self._on_device.pop(key, None)
+
+    def drop(self, key: str) -> None:
+        """Give up the place on the host."""
+        self._on_host.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._on_host.clear()
+        self._on_device.clear()
+        self._stacks.clear()
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def begin_step(self, rows: Sequence[PlanRow]) -> AdapterStep | None:
+        """What the adapters of `rows` add, whose tokens are packed in order; None if no row has any."""
+        segments: list[Segment] = []
+        start = stop = 0
+        current: str | None = None
+        for row in rows:
+            if row.adapter != current:
+                self._close(segments, current, start, stop)
+                current, start = row.adapter, stop
+            stop += row.num_scheduled
+        self._close(segments, current, start, stop)
+        return AdapterStep(segments, stop, self._stacks) if segments else None
+
+    def _close(self, segments: list[Segment], key: str | None, start: int, stop: int) -> None:
+        if key is not None:
+            segments.append(Segment(start, stop, self._on_device[key]))
+
+    def applied(self, step: AdapterStep) -> AbstractContextManager[None]:
+        """The model adds what `step` says to its layers' outputs."""
+        return self._sites.applied(step)
+
+
+def check_complete(step: AdapterStep) -> None:
+    """Raise `InternalError` if the model computed a layer in some other way than by calling it: the adapter would have
+    been left out there, and nobody would have noticed."""
+    if step.num_added != len(step.by_site):
+        raise InternalError(f"{step.num_added} of the {len(step.by_site)} layers that have adapters were computed")

@@ -1,0 +1,140 @@
+"""Adapters behind shards: the router decides, the shard reads; what is said is what the model says in one process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle.cluster.adapter_calls import check, read_call
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.cluster.shard import SERVICE
+from bridle.config import ModelConfig
+from bridle.deploy.launcher import LaunchedShard, launch_shard, shard_arguments
+from bridle.engine import Engine, Request
+from bridle.engine.interfaces import Executor
+from bridle.errors import AdapterRefused, UnsupportedFeature
+from bridle.lora import AdapterDevice, AdapterPool, as_device, open_adapter
+from bridle.model.loader import load_executor
+from bridle.outputs import Finished, TokenEvent
+from bridle.sampling import SamplingParams
+from bridle.testing import tiny
+from bridle.testing.scripted import ScriptedExecutor
+from tests.cluster.kit import Host, channel_to, hosted
+from tests.lora.kit import ALL_LINEAR, write_adapter
+
+MEMORY = 1 << 30
+ADAPTERS = (None, "poet", "clerk")
+
+
+def config_of(family: str) -> ModelConfig:
+    return ModelConfig(str(tiny.cached_checkpoint(family)), num_blocks=64, block_size=16, num_threads=1)
+
+
+def make_pool(device: AdapterDevice, folder: Path) -> AdapterPool:
+    pool = AdapterPool(device, item_size=4, device_memory=MEMORY, host_memory=MEMORY)
+    for seed, (name, targets) in enumerate((("poet", ("q_proj", "v_proj")), ("clerk", ALL_LINEAR))):
+        path = folder / name
+        if not path.exists():
+            write_adapter(path, device.adapter_layers, targets=targets, rank=8, seed=seed)
+        files = open_adapter(path)
+        pool.check(files)
+        pool.add(name, files)
+    return pool
+
+
+def requests() -> list[Request]:
+    greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    drawn = SamplingParams(max_tokens=12, seed=3, n=2, ignore_eos=True, prompt_logprobs=0)
+    return [
+        Request(f"r{i}", tuple(range(5, 20 + 5 * i)), (greedy, drawn)[i % 2], adapter=ADAPTERS[i % 3]) for i in range(6)
+    ]
+
+
+def tokens_of(engine: Engine, wanted: Sequence[Request]) -> dict[tuple[str, int], list[int]]:
+    for request in wanted:
+        engine.add(request)
+    found: dict[tuple[str, int], list[int]] = {}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, TokenEvent):
+                found.setdefault((event.request_id, event.index), []).append(event.token)
+            elif isinstance(event, Finished):
+                assert event.error is None, event.error
+    return found
+
+
+def run(
+    executor: Executor, folder: Path, between: Callable[[], None] = lambda: None
+) -> list[dict[tuple[str, int], list[int]]]:
+    """What is said twice, with something happening in between."""
+    device = as_device(executor)
+    assert device is not None
+    engine = Engine(executor, adapters=make_pool(device, folder))
+    try:
+        first = tokens_of(engine, requests())
+        between()
+        return [first, tokens_of(engine, requests())]
+    finally:
+        engine.close()
+
+
+def test_a_shard_says_what_the_model_says_here(tmp_path: Path) -> None:
+    """And the next shard too, which has to read all adapters again."""
+    config = config_of("llama")
+    here = load_executor(config)
+    expected = run(here, tmp_path)
+    assert expected[0]["r0", 0] != expected[0]["r1", 0][:12]
+    there = launch_shard(config)
+    assert isinstance(there, LaunchedShard)
+    assert there.adapter_layers == load_executor(config).adapter_layers
+    assert run(there, tmp_path, there.child.kill) == expected
+    assert there.num_losses == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "phi"])
+def test_two_ranks_say_what_one_process_says(family: str, tmp_path: Path) -> None:
+    config = config_of(family)
+    command = [sys.executable, "-m", "bridle", "shard", *shard_arguments(config), "--shards", "2"]
+    assert run(LaunchedShard(command, name="group of two"), tmp_path) == run(load_executor(config), tmp_path)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with hosted(ScriptedExecutor(num_blocks=8, block_size=4)) as made:
+        yield made
+
+
+def ask(host: Host, method: str, request: Any, reply: Any) -> Any:
+    with channel_to(host) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
+        return call(request, timeout=30)
+
+
+def test_what_a_shard_refuses_is_told_in_its_words(host: Host, tmp_path: Path) -> None:
+    """A scripted executor has no adapters; a real one looks at the files itself."""
+    files = open_adapter(write_adapter(tmp_path))
+    reply = ask(host, "LoadAdapter", read_call("poet", files), pb.LoadAdapterReply)
+    with pytest.raises(UnsupportedFeature, match="applies no adapters"):
+        check(reply)
+    reply = ask(host, "UnloadAdapter", pb.UnloadAdapterRequest(name="poet"), pb.UnloadAdapterReply)
+    with pytest.raises(UnsupportedFeature):
+        check(reply)
+
+
+def test_other_files_than_the_router_knows_are_refused(host: Host, tmp_path: Path) -> None:
+    executor = load_executor(config_of("llama"))
+    host.shard.executor = executor
+    files = open_adapter(write_adapter(tmp_path, executor.adapter_layers))
+    check(ask(host, "LoadAdapter", read_call("poet", files), pb.LoadAdapterReply))
+    write_adapter(tmp_path, executor.adapter_layers, seed=1)
+    with pytest.raises(AdapterRefused, match="not those that the router knows"):
+        check(ask(host, "LoadAdapter", read_call("poet", files), pb.LoadAdapterReply))
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(AdapterRefused, match="has no adapter_model"):
+        check(ask(host, "LoadAdapter", read_call("poet", files), pb.LoadAdapterReply))
+    executor.close()

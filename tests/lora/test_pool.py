@@ -1,0 +1,278 @@
+"""Two tiers within their memory: who comes, who leaves, who waits; and nobody is kept waiting by another's load."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.errors import AdapterRefused, EngineClosed, ModelUnavailable, ShardUnavailable, UnknownAdapter
+from bridle.lora import AdapterFiles, AdapterPool, LayerShape, open_adapter
+from bridle.lora.residency import TURN_STEPS, Held, Residency
+from tests.lora.kit import LAYERS, write_adapter
+
+SECONDS = 30.0
+
+
+class FakeDevice:
+    """Remembers what it was told; may be held up, made to fail, or lost."""
+
+    def __init__(self) -> None:
+        self.adapter_layers: Mapping[str, LayerShape] = LAYERS
+        self.adapter_epoch = 0
+        self.host: set[str] = set()
+        self.device: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fault: Exception | None = None
+        self.most_on_device = self.most_on_host = 0
+
+    def read_adapter(self, key: str, files: AdapterFiles) -> None:
+        assert self.gate.wait(SECONDS)
+        if self.fault is not None:
+            raise self.fault
+        self.host.add(key)
+        self.most_on_host = max(self.most_on_host, len(self.host))
+
+    def place_adapter(self, key: str) -> None:
+        assert key in self.host
+        if self.fault is not None:
+            raise self.fault
+        self.device.add(key)
+        self.most_on_device = max(self.most_on_device, len(self.device))
+
+    def displace_adapter(self, key: str) -> None:
+        self.device.discard(key)
+
+    def drop_adapter(self, key: str) -> None:
+        self.host.discard(key)
+
+    def drop_adapters(self) -> None:
+        self.host.clear()
+        self.device.clear()
+
+    def lose(self) -> None:
+        self.drop_adapters()
+        self.adapter_epoch += 1
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> AdapterFiles:
+    return open_adapter(write_adapter(tmp_path_factory.mktemp("adapter")))
+
+
+class Bench:
+    """A pool over a fake device, with room for so many adapters of one size on either tier."""
+
+    def __init__(self, files: AdapterFiles, num_device: int, num_host: int) -> None:
+        self.files = files
+        self.device = FakeDevice()
+        self.pool = AdapterPool(
+            self.device,
+            item_size=4,
+            device_memory=num_device * files.num_bytes,
+            host_memory=num_host * files.num_bytes,
+        )
+        self.changed = threading.Event()
+        self.pool.on_change = self.changed.set
+
+    def add(self, *keys: str, use: bool = True) -> None:
+        for key in keys:
+            self.pool.add(key, self.files)
+            if use:
+                self.pool.open(key)
+
+    def step(self, *keys: str) -> set[str]:
+        """One step that wants `keys` and lets all that are there compute."""
+        available = self.pool.begin_step(keys)
+        assert available <= self.device.device, "the step would not find what it was promised"
+        return available
+
+    def step_until(self, wanted: set[str], *keys: str) -> int:
+        """Steps until one has all of `wanted`; gives their number."""
+        for number in range(10_000):
+            self.changed.clear()
+            if wanted <= self.step(*keys):
+                return number
+            self.changed.wait(0.01)
+        raise AssertionError(f"{wanted} never came together; there is {self.device.device}")
+
+
+@pytest.fixture
+def bench(files: AdapterFiles) -> Iterator[Bench]:
+    made = Bench(files, 2, 3)
+    yield made
+    made.pool.close()
+
+
+def test_what_is_wanted_comes_in_the_background(bench: Bench) -> None:
+    bench.add("a", "b")
+    bench.device.gate.clear()
+    assert bench.step("a") == set()
+    assert bench.pool.status("a").state == "loading"
+    assert bench.step("a", "b") == set()  # at once, however long the disk takes
+    bench.device.gate.set()
+    bench.step_until({"a", "b"}, "a", "b")
+    assert bench.pool.status("a").state == "device"
+    assert bench.pool.status("a").num_users == 1
+
+
+def test_fetching_brings_to_the_host_only(bench: Bench) -> None:
+    bench.add("a", use=False)
+    assert bench.pool.status("a").state == "known"
+    bench.pool.fetch("a").result(SECONDS)
+    assert (bench.device.host, bench.device.device) == ({"a"}, set())
+    assert bench.pool.status("a").state == "host"
+    bench.pool.fetch("a").result(0)
+
+
+def test_the_least_recently_used_leave_first(bench: Bench) -> None:
+    bench.add("a", "b", "c", "d")
+    bench.step_until({"a"}, "a")
+    bench.step_until({"b"}, "b")
+    bench.step_until({"a"}, "a")
+    bench.step_until({"c"}, "c")
+    assert bench.device.device == {"a", "c"}
+    bench.step_until({"d"}, "d")
+    assert bench.device.device == {"c", "d"}
+    assert bench.device.most_on_device == 2
+    assert bench.device.most_on_host <= 3
+
+
+def test_more_than_fit_take_turns(bench: Bench) -> None:
+    keys = ("a", "b", "c", "d", "e")
+    bench.add(*keys)
+    served = dict.fromkeys(keys, 0)
+    for _ in range(20_000):
+        bench.changed.clear()
+        for key in bench.step(*keys):
+            served[key] += 1
+        if min(served.values()) > 2 * TURN_STEPS:
+            break
+        if not bench.device.device:
+            bench.changed.wait(0.01)
+    assert min(served.values()) > 2 * TURN_STEPS, served
+    assert bench.device.most_on_device == 2
+
+
+def test_what_fails_is_told_once_and_tried_again(bench: Bench) -> None:
+    bench.device.fault = AdapterRefused("damaged", "source")
+    bench.add("a", "b")
+    bench.step("a")
+    while not (failures := bench.pool.take_failures()):
+        bench.changed.wait(0.01)
+    assert {key: str(error) for key, error in failures.items()} == {"a": "damaged"}
+    assert bench.pool.take_failures() == {}
+    assert (bench.pool.status("a").state, bench.pool.status("a").error) == ("failed", "damaged")
+    with pytest.raises(AdapterRefused, match="damaged"):
+        bench.pool.fetch("b").result(SECONDS)
+    bench.device.fault = None
+    bench.pool.leave("a")
+    bench.pool.open("a")  # another request tries again
+    bench.step_until({"a"}, "a")
+
+
+def test_a_fault_of_ours_is_no_crash(bench: Bench) -> None:
+    bench.device.fault = MemoryError("no room")
+    bench.add("a")
+    with pytest.raises(ModelUnavailable, match="MemoryError: no room"):
+        bench.pool.fetch("a").result(SECONDS)
+    bench.device.fault = None
+    bench.pool.fetch("a").result(SECONDS)
+
+
+def test_a_lost_device_has_nothing_any_more(bench: Bench) -> None:
+    bench.add("a")
+    bench.step_until({"a"}, "a")
+    bench.device.lose()
+    assert bench.step("a") == set()
+    bench.step_until({"a"}, "a")
+
+
+def test_a_device_that_is_away_is_waited_for(bench: Bench) -> None:
+    bench.device.fault = ShardUnavailable("away")
+    bench.add("a")
+    future = bench.pool.fetch("a")
+    assert not bench.changed.wait(0.05)
+    bench.device.fault = None
+    future.result(SECONDS)
+
+
+def test_what_is_removed_stays_for_those_who_use_it(bench: Bench) -> None:
+    bench.add("a")
+    bench.step_until({"a"}, "a")
+    bench.pool.remove("a")
+    with pytest.raises(UnknownAdapter):
+        bench.pool.open("a")
+    with pytest.raises(UnknownAdapter):
+        bench.pool.check_known("a")
+    assert bench.step("a") == {"a"}
+    bench.changed.clear()
+    bench.pool.leave("a")
+    assert bench.changed.wait(SECONDS)
+    assert (bench.device.host, bench.device.device) == (set(), set())
+    assert bench.pool.status("a").state == "known"
+    with pytest.raises(UnknownAdapter):
+        bench.pool.fetch("a")
+    bench.add("a")
+    bench.step_until({"a"}, "a")
+
+
+def test_closing_lets_nobody_wait(files: AdapterFiles) -> None:
+    bench = Bench(files, 2, 3)
+    bench.device.gate.clear()
+    bench.add("a")
+    future = bench.pool.fetch("a")
+    threading.Timer(0.05, bench.device.gate.set).start()
+    bench.pool.close()
+    with pytest.raises(EngineClosed):
+        future.result(0)
+    with pytest.raises(EngineClosed):
+        bench.pool.fetch("a")
+    bench.pool.close()
+
+
+def test_what_can_never_fit_is_refused_at_once(files: AdapterFiles, tmp_path: Path) -> None:
+    bench = Bench(files, 1, 1)
+    large = open_adapter(write_adapter(tmp_path, rank=8))
+    with pytest.raises(AdapterRefused, match=f"needs {2 * files.num_bytes} bytes on the device"):
+        bench.pool.check(large)
+    bench.pool.check(files)
+
+
+@given(st.data())
+def test_books_stay_within_their_memory(files: AdapterFiles, data: st.DataObject) -> None:
+    """Any order of steps, reads and placements: no tier overflows, and nothing leaves that the step may use."""
+    size, num = files.num_bytes, 6
+    books = Residency(data.draw(st.integers(1, 4)) * size, data.draw(st.integers(1, 4)) * size)
+    for number in range(num):
+        key = str(number)
+        books.known[key] = Held(key, files, size * data.draw(st.integers(1, 1)))
+    available: set[str] = set()
+    for _ in range(data.draw(st.integers(1, 60))):
+        action = data.draw(st.sampled_from(["step", "read", "place", "lose"]))
+        if action == "step":
+            keys = data.draw(st.lists(st.sampled_from(sorted(books.known)), unique=True))
+            available = books.begin_step(keys)
+        elif action == "lose" and data.draw(st.booleans()):
+            books.lose_everything()
+            available = set()
+        elif action == "read" and (held := books.next_to_read()) is not None:
+            leavers = books.leavers_of_host(held.host_bytes)
+            for other in leavers or ():
+                del books.on_host[other.key]
+            if leavers is not None:
+                books.on_host[held.key] = held
+        elif action == "place" and (held := books.next_to_place()) is not None:
+            leavers = books.leavers_of_device(held.device_bytes)
+            for other in leavers or ():
+                assert other.key not in available, "the step under way may use it"
+                del books.on_device[other.key]
+            if leavers is not None:
+                books.note_placed(held)
+        assert sum(held.device_bytes for held in books.on_device.values()) <= books.device_memory
+        assert sum(held.host_bytes for held in books.on_host.values()) <= books.host_memory

@@ -1,0 +1,115 @@
+"""Both ways of multiplying many adapters at once give what each row's own matrices give."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bridle.errors import InternalError
+from bridle.lora.layout import Layouts, Place, Span
+from bridle.lora.peft_config import LoraShape
+from bridle.lora.product import MAX_SHORT, AdapterStep, Segment, StackedProduct, Stacks
+from bridle.lora.weights import PlacedAdapter
+
+# Two sites: one of three parts side by side, one of its own.
+PLACES = {
+    "q": Place(0, Span(0, 12), Span(0, 8), Span(0, 12)),
+    "k": Place(0, Span(12, 16), Span(0, 8), Span(0, 4)),
+    "v": Place(0, Span(16, 20), Span(0, 8), Span(0, 4)),
+    "down": Place(1, Span(0, 8), Span(0, 20), Span(0, 8)),
+}
+WIDTHS = {0: (8, 20), 1: (20, 8)}
+
+
+def make_adapter(layouts: Layouts, names: tuple[str, ...], rank: int, seed: int) -> PlacedAdapter:
+    shapes = {name: LoraShape(rank, PLACES[name].inputs.size, PLACES[name].columns.size, 1.0) for name in names}
+    layout = layouts.of(shapes)
+    return PlacedAdapter(layout, torch.randn(layout.num_values, generator=torch.Generator().manual_seed(seed)))
+
+
+def naive(segments: list[Segment], site: int, rows: Tensor) -> Tensor:
+    """Row by row, part by part."""
+    out = torch.zeros(rows.shape[0], WIDTHS[site][1])
+    for segment in segments:
+        weights = segment.adapter.sites.get(site)
+        if weights is None:
+            continue
+        for number in range(segment.start, segment.stop):
+            hidden = rows[number] @ weights.first
+            for part, second in zip(weights.block.parts, weights.seconds, strict=True):
+                out[number, part.columns.begin : part.columns.end] += hidden[slice(*part.ranks)] @ second
+    return out
+
+
+def random_segments(random: Random, adapters: list[PlacedAdapter]) -> tuple[list[Segment], int]:
+    """Segments with gaps, in any order of adapters, some long."""
+    position, segments = 0, []
+    for adapter in random.sample(adapters, random.randint(1, len(adapters))):
+        position += random.choice([0, 0, 0, 1, 5])
+        length = random.choice([1, 1, 1, 2, 3, MAX_SHORT, MAX_SHORT + 1, 40])
+        segments.append(Segment(position, position + length, adapter))
+        position += length
+    return segments, position + random.choice([0, 3])
+
+
+def check(segments: list[Segment], num_tokens: int, stacks: Stacks) -> None:
+    step = AdapterStep(segments, num_tokens, stacks)
+    generator = torch.Generator().manual_seed(num_tokens)
+    for site in step.by_site:
+        rows = torch.randn(num_tokens, WIDTHS[site][0], generator=generator)
+        base = torch.randn(num_tokens, WIDTHS[site][1], generator=generator)
+        out = base.clone()
+        step.add(site, out.unsqueeze(0), rows.unsqueeze(0))
+        want = base + naive(segments, site, rows)
+        torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)
+        untouched = torch.ones(num_tokens, dtype=torch.bool)
+        for segment in segments:
+            untouched[segment.start : segment.stop] = False
+        assert torch.equal(out[untouched], base[untouched]), "rows without an adapter must not change by a bit"
+
+
+@given(st.integers(0, 1 << 30))
+def test_any_mixture_gives_what_each_row_has(seed: int) -> None:
+    """Several layouts and ranks; the same stacks through many steps, as adapters come and go."""
+    random, layouts, stacks = Random(seed), Layouts(PLACES), Stacks()
+    kinds = [("q", "v"), ("q", "v"), ("q", "k", "v", "down"), ("down",)]
+    adapters = [
+        make_adapter(layouts, random.choice(kinds), random.choice([1, 4, 8, 9]), number) for number in range(12)
+    ]
+    for _ in range(4):
+        check(*random_segments(random, adapters), stacks)
+
+
+def test_many_short_segments_are_one_product() -> None:
+    layouts, stacks = Layouts(PLACES), Stacks()
+    adapters = [make_adapter(layouts, ("q", "v"), 4, number) for number in range(8)]
+    segments = [Segment(number, number + 1, adapter) for number, adapter in enumerate(adapters)]
+    step = AdapterStep(segments, 8, stacks)
+    assert [type(product) for product in step.by_site[0]] == [StackedProduct]
+    check(segments, 8, stacks)
+    # The next step has two others, and fewer of them: only those are copied.
+    stack = stacks.of(adapters[0].layout, adapters[0].flat)
+    before = stack.take(adapters)
+    fresh = [make_adapter(layouts, ("q", "v"), 4, 20 + number) for number in range(2)]
+    after = stack.take([*adapters[:3], *fresh])
+    assert after[:3] == before[:3]
+    assert sorted(after) == list(range(5))
+
+
+def test_ranks_that_differ_a_little_share_a_layout() -> None:
+    layouts = Layouts(PLACES)
+    one, other = make_adapter(layouts, ("q",), 3, 0), make_adapter(layouts, ("q",), 8, 1)
+    assert one.layout is other.layout
+    assert make_adapter(layouts, ("q",), 9, 0).layout is not one.layout
+
+
+def test_a_layer_that_sees_other_rows_than_the_step_is_an_error() -> None:
+    layouts = Layouts(PLACES)
+    step = AdapterStep([Segment(0, 1, make_adapter(layouts, ("q",), 4, 0))], 3, Stacks())
+    with pytest.raises(InternalError, match="2 of 3 rows"):
+        step.add(0, torch.zeros(2, 20), torch.zeros(2, 8))

@@ -1,0 +1,285 @@
+"""Adapters that PEFT saved, many in one batch: what each row says is what PEFT says with that adapter alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from bridle.config import EngineConfig, ModelConfig
+from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.engine import Decision, Engine, Request
+from bridle.engine.plan import PlanRow, SampleBatch, StepPlan
+from bridle.errors import InternalError
+from bridle.lora import AdapterPool, open_adapter
+from bridle.model.executor import LocalExecutor
+from bridle.model.loader import load_executor
+from bridle.outputs import Finished, TokenEvent
+from bridle.sampling import SamplingParams
+from bridle.testing import tiny
+
+MEMORY = 1 << 30
+GAP = 1e-4
+ALL_DENSE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+#: What PEFT is asked to adapt, three ways per family.
+TARGETS: dict[str, tuple[list[str], ...]] = {
+    "llama": (["q_proj", "v_proj"], ALL_DENSE, ["up_proj", "o_proj"]),
+    "mistral": (["q_proj", "v_proj"], ALL_DENSE, ["k_proj", "down_proj"]),
+    "qwen2": (["q_proj", "v_proj"], ALL_DENSE, ["gate_proj"]),
+    "phi": (["q_proj", "v_proj"], ["q_proj", "k_proj", "dense", "fc1", "fc2"], ["fc2"]),
+    "phi3": (["qkv_proj"], ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], ["gate_up_proj"]),
+    "gpt_neox": (["query_key_value"], ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"], ["dense"]),
+    "gpt2": (["c_attn"], ["c_attn", "c_proj", "c_fc"], ["c_fc"]),
+    "gemma2": (["q_proj", "v_proj"], ALL_DENSE, ["o_proj"]),
+}
+FAST = ("llama", "phi", "gpt_neox", "gpt2")
+FAMILIES = [pytest.param(family, marks=() if family in FAST else pytest.mark.slow) for family in TARGETS]
+
+
+def load_base(family: str) -> Any:
+    path = tiny.cached_checkpoint(family)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def save_adapters(family: str, folder: Path) -> list[Path]:
+    """Three adapters of different makes, as PEFT saves them."""
+    few, many, some = TARGETS[family]
+    is_transposed = family == "gpt2"
+    configs = [
+        LoraConfig(r=4, lora_alpha=8, target_modules=few, fan_in_fan_out=is_transposed),
+        LoraConfig(
+            r=6,
+            lora_alpha=5,
+            target_modules=many,
+            use_rslora=True,
+            rank_pattern={many[-1]: 16},
+            alpha_pattern={many[0]: 9},
+            fan_in_fan_out=is_transposed,
+        ),
+        LoraConfig(r=8, target_modules=some, layers_to_transform=[1], fan_in_fan_out=is_transposed),
+    ]
+    paths = []
+    for number, config in enumerate(configs):
+        model = get_peft_model(load_base(family), config)
+        generator = torch.Generator().manual_seed(number)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        path = folder / f"{family}-{number}"
+        model.save_pretrained(path)
+        paths.append(path)
+    return paths
+
+
+class Oracle:
+    """PEFT's own model, with one adapter at a time."""
+
+    def __init__(self, family: str, paths: Sequence[Path]) -> None:
+        self.model: Any = PeftModel.from_pretrained(load_base(family), paths[0], adapter_name="0")
+        for number, path in enumerate(paths[1:], 1):
+            self.model.load_adapter(path, str(number))
+
+    def logits(self, tokens: Sequence[int], adapter: str | None) -> Tensor:
+        """[len(tokens), V]"""
+        ids = torch.tensor([list(tokens)])
+        with torch.inference_mode():
+            if adapter is None:
+                with self.model.disable_adapter():
+                    return self.model(input_ids=ids).logits[0]  # type: ignore[no-any-return]
+            self.model.set_adapter(adapter, inference_mode=True)
+            return self.model(input_ids=ids).logits[0]  # type: ignore[no-any-return]
+
+    def check_greedy(self, prompt: Sequence[int], tokens: Sequence[int], adapter: str | None) -> None:
+        """Each token is the best one, wherever the two best are apart."""
+        logits = self.logits([*prompt, *tokens[:-1]], adapter)[len(prompt) - 1 :]
+        best = logits.topk(2, -1)
+        for number, token in enumerate(tokens):
+            if best.values[number, 0] - best.values[number, 1] > GAP:
+                assert token == best.indices[number, 0], f"token {number} of {adapter} differs"
+
+
+class Loaded:
+    """An executor with three adapters on its device, and the oracle that knows them too."""
+
+    def __init__(self, family: str, folder: Path, **settings: Any) -> None:
+        paths = save_adapters(family, folder)
+        self.oracle = Oracle(family, paths)
+        config = ModelConfig(str(tiny.cached_checkpoint(family)), num_threads=1, block_size=4, **settings)
+        self.executor = load_executor(config)
+        self.pool = AdapterPool(self.executor, item_size=4, device_memory=MEMORY, host_memory=MEMORY)
+        for number, path in enumerate(paths):
+            files = open_adapter(path)
+            self.pool.check(files)
+            self.pool.add(str(number), files)
+
+    def place_all(self) -> None:
+        for number in range(3):
+            self.pool.fetch(str(number)).result(30)
+            self.executor.place_adapter(str(number))
+
+    def close(self) -> None:
+        self.pool.close()
+        self.executor.close()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    made = Loaded(request.param, tmp_path_factory.mktemp("adapters"), num_blocks=64)
+    made.place_all()
+    yield made
+    made.close()
+
+
+def all_logits(
+    executor: LocalExecutor, prompts: Sequence[Sequence[int]], adapters: Sequence[str | None]
+) -> list[Tensor]:
+    """Logits [len(prompt), V] of each prompt with its adapter, all in one step."""
+    rows, block = [], 0
+    for number, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True)):
+        num_blocks = -(-len(prompt) // 4)
+        blocks = tuple(range(block, block + num_blocks))
+        block += num_blocks
+        size = len(prompt)
+        rows.append(PlanRow(number, 0, size, size, new_tokens=tuple(prompt), new_blocks=blocks, adapter=adapter))
+    executor.reset()
+    executor.forward(StepPlan(1, rows))
+    executor.sample(SampleBatch(1))
+    logits = executor._logits
+    assert logits is not None
+    executor.reset()
+    return list(logits.split([len(prompt) for prompt in prompts]))
+
+
+@pytest.mark.parametrize("lengths", [(5, 30, 1, 2, 20, 3, 7, 9), (1, 2, 1, 1, 2, 1, 1, 1)])
+def test_logits_are_those_of_peft(loaded: Loaded, lengths: tuple[int, ...]) -> None:
+    """Long and short segments, rows of several layouts and without any, in one step."""
+    adapters = (None, None, "0", "0", "1", "1", "2", None)
+    prompts = [[(7 * i + 3 * number) % 250 + 10 for i in range(size)] for number, size in enumerate(lengths)]
+    for prompt, adapter, have in zip(prompts, adapters, all_logits(loaded.executor, prompts, adapters), strict=True):
+        want = loaded.oracle.logits(prompt, adapter)
+        assert float((want - have).abs().max()) < 1e-3
+    plain = all_logits(loaded.executor, prompts[:2], (None, None))
+    adapted = all_logits(loaded.executor, prompts[:2], ("1", "0"))
+    assert float((plain[0] - adapted[0]).abs().max()) > 0.1, "the adapters are too weak to test anything"
+
+
+def test_rows_without_an_adapter_do_not_change_by_a_bit(loaded: Loaded) -> None:
+    prompts = [[5, 6, 7, 8], [9, 10, 11, 12], [5, 6, 7, 8]]
+    mixed = all_logits(loaded.executor, prompts, (None, "1", "2"))
+    plain = all_logits(loaded.executor, prompts, (None, None, None))
+    assert torch.equal(mixed[0], plain[0])
+
+
+def test_a_plan_with_an_adapter_that_is_not_there_changes_nothing(loaded: Loaded) -> None:
+    with pytest.raises(InternalError, match="wants adapter '9', which is not on the device"):
+        all_logits(loaded.executor, [[5, 6]], ("9",))
+    assert all_logits(loaded.executor, [[5, 6]], (None,))
+
+
+class Forcing(Controller):
+    """Forces two tokens after every third."""
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.splice(0, (11, 12)) if len(view.tokens) % 5 == 3 else Decision.sample()
+
+
+def run(loaded: Loaded, requests: Sequence[Request], **limits: Any) -> tuple[dict[tuple[str, int], list[int]], Engine]:
+    """Tokens by request and output."""
+    pools = [PythonControllerPool(loaded.executor.info.vocab_size)]
+    engine = Engine(loaded.executor, EngineConfig(**limits), pools=pools, adapters=loaded.pool)
+    for request in requests:
+        engine.add(request)
+    tokens: dict[tuple[str, int], list[int]] = {}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, TokenEvent):
+                tokens.setdefault((event.request_id, event.index), []).append(event.token)
+            elif isinstance(event, Finished):
+                assert event.error is None, event.error
+    engine.check_integrity()
+    loaded.executor.reset()
+    return tokens, engine
+
+
+def test_greedy_tokens_are_those_of_peft(tmp_path: Path) -> None:
+    check_engine("llama", tmp_path, num_blocks=24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [family for family in TARGETS if family != "llama"])
+def test_greedy_tokens_are_those_of_peft_in_other_families(family: str, tmp_path: Path) -> None:
+    check_engine(family, tmp_path, num_blocks=24)
+
+
+def check_engine(family: str, folder: Path, **settings: Any) -> None:
+    """Chunks of prompts beside decodes, outputs that fork, a pool so small that sequences are preempted, and fewer
+    adapters to a step than there are: every token is the best one by PEFT."""
+    loaded = Loaded(family, folder, **settings)
+    greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    adapters = (None, "0", "1", "2")
+    shared = [(11 * i) % 240 + 12 for i in range(14)]
+    requests = [
+        Request(
+            f"r{number}",
+            (*shared[: 14 - number % 3], number + 20),
+            greedy.with_(n=2) if number == 5 else greedy,
+            adapter=adapters[number % 4],
+            controller=Forcing() if number in (2, 7) else None,
+        )
+        for number in range(10)
+    ]
+    for cap in (64, 2):
+        tokens, engine = run(loaded, requests, max_num_batched_tokens=9, max_step_adapters=cap)
+        assert engine.statistics().num_preemptions > 0
+        for request in requests:
+            for index in range(request.sampling.n):
+                said = tokens[request.id, index]
+                assert len(said) == 12
+                if request.controller is None:
+                    loaded.oracle.check_greedy(request.prompt, said, request.adapter)
+    loaded.close()
+
+
+def test_scores_of_prompts_and_outputs_are_those_of_peft(tmp_path: Path) -> None:
+    """Log-probabilities of prompts and outputs, from the prefix cache on as without it."""
+    loaded = Loaded("llama", tmp_path, num_blocks=64)
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, prompt_logprobs=0, logprobs=0)
+    prompt = tuple(range(30, 50))
+    engine = Engine(loaded.executor, adapters=loaded.pool)
+    for number, adapter in enumerate((None, "0", "1", "1", "0", None)):
+        engine.add(Request(f"r{number}", prompt, sampling, adapter=adapter))
+        found: list[float] = []
+        tokens: list[int] = []
+        while engine.has_work:
+            for event in engine.step():
+                if isinstance(event, TokenEvent):
+                    assert event.logprob is not None
+                    tokens.append(event.token)
+                    found.append(event.logprob.logprob)
+                elif hasattr(event, "logprobs"):
+                    found += [one.logprob for one in event.logprobs if one is not None]
+        want = loaded.oracle.logits([*prompt, *tokens], adapter).log_softmax(-1)
+        known = [*prompt[1:], *tokens]
+        for position, (token, have) in enumerate(zip(known, found, strict=True)):
+            assert abs(float(want[position, token]) - have) < 1e-3
+    engine.close()
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_adapters_go_with_other_weights(quantization: str, tmp_path: Path) -> None:
+    """In 8 bits the base is another one; what an adapter adds stays the same."""
+    loaded = Loaded("llama", tmp_path, num_blocks=64, quantization=quantization)
+    loaded.place_all()
+    prompt = [(13 * i) % 240 + 12 for i in range(12)]
+    plain, adapted = all_logits(loaded.executor, [prompt, prompt], (None, "0"))
+    want = loaded.oracle.logits(prompt, "0") - loaded.oracle.logits(prompt, None)
+    assert float((adapted - plain - want).abs().mean()) < (1e-4 if quantization == "none" else 0.5)
+    assert float(want.abs().mean()) > 1.0
+    loaded.close()
