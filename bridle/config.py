@@ -39,6 +39,9 @@ _ENGINE_COUNTS = (
     "max_forks",
     "max_idle_steps",
     "max_noops",
+    "max_step_adapters",
+    "adapter_memory",
+    "adapter_host_memory",
 )
 
 
@@ -114,6 +117,9 @@ class EngineConfig:
     in a row, is given up. `max_forks` bounds the outputs of one request.
     `step_timeout` is how long a step waits for controllers once its forward pass is done, in seconds. A level of
     priority is worth `priority_seconds` of waiting: who has waited that much longer comes first all the same.
+
+    A step computes with at most `max_step_adapters` adapters; more take turns. Those in use take at most
+    `adapter_memory` bytes where the model computes, those that were read `adapter_host_memory` bytes on the host.
     """
 
     max_num_batched_tokens: int | None = None
@@ -133,6 +139,9 @@ class EngineConfig:
     max_noops: int = 1_000
     step_timeout: float = 0.025
     priority_seconds: float = 10.0
+    max_step_adapters: int = 64
+    adapter_memory: int = 1 << 30
+    adapter_host_memory: int = 4 << 30
 
     def __post_init__(self) -> None:
         _check_positive(self, _ENGINE_COUNTS)

@@ -9,10 +9,12 @@ from functools import cache
 
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.errors import (
+    AdapterRefused,
     BridleError,
     ContextOverflow,
     InternalError,
     InvalidRequest,
+    ModelUnavailable,
     OutOfBlocks,
     ProtocolError,
     ShardUnavailable,
@@ -24,10 +26,12 @@ from bridle.errors import (
 _KINDS: dict[str, type[BridleError]] = {
     kind.code: kind
     for kind in (
+        AdapterRefused,
         BridleError,
         ContextOverflow,
         InternalError,
         InvalidRequest,
+        ModelUnavailable,
         OutOfBlocks,
         ProtocolError,
         ShardUnavailable,

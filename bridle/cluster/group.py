@@ -15,14 +15,25 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
+from bridle.cluster.adapter_calls import (
+    EVERY_ADAPTER,
+    displace_call,
+    drop_call,
+    place_call,
+    read_call,
+    require_device,
+    unload,
+)
+from bridle.cluster.member_adapters import MemberAdapters
 from bridle.cluster.plans import decode_plan, encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.engine.interfaces import Executor, ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.errors import BridleError, InternalError, ShardUnavailable
+from bridle.lora import AdapterFiles, LayerShape, as_device
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +61,7 @@ class Members:
         self._commands = commands
         self._on_loss = on_loss
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._telling = threading.Lock()
         self._are_started = threading.Event()
         self._seen = threading.Semaphore(0)  # once for each that has shown a sign of life, or ended
         # To the system the thread that starts them is their parent, so it lives as long as they do.
@@ -102,12 +114,13 @@ class Members:
             self._seen.acquire()
 
     def tell(self, request: pb.StepRequest) -> None:
-        """Send a request to all of them."""
+        """Send a request to all of them. From any thread."""
         data = request.SerializeToString()
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(_HEADER.pack(len(data)) + data)
-            process.stdin.flush()
+        with self._telling:
+            for process in self._processes:
+                assert process.stdin is not None
+                process.stdin.write(_HEADER.pack(len(data)) + data)
+                process.stdin.flush()
 
     def close(self) -> None:
         """End them."""
@@ -158,6 +171,38 @@ class GroupExecutor:
         self._members.tell(pb.StepRequest(reset=pb.Reset()))
         self._executor.reset()
 
+    # -- adapters: `bridle.lora.AdapterDevice`. The others are told what this rank could do ---------------------
+
+    @property
+    def adapter_layers(self) -> Mapping[str, LayerShape]:
+        device = as_device(self._executor)
+        return {} if device is None else device.adapter_layers
+
+    @property
+    def adapter_epoch(self) -> int:
+        return 0
+
+    def read_adapter(self, key: str, files: AdapterFiles) -> None:
+        require_device(self._executor).read_adapter(key, files)
+        self._members.tell(pb.StepRequest(load_adapter=read_call(key, files)))
+
+    def place_adapter(self, key: str) -> None:
+        require_device(self._executor).place_adapter(key)
+        self._members.tell(pb.StepRequest(load_adapter=place_call(key)))
+
+    def displace_adapter(self, key: str) -> None:
+        self._unload(displace_call(key))
+
+    def drop_adapter(self, key: str) -> None:
+        self._unload(drop_call(key))
+
+    def drop_adapters(self) -> None:
+        self._unload(drop_call(EVERY_ADAPTER))
+
+    def _unload(self, call: pb.UnloadAdapterRequest) -> None:
+        unload(self._executor, call)
+        self._members.tell(pb.StepRequest(unload_adapter=call))
+
     def close(self) -> None:
         self._members.close()
         self._executor.close()
@@ -180,14 +225,23 @@ def beat(sink: BinaryIO) -> None:
 
 def follow(executor: Executor, source: BinaryIO) -> int:
     """What ranks 1 and up do: run what rank 0 runs, until it is gone. Gives the exit status."""
+    adapters = MemberAdapters(executor)
     while header := source.read(_HEADER.size):
         (size,) = _HEADER.unpack(header)
         request = pb.StepRequest.FromString(source.read(size))
         if request.WhichOneof("kind") == "reset":
             executor.reset()
             continue
+        if adapters.handle(request):
+            continue
+        plan = decode_plan(request.plan)
         try:
-            executor.forward(decode_plan(request.plan))
+            adapters.await_plan(plan)
+        except Exception as error:
+            _log.error("this rank cannot have an adapter that rank 0 has: %s", error)
+            return MEMBER_LOST
+        try:
+            executor.forward(plan)
         except BridleError as error:
             if error.__cause__ is not None:
                 _log.error("this rank is out of step: %s", error)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from bridle.cluster.adapter_calls import EVERY_ADAPTER, displace_call, drop_call, place_call, read_call
 from bridle.cluster.address import Tls
 from bridle.cluster.batches import encode_batch
 from bridle.cluster.faults import decode_failure
@@ -25,6 +26,7 @@ from bridle.cluster.samplings import SamplingNames
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.errors import InternalError, ProtocolError, ShardUnavailable
+from bridle.lora import AdapterFiles, LayerShape
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class ShardExecutor:
         self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # of the last forward: step, tokens, when
         self._link: Link | None = self._first_link(start_timeout, is_starting)
         self._info, self.num_bytes = self._link.info, self._link.num_bytes
+        self._adapter_layers, self._num_links = self._link.adapter_layers, 1
         self._keeper = threading.Thread(target=self._keep, name="bridle-shard-watch", daemon=True)
         self._keeper.start()
 
@@ -84,9 +87,9 @@ class ShardExecutor:
 
     def forward(self, plan: StepPlan) -> None:
         """Send the plan and come back. What goes wrong with it is raised by `sample`, except `ShardUnavailable`."""
-        link = self._link
-        if link is None or link.is_lost or self._used not in (None, link):
-            raise ShardUnavailable(f"the shard at {self.address} is away: {self._why or 'it was lost'}")
+        link = self._reachable()
+        if self._used not in (None, link):
+            raise ShardUnavailable(f"the shard at {self.address} was lost; another one is there")
         if self._used is None:
             self._used, self._names = link, SamplingNames()
         self._plan = plan.step, plan.num_tokens, time.monotonic()
@@ -123,6 +126,38 @@ class ShardExecutor:
         link, self._used = self._used, None
         if link is not None and not link.is_lost:
             link.send(pb.StepRequest(reset=pb.Reset()))
+
+    # -- adapters: `bridle.lora.AdapterDevice`, from any thread ----------------------------------------------
+
+    @property
+    def adapter_layers(self) -> Mapping[str, LayerShape]:
+        return self._adapter_layers
+
+    @property
+    def adapter_epoch(self) -> int:
+        """Another number for each connection: a shard forgets its adapters with its router."""
+        return self._num_links
+
+    def read_adapter(self, key: str, files: AdapterFiles) -> None:
+        self._reachable().load_adapter(read_call(key, files))
+
+    def place_adapter(self, key: str) -> None:
+        self._reachable().load_adapter(place_call(key))
+
+    def displace_adapter(self, key: str) -> None:
+        self._reachable().unload_adapter(displace_call(key))
+
+    def drop_adapter(self, key: str) -> None:
+        self._reachable().unload_adapter(drop_call(key))
+
+    def drop_adapters(self) -> None:
+        self._reachable().unload_adapter(drop_call(EVERY_ADAPTER))
+
+    def _reachable(self) -> Link:
+        link = self._link
+        if link is None or link.is_lost:
+            raise ShardUnavailable(f"the shard at {self.address} is away: {self._why or 'it was lost'}")
+        return link
 
     def close(self) -> None:
         """Let the shard go. Idempotent."""
@@ -181,6 +216,7 @@ class ShardExecutor:
                 self._why = why
                 link.close()
                 continue
+            self._num_links += 1
             self._link = link
             _log.info("the shard at %s is back after %.1f s", self.address, time.monotonic() - began)
             self._tell(self.on_change)

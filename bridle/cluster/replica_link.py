@@ -18,12 +18,10 @@ from bridle.cluster.replica_messages import (
     HEADER,
     MAX_FRAME_BYTES,
     PROTOCOL,
-    Beat,
-    Broken,
-    Cancel,
     Events,
     Hello,
-    Submit,
+    ToReplica,
+    ToRouter,
     frame,
     read_by_router,
 )
@@ -41,7 +39,7 @@ class LinkOwner(Protocol):
 
     def note_up(self, number: int, hello: Hello) -> None: ...
 
-    def note_events(self, number: int, message: Events | Broken | Beat) -> None: ...
+    def note_events(self, number: int, message: ToRouter) -> None: ...
 
     def note_lost(self, number: int, reason: str) -> None: ...
 
@@ -53,7 +51,7 @@ class Link(Protocol):
 
     def start(self) -> None: ...
 
-    def send(self, message: Submit | Cancel) -> None:
+    def send(self, message: ToReplica) -> None:
         """Send without waiting; lost with the replica."""
 
     def close(self) -> None:
@@ -98,7 +96,7 @@ class ReplicaLink:
     def start(self) -> None:
         self._thread.start()
 
-    def send(self, message: Submit | Cancel) -> None:
+    def send(self, message: ToReplica) -> None:
         """Send without waiting; lost with the replica."""
         self._outbox.put(frame(message))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from bridle.cluster.adapter_messages import AdapterFetched, AdapterMessage, AdapterNews
 from bridle.cluster.controller_forms import pack_controller, unpack_controller
 from bridle.cluster.faults import pack_error, unpack_error
 from bridle.controllers.free_part import Grammar
@@ -19,6 +20,7 @@ from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import ProtocolError, UnsupportedFeature
+from bridle.lora import AdapterLimits
 from bridle.outputs import (
     Event,
     Finished,
@@ -81,6 +83,7 @@ class Hello(_Wire):
     info: ExecutorInfo
     max_forks: int
     max_waiting: int
+    adapters: AdapterLimits | None = None  # what it takes as adapters
 
 
 class Prompt(_Wire):
@@ -166,19 +169,25 @@ class Beat(_Wire):
     is_healthy: bool
     numbers: dict[str, float]
     finished: dict[str, int]
+    adapters: dict[str, AdapterNews] = {}
 
 
-_TO_REPLICA = msgspec.msgpack.Decoder(Submit | Cancel)
-_TO_ROUTER = msgspec.msgpack.Decoder(Hello | Events | Broken | Beat)
+#: All that a replica is told.
+ToReplica = Submit | Cancel | AdapterMessage
+#: All that it says after its greeting.
+ToRouter = Events | Broken | Beat | AdapterFetched
+
+_TO_REPLICA = msgspec.msgpack.Decoder(ToReplica)
+_TO_ROUTER = msgspec.msgpack.Decoder(Hello | ToRouter)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def encode(message: _Wire) -> bytes:
+def encode(message: msgspec.Struct) -> bytes:
     """A message for a carrier that keeps messages apart."""
     return _ENCODER.encode(message)
 
 
-def frame(message: _Wire) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     """A message with its length in front."""
     data = encode(message)
     if len(data) > MAX_FRAME_BYTES:
@@ -186,11 +195,11 @@ def frame(message: _Wire) -> bytes:
     return HEADER.pack(len(data)) + data
 
 
-def read_by_replica(data: bytes) -> Submit | Cancel:
+def read_by_replica(data: bytes) -> ToReplica:
     return _decode(_TO_REPLICA, data)  # type: ignore[no-any-return]
 
 
-def read_by_router(data: bytes) -> Hello | Events | Broken | Beat:
+def read_by_router(data: bytes) -> Hello | ToRouter:
     return _decode(_TO_ROUTER, data)  # type: ignore[no-any-return]
 
 
@@ -289,10 +298,10 @@ def unpack_event(message: WireEvent) -> Event:
             return Resuming(message.request_id, message.index)
 
 
-def pack_beat(is_healthy: bool, statistics: EngineStatistics) -> Beat:
+def pack_beat(is_healthy: bool, statistics: EngineStatistics, adapters: dict[str, AdapterNews] | None = None) -> Beat:
     numbers = {field.name: getattr(statistics, field.name) for field in fields(statistics)}
     plain = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
-    return Beat(is_healthy, plain, dict(statistics.finished))
+    return Beat(is_healthy, plain, dict(statistics.finished), adapters or {})
 
 
 def add_beat(total: EngineStatistics, beat: Beat) -> None:

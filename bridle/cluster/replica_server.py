@@ -13,13 +13,16 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from bridle.cluster.adapter_messages import AdapterFetched
 from bridle.cluster.controller_forms import form_to_compile
 from bridle.cluster.faults import pack_error
+from bridle.cluster.replica_adapters import ServedAdapters
 from bridle.cluster.replica_messages import (
     HEADER,
     MAX_FRAME_BYTES,
     PROTOCOL,
     Broken,
+    Cancel,
     Events,
     Hello,
     Submit,
@@ -35,6 +38,7 @@ from bridle.constraints import Constraint
 from bridle.controllers.free_part import Grammar
 from bridle.engine.client import EngineClient, EventStream
 from bridle.errors import BridleError, ProtocolError, UnsupportedFeature
+from bridle.lora import AdapterPool
 from bridle.outputs import Finished, FinishReason
 
 _log = logging.getLogger(__name__)
@@ -56,9 +60,15 @@ class ReplicaServer:
     """Serves `client` on a unix socket at `path`."""
 
     def __init__(
-        self, client: EngineClient, config: EngineConfig, path: Path, make_grammar: GrammarMaker = _no_grammars
+        self,
+        client: EngineClient,
+        config: EngineConfig,
+        path: Path,
+        make_grammar: GrammarMaker = _no_grammars,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self._client = client
+        self._adapters = adapters
         self._config = config
         self._path = path
         self._make_grammar = make_grammar
@@ -79,7 +89,7 @@ class ReplicaServer:
         self._is_taken = True
         _log.info("a router connected")
         try:
-            await _Conversation(self._client, self._config, self._make_grammar, reader, writer).run()
+            await _Conversation(self._client, self._config, self._make_grammar, self._adapters, reader, writer).run()
         except ProtocolError as error:
             _log.error("the router's conversation ended: %s", error)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
@@ -97,12 +107,16 @@ class _Conversation:
         client: EngineClient,
         config: EngineConfig,
         make_grammar: GrammarMaker,
+        adapters: AdapterPool | None,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self._client = client
         self._config = config
         self._make_grammar = make_grammar
+        self._adapters = adapters
+        self._served = ServedAdapters(adapters, self._tell_fetched)
+        self._loop = asyncio.get_running_loop()
         self._reader = reader
         self._writer = writer
         self._outbox: list[WireEvent] = []
@@ -112,7 +126,8 @@ class _Conversation:
 
     async def run(self) -> None:
         info = self._client.info
-        hello = Hello(PROTOCOL, os.getpid(), info, self._config.max_forks, self._config.max_waiting)
+        limits = None if self._adapters is None else self._adapters.limits
+        hello = Hello(PROTOCOL, os.getpid(), info, self._config.max_forks, self._config.max_waiting, limits)
         self._writer.write(frame(hello))
         helpers = [asyncio.create_task(self._send_events()), asyncio.create_task(self._beat())]
         try:
@@ -120,6 +135,7 @@ class _Conversation:
         finally:
             for task in (*helpers, *self._compiling.values(), *self._streams.values()):
                 task.cancel()  # a stream that is left is cancelled
+            self._served.close()
 
     async def _read(self, helpers: list[asyncio.Task[None]]) -> None:
         """Requests, until the router leaves or a helper finds that it has."""
@@ -132,8 +148,10 @@ class _Conversation:
             message = read_by_replica(reading.result())
             if isinstance(message, Submit):
                 self._submit(message)
-            else:
+            elif isinstance(message, Cancel):
                 self._cancel(message.id)
+            else:
+                self._served.handle(message)
 
     async def _read_frame(self) -> bytes:
         (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
@@ -188,6 +206,11 @@ class _Conversation:
         finally:
             self._streams.pop(stream.request_id, None)
 
+    def _tell_fetched(self, message: AdapterFetched) -> None:
+        """An adapter came, or did not. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._writer.write, frame(message))
+
     def _add(self, event: WireEvent) -> None:
         self._outbox.append(event)
         self._has_news.set()
@@ -204,12 +227,17 @@ class _Conversation:
 
     async def _beat(self) -> None:
         while True:
-            self._writer.write(frame(pack_beat(self._client.is_healthy, self._client.statistics())))
+            beat = pack_beat(self._client.is_healthy, self._client.statistics(), self._served.news())
+            self._writer.write(frame(beat))
             await asyncio.sleep(BEAT_SECONDS)
 
 
 def serve_replica(
-    client: EngineClient, config: EngineConfig, path: Path, make_grammar: GrammarMaker = _no_grammars
+    client: EngineClient,
+    config: EngineConfig,
+    path: Path,
+    make_grammar: GrammarMaker = _no_grammars,
+    adapters: AdapterPool | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Blocks; call it from the main thread."""
     import signal
@@ -219,7 +247,7 @@ def serve_replica(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
-        await ReplicaServer(client, config, path, make_grammar).run(ended)
+        await ReplicaServer(client, config, path, make_grammar, adapters).run(ended)
 
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(main())

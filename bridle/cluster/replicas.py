@@ -14,17 +14,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
+from bridle.cluster.adapter_messages import AdapterFetched
 from bridle.cluster.faults import unpack_error
 from bridle.cluster.live_request import LiveRequest
 from bridle.cluster.prefix_router import AWAY, PrefixRouter, Router
 from bridle.cluster.remote import is_same_model
+from bridle.cluster.replica_adapters import ReplicaAdapters
 from bridle.cluster.replica_link import Link, MakeLink, ReplicaLink
 from bridle.cluster.replica_messages import (
     Beat,
     Broken,
     Cancel,
-    Events,
     Hello,
+    ToRouter,
     add_beat,
     pack_request,
     unpack_event,
@@ -76,6 +78,7 @@ class ReplicaSet:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lock = threading.RLock()
+        self.adapters = ReplicaAdapters(lambda number, message: self._links[number].send(message))
         self._clock = clock
         self._links: list[Link] = [
             make_link(number, path, self, _with_number(on_loss, number), partial(on_proven, number))
@@ -165,6 +168,7 @@ class ReplicaSet:
         with self._first:
             self._first.wait_for(lambda: not self._live, drain)
             self._is_closed = True
+            self.adapters.close()
             broken = [live.stream for live in self._live.values()]
             self._live.clear()
         for stream in broken:
@@ -203,6 +207,7 @@ class ReplicaSet:
             self._learn(number, hello)
             self._up[number], self._loads[number] = None, 0
             _log.info("replica %d is up, pid %d", number, hello.pid)
+            self.adapters.note_up(number, hello.adapters)
             for live in self._live.values():
                 if live.replica is None:
                     self._place(live)
@@ -219,12 +224,15 @@ class ReplicaSet:
             config = EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting)
             self._intake = Intake(hello.info, config)
 
-    def note_events(self, number: int, message: Events | Broken | Beat) -> None:
+    def note_events(self, number: int, message: ToRouter) -> None:
         """What a replica says, to the streams."""
         woken: list[EventStream] = []
         with self._first:
             if isinstance(message, Beat):
                 self._up[number] = message
+                self.adapters.note_news(number, message.adapters)
+            elif isinstance(message, AdapterFetched):
+                self.adapters.note_fetched(number, message)
             elif isinstance(message, Broken):
                 self._break(number, message, woken)
             else:

@@ -69,7 +69,8 @@ def main() -> int:
         return 1
     try:
         assert model.constraints is not None
-        serve_replica(model.client, config.engine, options.listen, partial(compile_grammar, model.constraints))
+        make_grammar = partial(compile_grammar, model.constraints)
+        serve_replica(model.client, config.engine, options.listen, make_grammar, model.adapter_pool)
     finally:
         model.close()
     return 0

@@ -23,6 +23,7 @@ from bridle.deploy.launcher import START_SECONDS
 from bridle.deploy.replica_process import ReplicaConfig
 from bridle.deploy.sockets import make_socket_folder
 from bridle.errors import InvalidRequest
+from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
 from bridle.service.loading import LoadedModel, model_name
 
@@ -107,10 +108,12 @@ def load_replicated(
         runtime.is_store = True
     if progress is not None:
         progress("ready", 1.0)
+    name = name or model_name(config.model)
     return LoadedModel(
-        name or model_name(config.model),
+        name,
         client,
         tokenizer,
+        adapters=AdapterRegistry(client.adapters, (name, config.model)),
         control=runtime,
         constraints=constraints,
         shutdown=shut_down,

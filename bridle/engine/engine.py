@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import count
 
 from bridle.config import EngineConfig
+from bridle.engine.adapter_turns import AdapterTurns
 from bridle.engine.batching import Batching
 from bridle.engine.blame import Blame
 from bridle.engine.block_manager import BlockManager
@@ -25,6 +26,7 @@ from bridle.engine.branching import Branched, Branching, Outputs, draws_next
 from bridle.engine.deadlines import Deadlines
 from bridle.engine.intake import Intake
 from bridle.engine.interfaces import (
+    AdapterStore,
     Ask,
     ControllerPool,
     Embedder,
@@ -57,8 +59,9 @@ from bridle.outputs import Event, Finished, FinishReason, Resuming
 class Engine:
     """Continuous batching over one `Executor`.
 
-    `pools` are the homes of controllers, `decoder` turns tokens into text (None: events carry none). All methods
-    but `cancel` belong to one thread.
+    `pools` are the homes of controllers, `decoder` turns tokens into text (None: events carry none), `adapters` brings
+    adapters to the device (None: the executor has all that requests name). All methods but `cancel` belong to one
+    thread.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Engine:
         *,
         pools: Seq[ControllerPool] = (),
         decoder: TextDecoder | None = None,
+        adapters: AdapterStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config or EngineConfig()
@@ -79,7 +83,8 @@ class Engine:
         self._embedder = executor if isinstance(executor, Embedder) and executor.embedding_size else None
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = Intake(self.info, self.config)
-        self._scheduler = _make_scheduler(self.info, self.config, self.batching, clock)
+        self._turns = AdapterTurns(self.config.max_step_adapters, adapters)
+        self._scheduler = _make_scheduler(self.info, self.config, self.batching, clock, self._turns)
         self._progress = Progress(self._scheduler, self._statistics, decoder, self._on_finish)
         self._steering = Steering(
             pools,
@@ -153,11 +158,13 @@ class Engine:
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
             raise InvalidRequest(f"no controller pool here runs a {kind}", "controller")
+        self._turns.check(request)
 
     def add(self, request: Request) -> None:
         """Accept a request, to begin with the next step.
 
-        Raises `InvalidRequest`, `ContextOverflow`, `Overloaded` or `EngineClosed`; nothing has happened then.
+        Raises `InvalidRequest` (`ContextOverflow`, `UnknownAdapter`), `Overloaded` or `EngineClosed`; nothing has
+        happened then.
         """
         if self._closed:
             raise EngineClosed("the engine is shut down")
@@ -166,6 +173,7 @@ class Engine:
         if self.num_waiting >= self.config.max_waiting:
             raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
         self.check(request)
+        self._turns.open(request)
         while request.id in self._cancelled:  # meant for an earlier request of that name
             self._cancelled.remove(request.id)
         seq = self._intake.new_sequence(request, next(self._ids))
@@ -206,6 +214,7 @@ class Engine:
             self._closed = True
             for pool in self._steering.pools:
                 pool.shutdown()
+            self._turns.close()
             self._executor.close()
 
     # -- the step ----------------------------------------------------------------------------------------
@@ -214,6 +223,7 @@ class Engine:
         """Compute one batch; gives what happened, in order."""
         began = self.clock()
         self._drop_unwanted(began)
+        self._drop_unadapted()
         self._take_opened()
         self._steering.apply_early()
         plan, scheduled = self._plan()
@@ -289,6 +299,14 @@ class Engine:
             for seq in self._sequences_of(request_id):
                 self._progress.finish(seq, FinishReason.DEADLINE, error=_too_late(seq, late))
 
+    def _drop_unadapted(self) -> None:
+        """Adapters that cannot be had: whoever wants one is told why."""
+        for key, error in self._turns.take_failures().items():
+            for request_id in self.request_ids:
+                for seq in self._sequences_of(request_id):
+                    if seq.request.adapter == key:
+                        self._progress.fail(seq, error)
+
     def _sequences_of(self, request_id: str) -> list[Sequence]:
         outputs = self._live.get(request_id)
         return list(outputs.sequences.values()) if outputs else []
@@ -343,6 +361,7 @@ class Engine:
         if is_last:
             del self._live[seq.request.id]
             self._deadlines.drop(seq.request.id)
+            self._turns.leave(seq.request)
         self._progress.events.append(replace(event, is_last=is_last))
 
     # -- failure -----------------------------------------------------------------------------------------
@@ -399,7 +418,7 @@ class Engine:
 
 
 def _make_scheduler(
-    info: ExecutorInfo, config: EngineConfig, batching: Batching, clock: Callable[[], float]
+    info: ExecutorInfo, config: EngineConfig, batching: Batching, clock: Callable[[], float], turns: AdapterTurns
 ) -> Scheduler:
     caching = config.enable_prefix_caching and info.kv == "paged"
     blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
@@ -413,6 +432,7 @@ def _make_scheduler(
         chunked_prefill=batching.chunked_prefill,
         gate=PromptGate(batching.waiting_served_ratio, batching.max_waiting_tokens),
         priority_seconds=config.priority_seconds,
+        turns=turns,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from bridle.engine.decision import Decision
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.engine.request import Request
-from bridle.errors import ControllerError
+from bridle.errors import BridleError, ControllerError
 
 # -- computing ---------------------------------------------------------------------------------------------
 
@@ -184,6 +184,35 @@ class ControllerPool(Protocol):
 
     def shutdown(self) -> None:
         """End everything. Idempotent."""
+
+
+# -- adapting ----------------------------------------------------------------------------------------------
+
+
+class AdapterStore(Protocol):
+    """Where a model's adapters are, by key (`Request.adapter`). None of its calls may block. The engine's thread calls
+    all but `check_known`."""
+
+    def check_known(self, key: str) -> None:
+        """Raise `UnknownAdapter` unless requests may use it. Any thread may ask."""
+
+    def open(self, key: str) -> None:
+        """A request uses it from now on. Raises `UnknownAdapter`."""
+
+    def leave(self, key: str) -> None:
+        """A request that used it is over."""
+
+    def begin_step(self, keys: Sequence[str]) -> set[str]:
+        """Which of `keys`, the most urgent first, are on the device; they stay there until the next call. The others
+        are brought there meanwhile."""
+        raise NotImplementedError
+
+    def take_failures(self) -> dict[str, BridleError]:
+        """Adapters in use that cannot be had, each told once, and why."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is brought any more. Idempotent."""
 
 
 # -- spelling ----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from bridle.engine.adapter_turns import AdapterTurns
 from bridle.engine.ageing import admission_order, overtaken_levels
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
@@ -53,8 +54,10 @@ class Scheduler:
         chunked_prefill: bool = True,
         gate: PromptGate | None = None,
         priority_seconds: float = 10.0,
+        turns: AdapterTurns | None = None,
     ) -> None:
         self.blocks = blocks
+        self.turns = turns or AdapterTurns(max_num_seqs)
         self._priority_seconds = priority_seconds
         self._clock = clock
         self._by_sequence = kv == "sequences"
@@ -115,19 +118,32 @@ class Scheduler:
     def schedule(self) -> tuple[StepPlan, list[Scheduled]]:
         """The next plan and its rows with their sequences, in the same order."""
         self._step += 1
+        if self.turns.is_active:
+            self.turns.begin_step(self.running.values(), self._next_in_line(), self.waiting)
         picked = self._pick_suspect() if self._suspects else self._pick()
         plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
         self._forks, self._freed = [], []
-        scheduled = []
-        num_logits = 0
-        for seq, num_tokens, copies in picked:
-            row = self._row(seq, num_tokens)
-            plan.rows.append(row)
+        for _, _, copies in picked:  # in the order in which their blocks were taken
             if copies:
                 plan.copies.extend(copies)
+        if self.turns.is_active:
+            picked.sort(key=_adapter)  # those of one adapter side by side, those without first
+        scheduled = []
+        num_logits = 0
+        for seq, num_tokens, _ in picked:
+            row = self._row(seq, num_tokens)
+            plan.rows.append(row)
             scheduled.append(Scheduled(seq, row, num_logits, row.start + num_tokens))
             num_logits += row.num_logits
         return plan, scheduled
+
+    def _next_in_line(self) -> list[Sequence]:
+        """Waiting sequences that there are seats for, but for those that their controllers hold up."""
+        num_seats = self.max_num_seqs - len(self.running)
+        if num_seats <= 0 or not self.waiting:
+            return []
+        order = admission_order(self.waiting, self._priority_seconds)
+        return [seq for seq in order if not seq.is_held][:num_seats]
 
     def _pick(self) -> list[_Pick]:
         picked: _Picked = {}
@@ -319,7 +335,7 @@ class Scheduler:
         others = [s for s in self.running.values() if s is not seq and s.id not in taken]
         if not others:
             return None
-        return max(others, key=lambda s: (self.blocks.num_exclusive(s) > 0, not s.is_ready, _urgency(s)))
+        return max(others, key=lambda s: (self.blocks.num_exclusive(s) > 0, s.is_held, _urgency(s)))
 
     def preempt(self, seq: Sequence) -> None:
         """Take a running sequence's blocks; it waits, and is computed again (mostly from the cache) later."""
@@ -361,6 +377,11 @@ class Scheduler:
 def _urgency(seq: Sequence) -> tuple[int, float, int]:
     """Sort key: smaller runs first."""
     return seq.level, seq.request.turn, seq.id
+
+
+def _adapter(pick: _Pick) -> str:
+    """Sort key of rows within a plan."""
+    return pick[0].request.adapter or ""
 
 
 def _num_logits(seq: Sequence, num_tokens: int) -> int:

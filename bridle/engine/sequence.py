@@ -119,6 +119,8 @@ class Sequence:
     is_dismissed: bool = False  # its controller was told that this is the end
     was_forked: bool = False  # the request's own n outputs exist
 
+    sits_out: bool = False  # its adapter has no place in the step under way
+
     # ending
     ending: tuple[FinishReason, int | str | None] | None = None  # finish once every token is scored
     usage: Usage = field(default_factory=Usage)
@@ -139,9 +141,14 @@ class Sequence:
         return self.pool is not None
 
     @property
+    def is_held(self) -> bool:
+        """Whether its controller holds it up."""
+        return self.is_late or self.is_suspended
+
+    @property
     def is_ready(self) -> bool:
-        """Whether there is something to compute that its controller does not hold up."""
-        return not (self.is_late or self.is_suspended)
+        """Whether there is something to compute that neither its controller nor its adapter holds up."""
+        return not (self.is_late or self.is_suspended or self.sits_out)
 
     @property
     def target(self) -> int:

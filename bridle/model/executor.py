@@ -8,7 +8,7 @@ only the one at fault ends.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from torch.nn import functional
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.errors import InternalError, ShardUnavailable, UnsupportedFeature
+from bridle.lora import AdapterFiles, LayerShape
+from bridle.model.adapters import ModelAdapters, check_complete
 from bridle.model.mirrors import Mirrors
-from bridle.model.packing import pack_step
+from bridle.model.packing import PackedStep, pack_step
 from bridle.model.runner import ModelRunner
 
 
@@ -26,9 +28,16 @@ class LocalExecutor:
     """Implements `bridle.engine.interfaces.Executor` over a torch model in this process."""
 
     def __init__(
-        self, info: ExecutorInfo, runner: ModelRunner, sampler: Sampler, num_ids: int, device: torch.device
+        self,
+        info: ExecutorInfo,
+        runner: ModelRunner,
+        sampler: Sampler,
+        num_ids: int,
+        device: torch.device,
+        adapters: ModelAdapters | None = None,
     ) -> None:
         self._info = info
+        self._adapters = adapters
         self._runner: ModelRunner | None = runner
         self._sampler = sampler
         self._device = device
@@ -48,8 +57,8 @@ class LocalExecutor:
     def forward(self, plan: StepPlan) -> None:
         """Apply the plan and compute its rows. On CUDA this returns before the device is done.
 
-        Raises `InternalError` for a stale or inconsistent plan (nothing has changed then), `UnsupportedFeature`
-        for an adapter, `InternalError` too if the step failed on the way (all mirrors and KV are forgotten then).
+        Raises `InternalError` for a stale or inconsistent plan (nothing has changed then), as one with an adapter that
+        is not on the device is, and if the step failed on the way (all mirrors and KV are forgotten then).
         """
         runner = self._require_runner()
         self._check_plan(plan)
@@ -60,7 +69,7 @@ class LocalExecutor:
                 runner.attention.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
             if plan.rows:
                 step = pack_step(plan.rows, mirrors, self._info.block_size, self._device)
-                self._logits = runner.run(step)
+                self._logits = self._run(runner, step, plan)
         except Exception as error:
             raise self._lose(error, f"step {plan.step} ({plan.num_tokens} tokens)") from error
 
@@ -110,11 +119,49 @@ class LocalExecutor:
     def close(self) -> None:
         """Release the model and the KV pool. Idempotent."""
         self.reset()
-        self._runner = None
+        self.drop_adapters()
+        self._runner = self._adapters = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
+    # -- adapters: `bridle.lora.AdapterDevice`, from any thread ----------------------------------------------
+
+    @property
+    def adapter_layers(self) -> Mapping[str, LayerShape]:
+        return {} if self._adapters is None else self._adapters.layers
+
+    @property
+    def adapter_epoch(self) -> int:
+        """Always the same: what was read is never lost."""
+        return 0
+
+    def read_adapter(self, key: str, files: AdapterFiles) -> None:
+        self._require_adapters().read(key, files)
+
+    def place_adapter(self, key: str) -> None:
+        self._require_adapters().place(key)
+
+    def displace_adapter(self, key: str) -> None:
+        self._require_adapters().displace(key)
+
+    def drop_adapter(self, key: str) -> None:
+        self._require_adapters().drop(key)
+
+    def drop_adapters(self) -> None:
+        """Give up all of them."""
+        if self._adapters is not None:
+            self._adapters.clear()
+
     # -- helpers -------------------------------------------------------------------------------------------
+
+    def _run(self, runner: ModelRunner, step: PackedStep, plan: StepPlan) -> Tensor:
+        adapted = None if self._adapters is None else self._adapters.begin_step(plan.rows)
+        if self._adapters is None or adapted is None:
+            return runner.run(step)
+        with self._adapters.applied(adapted):
+            logits = runner.run(step)
+        check_complete(adapted)
+        return logits
 
     def _history(self, seq_id: int) -> tuple[Sequence[int], int]:
         mirror = self._mirrors[seq_id]
@@ -129,10 +176,13 @@ class LocalExecutor:
         if self._step is not None and plan.step <= self._step:
             raise InternalError(f"the plan of step {plan.step} is stale: step {self._step} has been run")
         for row in plan.rows:
-            if row.adapter is not None:
-                raise UnsupportedFeature(
-                    f"sequence {row.seq_id} wants adapter {row.adapter!r}; this backend has none", "adapter"
-                )
+            if row.adapter is not None and (self._adapters is None or row.adapter not in self._adapters):
+                raise InternalError(f"sequence {row.seq_id} wants adapter {row.adapter!r}, which is not on the device")
+
+    def _require_adapters(self) -> ModelAdapters:
+        if self._adapters is None:
+            raise UnsupportedFeature("this backend applies no adapters", "adapter")
+        return self._adapters
 
     def _check_batch(self, batch: SampleBatch, num_rows: int) -> None:
         for row in batch.rows:

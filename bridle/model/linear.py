@@ -58,8 +58,8 @@ class PackedLinear(nn.Module):
 
 
 def as_function(linear: nn.Module) -> Callable[[Tensor], Tensor]:
-    """`linear` without the cost of a module call. Only for modules that are not replaced any more."""
-    if type(linear) is nn.Linear:
+    """`linear` without the cost of a module call, as it is now: later replacements are not seen."""
+    if type(linear) is nn.Linear and "forward" not in vars(linear):
         return partial(nn.functional.linear, weight=linear.weight, bias=linear.bias)
     function: Callable[[Tensor], Tensor] = linear.forward
     return function

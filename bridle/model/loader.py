@@ -18,6 +18,8 @@ from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
 from bridle.model import attention, guards, memory, sizing, tensor_parallel
+from bridle.model.adapter_sites import Sites
+from bridle.model.adapters import ModelAdapters
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.dense_layer import lower_layers
 from bridle.model.executor import LocalExecutor
@@ -187,11 +189,12 @@ def build_executor(
     kernel = create_kernel(config.kernel, device, dtype)
     runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, dtype, device), kernel))
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    adapters = ModelAdapters(Sites(model), dtype, device)
 
     def over(num_blocks: int, sampler: Sampler) -> LocalExecutor:
         room = num_blocks * block_size if config.max_model_len is None else max_model_len
         fitted = replace(info, num_blocks=num_blocks, max_model_len=min(max_model_len, room))
-        return LocalExecutor(fitted, runner, sampler, num_ids, device)
+        return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters)
 
     def allocate(num_blocks: int) -> LocalExecutor:
         for size in (1, num_blocks):  # the old pool goes before the new one comes

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -87,13 +89,14 @@ def _split(name: str, module: nn.Module, action: str, rank: int, count: int) -> 
     if module.weight.shape[dim] % count:
         raise UnsupportedModel(f"layer {name} of {tuple(module.weight.shape)} cannot be split into {count} parts")
     weight = module.weight.chunk(count, dim)[rank].clone()
+    share = Share(dim, rank, count)
     if action == "sum":
-        return RowParallel(weight, module.bias)
+        return _shared(RowParallel(weight, module.bias), share)
     part = nn.Linear(weight.shape[1], weight.shape[0], bias=module.bias is not None, device="meta")
     part.weight = nn.Parameter(weight, requires_grad=False)
     if module.bias is not None:
         part.bias = nn.Parameter(module.bias.chunk(count)[rank].clone(), requires_grad=False)
-    return part
+    return _shared(part, share)
 
 
 def _replace(body: nn.Module, name: str, part: nn.Module) -> None:
@@ -101,8 +104,31 @@ def _replace(body: nn.Module, name: str, part: nn.Module) -> None:
     setattr(body.get_submodule(parent), child, part)
 
 
+class Share(NamedTuple):
+    """Which part of a linear layer a process has: of its outputs (`dim` 0) or of its inputs (`dim` 1)."""
+
+    dim: int = 0
+    rank: int = 0
+    count: int = 1
+
+
+def share_of(module: nn.Module) -> Share:
+    """What this process has of a layer; all of it, if it was never split."""
+    share = vars(module).get("share", Share())
+    assert isinstance(share, Share)
+    return share
+
+
+def _shared(module: nn.Module, share: Share) -> nn.Module:
+    vars(module)["share"] = share
+    return module
+
+
 class RowParallel(nn.Module):
-    """A linear layer whose inputs are spread over the processes: each adds its share of the sum."""
+    """A linear layer whose inputs are spread over the processes: each adds its share of the sum. `add(out, rows)` may
+    change that share before."""
+
+    add: Callable[[Tensor, Tensor], None] | None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -112,6 +138,8 @@ class RowParallel(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in / ranks] -> [..., out], the same in every process."""
         out = nn.functional.linear(rows, self.weight)
+        if self.add is not None:
+            self.add(out, rows)
         dist.all_reduce(out)
         return out if self.bias is None else out + self.bias
 

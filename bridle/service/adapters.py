@@ -17,9 +17,10 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bridle.errors import InvalidRequest, UnknownAdapter, UnsupportedFeature
+from bridle.lora import AdapterState, AdapterStatus
 
 if TYPE_CHECKING:
     from bridle.lora import AdapterFiles
@@ -31,10 +32,6 @@ MAX_ADAPTERS = 10_000
 _MAX_SHOWN_CHARS = 100
 _MAX_SHOWN_NAMES = 20
 _NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}(/[\w.:@+\-]{1,96}){0,3}", re.ASCII)
-
-#: `known`: on disk only. `loading`: on its way into memory. `host`: in the computer's memory. `device`: where the model
-#: computes. `failed`: it could not be read; a further use tries again.
-AdapterState = Literal["known", "loading", "host", "device", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +49,6 @@ class AdapterInfo:
     rank: int
     targets: tuple[str, ...]
     num_bytes: int
-    state: AdapterState = "known"
-    error: str | None = None
-    num_users: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterStatus:
-    """What changes about an adapter."""
-
     state: AdapterState = "known"
     error: str | None = None
     num_users: int = 0

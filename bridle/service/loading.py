@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Executor, Sampler
+from bridle.lora import AdapterPool, as_device
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
 
@@ -34,6 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NUM_TEXT_THREADS = 2
+_ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class LoadedExecutor(Executor, Protocol):
@@ -60,6 +62,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
+    adapter_pool: AdapterPool | None = None  # that of the engine in this process
     control: RuntimePool | None = None
     constraints: ConstraintPool | None = None
     num_bytes: int = 0
@@ -129,11 +132,15 @@ def load_model(
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)
     parts = _load_parts(config, control or ControlSettings("off"), progress, sampler, executors)
-    client, constraints = _start_engine(parts, engine_config, pools)
+    adapters = _make_adapters(parts.executor, engine_config)
+    client, constraints = _start_engine(parts, engine_config, pools, adapters)
+    name = name or model_name(config.model)
     return LoadedModel(
-        name or model_name(config.model),
+        name,
         client,
         parts.tokenizer,
+        adapters=AdapterRegistry(adapters, (name, config.model)),
+        adapter_pool=adapters,
         control=parts.runtime,
         constraints=constraints,
         num_bytes=parts.executor.num_bytes,
@@ -175,8 +182,21 @@ def _load_parts(
     return _Parts(tokenizer, executor, runtime)
 
 
+def _make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool | None:
+    """What brings adapters to the executor, if it applies any."""
+    device = as_device(executor)
+    if device is None:
+        return None
+    return AdapterPool(
+        device,
+        item_size=_ITEM_SIZES[executor.info.dtype],
+        device_memory=config.adapter_memory,
+        host_memory=config.adapter_host_memory,
+    )
+
+
 def _start_engine(
-    parts: _Parts, config: EngineConfig, pools: Sequence[ControllerPool]
+    parts: _Parts, config: EngineConfig, pools: Sequence[ControllerPool], adapters: AdapterPool | None
 ) -> tuple[AsyncEngine, ConstraintPool]:
     """The engine over the parts, on its thread, with every kind of controller that it runs."""
     from bridle.constraints import ConstraintPool, vocabulary_of
@@ -187,8 +207,11 @@ def _start_engine(
     info, runtime = parts.executor.info, parts.runtime
     constraints = ConstraintPool(lambda: vocabulary_of(parts.tokenizer, info.vocab_size, info.eos_token_ids))
     all_pools = (PythonControllerPool(info.vocab_size), constraints, *pools, *((runtime,) if runtime else ()))
-    engine = Engine(parts.executor, config, pools=all_pools, decoder=Detokenizer(parts.tokenizer))
+    decoder = Detokenizer(parts.tokenizer)
+    engine = Engine(parts.executor, config, pools=all_pools, decoder=decoder, adapters=adapters)
     client = AsyncEngine(engine)
+    if adapters is not None:
+        adapters.on_change = client.wake
     if runtime is not None:
         runtime.wake = client.wake
     return client.start(), constraints

@@ -102,15 +102,6 @@ def test_warm_up_keeps_the_contract(num_blocks: int) -> None:
     assert not executor.violations
 
 
-@pytest.mark.parametrize("method", ["LoadAdapter", "UnloadAdapter"])
-def test_adapters_are_refused_clearly(host: Host, method: str) -> None:
-    request = getattr(pb, f"{method}Request")(name="poet")
-    with pytest.raises(grpc.RpcError) as caught:
-        ask(host, method, request, getattr(pb, f"{method}Reply"))
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
-    assert "'poet'" in caught.value.details()  # type: ignore[attr-defined]
-
-
 # -- the stream --------------------------------------------------------------------------------------------------
 
 

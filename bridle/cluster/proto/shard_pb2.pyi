@@ -1,10 +1,18 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class AdapterTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HOST: _ClassVar[AdapterTier]
+    DEVICE: _ClassVar[AdapterTier]
+HOST: AdapterTier
+DEVICE: AdapterTier
 
 class DiscoverRequest(_message.Message):
     __slots__ = ()
@@ -21,7 +29,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoReply(_message.Message):
-    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes")
+    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +48,7 @@ class InfoReply(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LAYERS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     instance: str
@@ -58,7 +67,20 @@ class InfoReply(_message.Message):
     max_num_batched_tokens: int
     max_num_seqs: int
     num_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    adapter_layers: _containers.RepeatedCompositeFieldContainer[AdapterLayer]
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ...) -> None: ...
+
+class AdapterLayer(_message.Message):
+    __slots__ = ("name", "in_features", "out_features", "is_transposed")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    IN_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    OUT_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    IS_TRANSPOSED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    in_features: int
+    out_features: int
+    is_transposed: bool
+    def __init__(self, name: _Optional[str] = ..., in_features: _Optional[int] = ..., out_features: _Optional[int] = ..., is_transposed: _Optional[bool] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ()
@@ -97,36 +119,52 @@ class WarmUpReply(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., num_seqs: _Optional[int] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("name", "source")
+    __slots__ = ("name", "source", "root", "digest", "tier")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+    root: str
+    digest: str
+    tier: AdapterTier
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., root: _Optional[str] = ..., digest: _Optional[str] = ..., tier: _Optional[_Union[AdapterTier, str]] = ...) -> None: ...
 
 class LoadAdapterReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: Failure
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class UnloadAdapterRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "tier")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    tier: AdapterTier
+    def __init__(self, name: _Optional[str] = ..., tier: _Optional[_Union[AdapterTier, str]] = ...) -> None: ...
 
 class UnloadAdapterReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: Failure
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("plan", "batch", "reset")
+    __slots__ = ("plan", "batch", "reset", "load_adapter", "unload_adapter")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     batch: Batch
     reset: Reset
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ...) -> None: ...
+    load_adapter: LoadAdapterRequest
+    unload_adapter: UnloadAdapterRequest
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapterRequest, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapterRequest, _Mapping]] = ...) -> None: ...
 
 class Reset(_message.Message):
     __slots__ = ()
