@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from bridle.cluster.adapter_calls import check, decode_layers
 from bridle.cluster.address import MAX_MESSAGE_BYTES, Tls, open_channel
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.shard import ACCEPTED, PROTOCOL, SERVICE
@@ -24,6 +25,9 @@ from bridle.engine.interfaces import ExecutorInfo
 from bridle.errors import InternalError, ProtocolError, ShardUnavailable
 
 _log = logging.getLogger(__name__)
+
+#: What reading an adapter may take, in seconds. A shard that hangs is noticed long before.
+_ADAPTER_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Link:
         try:
             reply = self._ask("Info", pb.InfoRequest(), pb.InfoReply, timings.connect)
             self.info, self.num_bytes, self.pid = read_info(reply)
+            self.adapter_layers = decode_layers(reply)
             self._call = self._open()
         except BaseException:
             self._channel.close()
@@ -96,6 +101,14 @@ class Link:
         if len(data) > MAX_MESSAGE_BYTES:
             raise InternalError(f"a step's message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
         self._outbox.put(data)
+
+    def load_adapter(self, request: pb.LoadAdapterRequest) -> None:
+        """Have the shard read or place an adapter, however long that takes. From any thread."""
+        check(self._ask("LoadAdapter", request, pb.LoadAdapterReply, _ADAPTER_SECONDS))
+
+    def unload_adapter(self, request: pb.UnloadAdapterRequest) -> None:
+        """Have the shard give up an adapter's place. From any thread."""
+        check(self._ask("UnloadAdapter", request, pb.UnloadAdapterReply, _ADAPTER_SECONDS))
 
     def expect(self, step: int, seconds: float) -> None:
         """The reply to `step` is due within `seconds`."""

@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
 from bridle import __version__
+from bridle.cluster.adapter_calls import answer, encode_layers, load, unload
 from bridle.cluster.address import Tls, listen, make_server_options
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.session import Session
@@ -25,6 +26,7 @@ from bridle.cluster.trace_context import incoming_context
 from bridle.engine.interfaces import Executor
 from bridle.engine.warm_up import warm_up
 from bridle.errors import BridleError, ProtocolError, ShardUnavailable
+from bridle.lora import as_device
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Shard:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the shard has a router; it serves one at a time")
         try:
             self.executor.reset()
+            self._forget_adapters()
             trace = incoming_context(context.invocation_metadata())
             _log.info("a router connected%s", f", traceparent {trace['traceparent']}" if trace else "")
             context.send_initial_metadata((ACCEPTED,))
@@ -102,6 +105,7 @@ class Shard:
             rank=self._rank,
             num_ranks=max(len(self.addresses), 1),
             num_bytes=getattr(self.executor, "num_bytes", 0),
+            adapter_layers=encode_layers(self.executor),
             **{name: getattr(info, name) for name in info.__slots__},
         )
 
@@ -131,16 +135,19 @@ class Shard:
             decode_seconds=found.decode_seconds,
         )
 
-    def load_adapter(self, request: pb.LoadAdapterRequest, context: grpc.ServicerContext) -> NoReturn:
-        _refuse_adapter(request.name, context)
+    # -- adapters, beside the steps ------------------------------------------------------------------------
 
-    def unload_adapter(self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext) -> NoReturn:
-        _refuse_adapter(request.name, context)
+    def load_adapter(self, request: pb.LoadAdapterRequest, context: grpc.ServicerContext) -> pb.LoadAdapterReply:
+        return answer(lambda: load(self.executor, request), pb.LoadAdapterReply)
 
+    def unload_adapter(self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext) -> pb.UnloadAdapterReply:
+        return answer(lambda: unload(self.executor, request), pb.UnloadAdapterReply)
 
-def _refuse_adapter(name: str, context: grpc.ServicerContext) -> NoReturn:
-    context.abort(grpc.StatusCode.UNIMPLEMENTED, f"adapter {name!r}: this shard's backend has no adapters")
-    raise AssertionError  # abort raises
+    def _forget_adapters(self) -> None:
+        """A router knows of those only that it had loaded itself."""
+        device = as_device(self.executor)
+        if device is not None:
+            device.drop_adapters()
 
 
 def start_shard(shard: Shard, address: str, tls: Tls | None = None) -> tuple[grpc.Server, str]:
