@@ -8,7 +8,9 @@ imported before that.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +24,7 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_CLOSE_SECONDS = 3.0
 _GRPC_PACKAGE = "opentelemetry-exporter-otlp-proto-grpc"
 
 
@@ -59,6 +62,30 @@ def start_traces(environment: Mapping[str, str] = os.environ) -> TracerProvider:
     provider = TracerProvider(resource=Resource.create().merge(own).merge(OTELResourceDetector().detect()))
     provider.add_span_processor(BatchSpanProcessor(_exporter(environment)))
     return provider
+
+
+@contextmanager
+def traced_process() -> Iterator[TracerProvider | None]:
+    """Let everything in this process that makes spans send them, if the standard variables ask for that; what is left
+    is sent at the end."""
+    if not wants_traces():
+        yield None
+        return
+    provider = start_traces()
+    from opentelemetry import trace
+
+    trace.set_tracer_provider(provider)
+    try:
+        yield provider
+    finally:
+        shut_down(provider)
+
+
+def shut_down(provider: TracerProvider) -> None:
+    """Send what is left, for a few seconds at most: a collector that is away must not hold up the end."""
+    closing = threading.Thread(target=provider.shutdown, name="bridle-traces-end", daemon=True)
+    closing.start()
+    closing.join(_CLOSE_SECONDS)
 
 
 def _exporter(environment: Mapping[str, str]) -> SpanExporter:

@@ -62,6 +62,7 @@ def shard(
     from bridle.deploy.group import load_group
     from bridle.http.logs import configure_logs
     from bridle.model import load_executor
+    from bridle.telemetry import traced_process
 
     if parent is not None:
         die_with_parent(parent)
@@ -78,5 +79,7 @@ def shard(
         if parent is None:
             print(f"Shard of {name} at {address} (stop with Ctrl+C)", flush=True)
 
-    executor = load_executor(config) if shards == 1 else load_group(config, shards)
-    return run_shard(executor, listen, tls=tls, warm=False, on_listening=announce)  # loading has run the largest step
+    with traced_process():
+        executor = load_executor(config) if shards == 1 else load_group(config, shards)
+        # Loading has run the largest step.
+        return run_shard(executor, listen, tls=tls, warm=False, on_listening=announce)

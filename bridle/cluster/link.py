@@ -20,7 +20,7 @@ from bridle.cluster.adapter_calls import check, decode_layers
 from bridle.cluster.address import MAX_MESSAGE_BYTES, Tls, open_channel
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.shard import ACCEPTED, PROTOCOL, SERVICE
-from bridle.cluster.trace_context import outgoing_context
+from bridle.cluster.trace_context import StreamSpan
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.errors import InternalError, ProtocolError, ShardUnavailable
 
@@ -51,24 +51,28 @@ class Link:
     def __init__(self, address: str, tls: Tls | None, timings: Timings) -> None:
         self.address = address
         self.reason = ""  # why it was lost
+        self._is_closing = False
         self._timings = timings
         self._ended = threading.Event()
         self._step: tuple[int, float, float] | None = None  # under way: number, limit, when it is over
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._span: StreamSpan | None = None
         self._channel = open_channel(address, tls)
         try:
             reply = self._ask("Info", pb.InfoRequest(), pb.InfoReply, timings.connect)
             self.info, self.num_bytes, self.pid = read_info(reply)
             self.adapter_layers = decode_layers(reply)
             self._call = self._open()
-        except BaseException:
+        except BaseException as error:
+            self._end_span(str(error))
             self._channel.close()
             raise
 
     def _open(self) -> Any:
         """The stream, once the shard has accepted it."""
+        self._span = StreamSpan("shard stream", {"server.address": self.address, "bridle.shard.pid": self.pid})
         call = self._channel.stream_stream(f"/{SERVICE}/Steps")(
-            iter(self._outbox.get, None), metadata=outgoing_context()
+            iter(self._outbox.get, None), metadata=self._span.metadata
         )
         timer = threading.Timer(self._timings.connect, call.cancel)
         timer.start()
@@ -147,13 +151,23 @@ class Link:
     def cut(self, reason: str) -> None:
         """The link is lost. The first reason is the one that counts. From any thread."""
         self.reason = self.reason or reason
+        self._end_span("" if self._is_closing else self.reason)
         self._call.cancel()
         self._outbox.put(None)
         self._ended.set()
 
+    def leave(self) -> None:
+        """The router is done with it. From any thread."""
+        self._is_closing = True
+        self.cut("the router is done with it")
+
+    def _end_span(self, failure: str) -> None:
+        if self._span is not None:
+            self._span.end(failure)
+
     def close(self) -> None:
         """Let go of the connection. Idempotent."""
-        self.cut("it was closed")
+        self.leave()
         self._channel.close()
 
 

@@ -164,7 +164,7 @@ class ShardExecutor:
         self._closed.set()
         link = self._link
         if link is not None:
-            link.cut("the router is done with it")
+            link.leave()
         self._keeper.join()
 
     # -- the keeper's thread -------------------------------------------------------------------------------

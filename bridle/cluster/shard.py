@@ -22,7 +22,7 @@ from bridle.cluster.adapter_calls import answer, encode_layers, load, unload
 from bridle.cluster.address import Tls, listen, make_server_options
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.session import Session
-from bridle.cluster.trace_context import incoming_context
+from bridle.cluster.trace_context import StreamSpan, incoming_context
 from bridle.engine.interfaces import Executor
 from bridle.engine.warm_up import warm_up
 from bridle.errors import BridleError, ProtocolError, ShardUnavailable
@@ -64,16 +64,18 @@ class Shard:
         """The step stream. A second router is turned away while there is one."""
         if not self._taken.acquire(blocking=False):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the shard has a router; it serves one at a time")
+        trace, num_before = incoming_context(context.invocation_metadata()), self.num_steps
+        span = StreamSpan("shard steps", {"bridle.shard.rank": self._rank}, trace)
         try:
             self.executor.reset()
             self._forget_adapters()
-            trace = incoming_context(context.invocation_metadata())
             _log.info("a router connected%s", f", traceparent {trace['traceparent']}" if trace else "")
             context.send_initial_metadata((ACCEPTED,))
             yield from self._answer(requests, context)
         finally:
             self._began = None
             self.executor.reset()
+            span.end(num_steps=self.num_steps - num_before)
             self._taken.release()
             _log.info("the router is gone, step %d", self.num_steps)
 

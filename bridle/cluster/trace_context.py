@@ -1,14 +1,19 @@
 """W3C trace context between processes: what names the trace that a call belongs to, as metadata of the call.
 
-OpenTelemetry's API fills it in where an application has set one up; without it nothing is sent.
+OpenTelemetry's API fills it in where an application has set one up; without it nothing is sent. A stream between a
+router and a shard is a span at either end, the shard's within the router's: it lives as long as the connection, which
+carries the steps of all requests.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from opentelemetry.propagate import inject
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract, inject
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
 #: https://www.w3.org/TR/trace-context/
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -16,10 +21,38 @@ _NAMES = ("traceparent", "tracestate")
 _MAX_CHARS = 512
 
 
-def outgoing_context() -> tuple[tuple[str, str], ...]:
-    """Metadata that names the current trace; empty if there is none."""
+class StreamSpan:
+    """One end of a stream, from now on. Without tracing it is nothing."""
+
+    def __init__(
+        self, name: str, attributes: Mapping[str, str | int], carrier: Mapping[str, str] | None = None
+    ) -> None:
+        """`carrier` is what the other end sent, None at the end that opens the stream."""
+        kind = SpanKind.CLIENT if carrier is None else SpanKind.SERVER
+        parent = None if carrier is None else extract(carrier)
+        self._span = trace.get_tracer("bridle.cluster").start_span(name, parent, kind, attributes)
+        self._is_open = True
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What names it to the other end."""
+        return outgoing_context(trace.set_span_in_context(self._span))
+
+    def end(self, failure: str = "", **attributes: str | int) -> None:
+        """The stream is over; `failure` says why, unless all is well. Only the first word counts."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._span.set_attributes({f"bridle.shard.{name}": value for name, value in attributes.items()})
+        if failure:
+            self._span.set_status(Status(StatusCode.ERROR, failure))
+        self._span.end()
+
+
+def outgoing_context(context: Context | None = None) -> tuple[tuple[str, str], ...]:
+    """Metadata that names the trace of `context`, by default the current one; empty if there is none."""
     carrier: dict[str, str] = {}
-    inject(carrier)
+    inject(carrier, context)
     return tuple((name, carrier[name]) for name in _NAMES if carrier.get(name))
 
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
@@ -33,6 +34,9 @@ from bridle.http.wire import bounded_protocol
 from bridle.service import LoadedModel, ModelRegistry, ModelSet, build_registry
 from bridle.service.keys import KeyStore
 from bridle.service.tracing import Tracing
+
+if TYPE_CHECKING:
+    from bridle.service.otel import OtelTracing
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
 _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what to call it from here, not what to bind
@@ -65,6 +69,7 @@ def serve(
             _log.warning("no keys yet: every request will be refused", file=str(settings.keys), make="bridle keys add")
         tracing = start_tracing(settings.otlp_endpoint)
         if tracing is not None:
+            tracing.make_global()
             stack.callback(tracing.close)
         registry = stack.enter_context(contextlib.closing(load_registry(settings) if load is None else ModelRegistry()))
         if load is not None:
@@ -95,7 +100,7 @@ def run(
     _log.info("stopped")
 
 
-def start_tracing(endpoint: str | None) -> Tracing | None:
+def start_tracing(endpoint: str | None) -> OtelTracing | None:
     """Where the spans of this process go: to a collector at `endpoint`, or where the standard variables say, if they
     do. Processes that are started from here send theirs to the same place."""
     if endpoint is not None:

@@ -7,7 +7,6 @@ text of prompts and outputs is ever in them.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 import bridle
 from bridle.errors import InvalidRequest, Overloaded, RequestCancelled, Unauthorized
 from bridle.service.story import Story
+from bridle.telemetry import shut_down
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _PROPAGATOR = TraceContextTextMapPropagator()
 #: Errors that say nothing against the server: its span is no failure then.
 _OF_CLIENTS = (InvalidRequest, Overloaded, RequestCancelled, Unauthorized)
-_CLOSE_SECONDS = 3.0
 _REQUEST = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -51,11 +50,13 @@ class OtelTracing:
         parent = _PROPAGATOR.extract(carrier)
         return OtelSpan(self._tracer, self._tracer.start_span("request", parent, SpanKind.SERVER))
 
+    def make_global(self) -> None:
+        """Let the spans of other parts of this process go the same way: those of streams to shards."""
+        trace.set_tracer_provider(self._provider)
+
     def close(self) -> None:
-        """Send what is left, for a few seconds at most: a collector that is away must not hold up the end."""
-        closing = threading.Thread(target=self._provider.shutdown, name="bridle-traces-end", daemon=True)
-        closing.start()
-        closing.join(_CLOSE_SECONDS)
+        """Send what is left."""
+        shut_down(self._provider)
 
 
 class OtelSpan:
