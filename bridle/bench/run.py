@@ -22,6 +22,7 @@ BENCHMARKS = {
     "lmtp": "bridle.bench.lmtp",
     "serve": "bridle.bench.serve",
     "shard": "bridle.bench.shard",
+    "losses": "bridle.bench.losses",
     "steps": "bridle.bench.steps",
     "simulation": "bridle.bench.simulation",
     "sampler": "bridle.bench.sampler",
