@@ -19,6 +19,17 @@ def check_text() -> None:
     assert answer.details.finish_reason == "eos_token" and answer.details.prefill and answer.details.tokens
 
 
+def check_adapter() -> None:
+    plain = client.text_generation(PROMPT, max_new_tokens=8)
+    other = client.text_generation(PROMPT, max_new_tokens=8, adapter_id="pirate")
+    assert other.startswith(PROMPT) and other != plain
+    assert client.text_generation(PROMPT, max_new_tokens=8, adapter_id="demo") == plain
+    pieces = list(client.text_generation(PROMPT, max_new_tokens=8, adapter_id="pirate", stream=True))
+    assert PROMPT + "".join(pieces) == other
+    named = InferenceClient(base_url=url + "/v1", token="none")
+    assert named.chat_completion(QUESTION, model="pirate", max_tokens=8, temperature=0.0).model == "pirate"
+
+
 def check_stream() -> None:
     pieces = list(client.text_generation(PROMPT, max_new_tokens=8, stream=True))
     assert "".join(pieces).startswith(" Paris.")
