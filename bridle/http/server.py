@@ -27,6 +27,7 @@ from bridle.errors import InvalidRequest
 from bridle.http.app import create_app
 from bridle.http.logs import configure_logs
 from bridle.http.page import curl_line
+from bridle.http.process import settle_in
 from bridle.http.settings import ServeSettings
 from bridle.http.sockets import SocketFrontMaker
 from bridle.http.state import HttpState
@@ -87,6 +88,7 @@ def run(
     tracing: Tracing | None = None,
 ) -> None:
     """Serve `registry` on a bound socket until a signal comes. The models stay open."""
+    settle_in(settings.max_connections)
     app = create_app(registry, settings.http.answering_to(settings.host), keys, fronts, tracing)
     config = uvicorn_config(app, settings)
 

@@ -8,6 +8,7 @@ stream.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bridle.errors import BridleError, RequestCancelled
-from bridle.http.call import call_of
+from bridle.http.call import Call, call_of
 from bridle.http.errors import error_body
 from bridle.http.settings import HttpSettings
 
@@ -25,12 +26,53 @@ Produce = Callable[["SseWriter"], Awaitable[None]]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
+class _Patience:
+    """A limit on how long each of many waits may take, with one timer for all of them: nearly all are over at once, and
+    a timer for each would cost more than they do. One task waits at a time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._due = 0.0
+        self._waiter: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_over = False
+
+    def begin(self) -> None:
+        """The current task begins to wait. It is cancelled if that takes too long, and then `is_over`."""
+        loop = asyncio.get_running_loop()
+        self._waiter, self._due = asyncio.current_task(), loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = loop.call_at(self._due, self._look, loop)
+
+    def end(self) -> None:
+        """The wait is over. Whoever sees that it took too long takes the cancellation for that."""
+        if self.is_over and self._waiter is not None:
+            self._waiter.uncancel()
+        self._waiter = None
+
+    def close(self) -> None:
+        """There are no more waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return  # the next wait sets a timer again
+        if loop.time() < self._due:
+            self._timer = loop.call_at(self._due, self._look, loop)
+            return
+        self.is_over = True
+        self._waiter.cancel()
+
+
 class SseWriter:
-    """Sends events to one client, one writer at a time."""
+    """Sends events to one client, one writer at a time. Close it in the end."""
 
     def __init__(self, send: Send, timeout: float) -> None:
         self._send = send
         self._timeout = timeout
+        self._patience = _Patience(timeout)
         self._lock = asyncio.Lock()
         self.num_writes = 0
 
@@ -48,12 +90,20 @@ class SseWriter:
             return
         async with self._lock:
             self.num_writes += 1
+            self._patience.begin()
             try:
-                async with asyncio.timeout(self._timeout):
-                    await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            except TimeoutError:
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            except asyncio.CancelledError:
+                if not self._patience.is_over:
+                    raise
                 message = f"the client did not read for {self._timeout:g} seconds"
                 raise RequestCancelled(message) from None
+            finally:
+                self._patience.end()
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._patience.close()
 
 
 class SseResponse(Response):
@@ -72,18 +122,22 @@ class SseResponse(Response):
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = call_of(scope)
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        writer = SseWriter(send, self._settings.send_timeout)
+        with contextlib.closing(SseWriter(send, self._settings.send_timeout)) as writer:
+            if await self._tell(writer, call_of(scope), receive):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _tell(self, writer: SseWriter, call: Call, receive: Receive) -> bool:
+        """Everything but the end of the body; False if nobody listens any more."""
         try:
             await run_while_connected(receive, self._run(writer))
         except RequestCancelled as error:
             call.error, call.status = error, 499
-            return  # nobody listens
+            return False
         except BridleError as error:
             call.error = error
             await writer.send(self._shape(error))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return True
 
     async def _run(self, writer: SseWriter) -> None:
         ping = asyncio.create_task(_ping(writer, self._settings.ping_interval))

@@ -30,13 +30,16 @@ _MAX_KIND_CHARS = 80
 
 
 def decode_request(message: str, loads: Callable[[str], Any] = json.loads) -> Request | Rejected:
-    """Read one message. `loads` may be another reader of JSON that raises `ValueError`."""
+    """Read one message. `loads` may be another reader of JSON that raises `ValueError`, or `InvalidRequest` for JSON
+    that holds too much."""
     kind, _, text = message.partition(" ")
     begun = kind[:_MAX_KIND_CHARS]
     if kind not in _READERS and (not text or not kind.isidentifier()):
         return Rejected(begun, None, ProtocolError(f"{begun!r} is no message; one is TYPE, a space, and a JSON object"))
     try:
         body = loads(text)
+    except InvalidRequest as error:
+        return Rejected(begun, None, error)
     except (ValueError, RecursionError) as error:
         return Rejected(begun, None, ProtocolError(f"the payload of {begun} is not JSON: {error}"))
     if not isinstance(body, dict):

@@ -196,8 +196,8 @@ def test_large_bodies_are_refused_announced_or_not(client: TestClient) -> None:
     check_alive(client)
 
 
-def test_a_million_biases_are_one_error() -> None:
-    bias = {str(token): "x" for token in range(100_000)}
+def test_many_biases_are_one_error() -> None:
+    bias = {str(token): "x" for token in range(30_000)}
     with local_client(scripted_model()) as client:
         error = error_of(client.post(COMPLETIONS, json={"prompt": "a", "logit_bias": bias}), 400)
         assert error["message"] == "logit_bias[0] must be a number"

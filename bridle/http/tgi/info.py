@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -19,6 +20,9 @@ from bridle.http.tgi.plan import MAX_BEST_OF, MAX_TOP_TOKENS
 from bridle.http.tgi.schemas import TokenizeBody
 from bridle.sampling import MAX_STOP_STRINGS
 from bridle.service import LoadedModel, check_text
+from bridle.text import Tokenizer
+
+_ROWS_PER_PIECE = 4_096
 
 router = APIRouter(route_class=NativeRoute)
 
@@ -43,15 +47,25 @@ async def chat_tokenize(body: ChatBody, request: Request) -> Response:
     return json_response({"tokenize_response": tokens, "templated_text": text})
 
 
-async def _tokens(model: LoadedModel, text: str, add_special_tokens: bool) -> list[dict[str, Any]]:
+async def _tokens(model: LoadedModel, text: str, add_special_tokens: bool) -> msgspec.Raw:
     if not text:
         raise InvalidRequest("inputs is empty; it must have at least one character", "inputs")
     check_text(model, text, "inputs")
-    rows = await model.in_text_thread(model.tokenizer.encode_with_offsets, text, add_special_tokens)
-    return [
-        {"id": token, "text": text[start:stop] or model.tokenizer.token_text(token), "start": start, "stop": stop}
-        for token, start, stop in rows
-    ]
+    return await model.in_text_thread(_rows, model.tokenizer, text, add_special_tokens)
+
+
+def _rows(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> msgspec.Raw:
+    """A JSON list of the tokens, written piece by piece: there may be hundreds of thousands, and others run between
+    pieces."""
+    rows = tokenizer.encode_with_offsets(text, add_special_tokens)
+    pieces = (
+        [
+            {"id": token, "text": text[start:stop] or tokenizer.token_text(token), "start": start, "stop": stop}
+            for token, start, stop in rows[at : at + _ROWS_PER_PIECE]
+        ]
+        for at in range(0, len(rows), _ROWS_PER_PIECE)
+    )
+    return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(piece)[1:-1] for piece in pieces) + b"]")
 
 
 def _info(http: HttpState, model: LoadedModel) -> dict[str, Any]:

@@ -45,6 +45,8 @@ def offer_of(
     for name in names:
         if names.count(name) > 1:
             raise InvalidRequest(f"tools has {name!r} {names.count(name)} times; names must differ", "tools")
+    if isinstance(choice, str) and choice in names:  # text-generation-inference takes a bare name
+        choice = {"type": "function", "function": {"name": choice}}
     max_calls = 1 if parallel is False else MAX_CALLS
     mode, allowed = _choice(choice)
     if mode in ("none", "auto") and not functions:

@@ -19,10 +19,11 @@ from bridle.lmtp.messages import Answer, Rejected, Request
 from bridle.lmtp.server.info import describe
 from bridle.lmtp.server.streams import Home, Streams
 from bridle.lmtp.session import Action, Describe, Keep, Reattach, Send, Session, Start, Stop, Stream
+from bridle.service.json_size import MAX_INLINE_BYTES, JsonSize, json_size
 from bridle.service.keys import Identity
 
-#: Longer messages are decoded in a thread.
-_MAX_INLINE_CHARS = 1 << 16
+#: What a message may hold: biases of half a vocabulary of three hundred thousand tokens, and a prompt of a million.
+_LIMIT = JsonSize(num_nodes=160_000, num_values=1 << 20)
 #: With so many answers waiting, the client reads too slowly.
 _MANY_ANSWERS = 1024
 
@@ -88,8 +89,14 @@ class Connection:
             text = await self._link.receive()
             if self._echo is not None:
                 self._echo(text)
-            self._do_all(self._session.receive(await _decode(text)))
+            self._do_all(self._session.receive(await self._decode(text)))
             await self._room()
+
+    async def _decode(self, text: str) -> Request | Rejected:
+        if len(text) <= MAX_INLINE_BYTES:
+            return decode_request(text, _loads)
+        async with self._home.reading:
+            return await asyncio.to_thread(decode_request, text, _loads_large)
 
     def _do_all(self, todo: list[Action]) -> None:
         for action in todo:
@@ -139,10 +146,9 @@ class Connection:
                 return
 
 
-async def _decode(text: str) -> Request | Rejected:
-    if len(text) <= _MAX_INLINE_CHARS:
-        return decode_request(text, _loads)
-    return await asyncio.to_thread(decode_request, text, _loads)
+def _loads_large(text: str) -> Any:
+    json_size(text.encode("utf-8", "replace")).check(_LIMIT)
+    return _loads(text)
 
 
 def _loads(text: str) -> Any:

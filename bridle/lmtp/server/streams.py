@@ -27,12 +27,14 @@ from bridle.service.keys import Identity
 
 @dataclass(slots=True)
 class Home:
-    """What the connections of one server share. `tasks` are all that run."""
+    """What the connections of one server share. `tasks` are all that run; large messages are read one at a time, under
+    `reading`, since no parser lets others run until it is done."""
 
     host: Host
     settings: LmtpSettings
     memory: Memory
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something beside everything else."""

@@ -1,0 +1,30 @@
+"""What a server asks of its own process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import gc, resource, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+from bridle.http.process import SWITCH_INTERVAL, settle_in
+settle_in(500)
+settle_in(10)  # less is wanted: nothing is taken away
+print("found", resource.getrlimit(resource.RLIMIT_NOFILE)[0], gc.get_freeze_count() > 1000)
+assert abs(sys.getswitchinterval() - SWITCH_INTERVAL) < 1e-6
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
+settle_in(500)
+print("found", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of a Unix")
+def test_many_connections_may_be_open_and_collections_are_short() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("found")] == ["found 756 True", "found 300"]
+    assert "few files may be open" in done.stdout + done.stderr

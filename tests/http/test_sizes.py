@@ -1,0 +1,175 @@
+"""Whatever a body holds, on every route that takes one: a clear no, little work for it, and none of that where it would
+keep others waiting.
+
+No time is asserted. What is: a parser never builds more than the limits say, and large bodies and texts are worked on
+beside the event loop. The longest time the loop was away is printed (`pytest -rP`, and `bridle bench refusals` for
+figures from a process of its own).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from itertools import cycle, islice
+from typing import Any
+
+import pytest
+from pydantic_core import from_json
+from starlette.testclient import TestClient
+
+from bridle.http import json_body
+from bridle.http.settings import HttpSettings
+from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
+from bridle.service.requests import MAX_INLINE_CHARS
+from bridle.testing.hostile import hostile_values
+from bridle.text import Tokenizer
+from tests.conftest import IS_FULL
+from tests.http.harness import local_client, scripted_model
+
+SIZE = 480 << 10  # bytes of a hostile value: enough to hold more than is taken
+HOSTILE = hostile_values(SIZE)
+#: What a good body has, by the names of fields that any route may demand.
+GOOD: dict[str, bytes] = {
+    "prompt": b'"a"',
+    "inputs": b'"a"',
+    "input": b'"a"',
+    "messages": b'[{"role": "user", "content": "a"}]',
+    "max_tokens": b"2",
+    "controller": b'"none"',
+    "controller_arg": b'""',
+    "module_id": b'"f"',
+    "tags": b'["a"]',
+    "model": b'"scripted"',
+}
+#: Routes that read their bodies themselves: they take the fields of these.
+READ_BY_HAND = {"/invocations": "/v1/completions", "/v1/controllers": "/v1/controllers/tags"}
+LACKS = (501, 503)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with local_client(scripted_model()) as client:
+        yield client
+
+
+def routes(client: TestClient) -> dict[str, dict[str, Any]]:
+    """Every route that takes a body, with the schema of it."""
+    description = client.get("/openapi.json").json()
+    found = {}
+    for path, methods in description["paths"].items():
+        for method in {"post", "put", "patch"} & set(methods):
+            assert method == "post", f"{method} {path}: this test only knows POST"
+            operation = description["paths"][READ_BY_HAND.get(path, path)]["post"]
+            schema = operation["requestBody"]["content"]["application/json"]["schema"]
+            found[path] = description["components"]["schemas"][schema["$ref"].rsplit("/", 1)[-1]]
+    assert "/v1/chat/completions" in found and "/generate" in found
+    return found
+
+
+class Watch:
+    """What the parser built and the tokenizer read, where, and how long the loop was away."""
+
+    def __init__(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert client.portal is not None
+        self.loop_thread = client.portal.call(self._thread)
+        self.longest = 0.0
+        self.parsed: list[tuple[int, int]] = []  # thread, bytes
+        self.encoded: list[tuple[int, int]] = []  # thread, characters
+        self.too_much: list[int] = []
+        monkeypatch.setattr(json_body, "from_json", self._from_json)
+        encode = Tokenizer.encode
+
+        def watched(tokenizer: Tokenizer, text: str, *options: Any, **named: Any) -> list[int]:
+            self.encoded.append((threading.get_ident(), len(text)))
+            return encode(tokenizer, text, *options, **named)
+
+        monkeypatch.setattr(Tokenizer, "encode", watched)
+        self.beat = client.portal.start_task_soon(self._beat)
+
+    async def _thread(self) -> int:
+        return threading.get_ident()
+
+    async def _beat(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.002)
+            self.longest = max(self.longest, time.perf_counter() - before)
+
+    def _from_json(self, text: bytes) -> Any:
+        self.parsed.append((threading.get_ident(), len(text)))
+        size = json_size(text)
+        if size.num_nodes > max(limit_for(0).num_nodes, MAX_INLINE_BYTES // 2):
+            self.too_much.append(size.num_nodes)
+        return from_json(text)
+
+    def check(self) -> None:
+        """Nothing large was worked on where it would keep others waiting, and nothing too large at all."""
+        assert self.parsed and not self.too_much
+        assert all(num <= MAX_INLINE_BYTES for thread, num in self.parsed if thread == self.loop_thread)
+        assert all(num <= MAX_INLINE_CHARS for thread, num in self.encoded if thread == self.loop_thread)
+
+
+@pytest.fixture
+def watch(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    watch = Watch(client, monkeypatch)
+    yield watch
+    watch.beat.cancel()
+    watch.check()
+    print(f"the event loop was away for at most {1000 * watch.longest:.0f} ms")
+
+
+def refused(client: TestClient, path: str, body: bytes) -> int:
+    """The status; a refusal is short and says why."""
+    answer = client.post(path, content=body)
+    assert answer.status_code < 500 or answer.status_code in LACKS, (path, body[:80], answer.text[:500])
+    if answer.status_code >= 400:
+        assert len(answer.content) < 16_384
+        assert answer.json()["error"], (path, body[:80])
+    return answer.status_code
+
+
+def test_bodies_that_are_large_or_no_json(client: TestClient, watch: Watch) -> None:
+    """Every route gets some of the hostile values, with `BRIDLE_FULL` all, as large as bodies may be."""
+    values = hostile_values(HttpSettings().max_body_bytes - 64) if IS_FULL else HOSTILE
+    names = cycle(values)
+    for path in routes(client):
+        for name in values if IS_FULL else islice(names, len(values) // 3):
+            assert refused(client, path, values[name]) >= 400, (path, name)
+
+
+def test_fields_that_are_large_or_no_numbers(client: TestClient, watch: Watch) -> None:
+    """Every field of every body gets one of the hostile values, with `BRIDLE_FULL` all."""
+    names = cycle(HOSTILE)
+    for path, schema in routes(client).items():
+        for field in schema["properties"]:
+            for name in HOSTILE if IS_FULL else (next(names),):
+                base = {each: GOOD[each] for each in (*schema.get("required", ()), "max_tokens") if each in GOOD}
+                fields = base | {field: HOSTILE[name]}
+                body = b"{" + b",".join(b'"%s":%s' % (key.encode(), value) for key, value in fields.items()) + b"}"
+                refused(client, path, body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/completions", b'{"prompt":"a","n":1000000}', "n is 1000000; must be between 1 and 64"),
+        ("/v1/completions", b'{"prompt":"a","stop":%s}' % HOSTILE["texts"], "texts, names, lists and objects; at most"),
+        ("/v1/completions", b'{"prompt":"a","logit_bias":%s}' % HOSTILE["biases"], "logit_bias holds token"),
+        ("/generate", b'{"inputs":"a","parameters":{"best_of":1000000}}', "best_of is 1000000"),
+        ("/v1/completions", b'{"prompt":' + b"[" * 50_000, "recursion limit exceeded"),
+    ],
+)
+def test_what_a_refusal_says(client: TestClient, path: str, body: bytes, message: str) -> None:
+    answer = client.post(path, content=body)
+    assert answer.status_code in (400, 422)
+    assert message in answer.text
+
+
+def test_a_long_text_is_told_in_pieces(client: TestClient) -> None:
+    """More rows than are written at once add up to the text all the same."""
+    text = "ab " * 10_000
+    rows = client.post("/tokenize", json={"inputs": text, "add_special_tokens": False}).json()
+    assert "".join(row["text"] for row in rows) == text
+    assert [row["start"] for row in rows[1:]] == [row["stop"] for row in rows[:-1]]
