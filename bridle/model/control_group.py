@@ -31,12 +31,9 @@ def _folders(root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
         return
     for line in lines:
         number, controllers, path = line.split(":", 2)
-        if number == "0":
-            mounts, version = (root, root / "unified"), 2
-        elif "memory" in controllers.split(","):
-            mounts, version = (root / "memory",), 1
-        else:
-            continue
+        mounts, version = [root, root / "unified"], 2
+        if number != "0":
+            mounts, version = [root / "memory"] if "memory" in controllers.split(",") else [], 1
         inner = Path(path.lstrip("/"))
         for mount in mounts:
             # In a container the mount may show its own group as the top: what is not there is passed over.
