@@ -116,6 +116,7 @@ def load_replicated(
         adapters=AdapterRegistry(client.adapters, (name, config.model)),
         control=runtime,
         constraints=constraints,
+        engine=engine,
         shutdown=shut_down,
     )
 
