@@ -64,13 +64,13 @@ def unload(executor: object, request: pb.UnloadAdapterRequest) -> None:
         device.drop_adapter(request.name)
 
 
-def answer(work: Callable[[], None], reply: Callable[..., Any]) -> Any:
-    """A reply, with what went wrong if anything did."""
+def attempt(work: Callable[[], None]) -> pb.Failure | None:
+    """What went wrong, if anything did."""
     try:
         work()
     except Exception as error:
-        return reply(failure=encode_failure(0, error))
-    return reply()
+        return encode_failure(0, error)
+    return None
 
 
 def check(reply: Any) -> None:

@@ -102,12 +102,12 @@ class PeftConfig:
 
     def rank_of(self, module: str) -> int:
         """The rank at a layer."""
-        return _first_match(self.rank_pattern, module, self.rank)
+        return int(_first_match(self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
         """What B's result is multiplied by, at a layer."""
         rank = self.rank_of(module)
-        alpha = _first_match(self.alpha_pattern, module, self.alpha)
+        alpha = float(_first_match(self.alpha_pattern, module, self.alpha))
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 

@@ -128,6 +128,11 @@ class AdapterPool:
         """How many times an adapter was brought to the device."""
         return self._books.num_placed
 
+    def counts(self) -> dict[str, int]:
+        """What the engine's statistics tell of adapters."""
+        with self._changed:
+            return self._books.counts()
+
     def close(self) -> None:
         """End the threads; what is waited for fails with `EngineClosed`. Idempotent."""
         with self._changed:
@@ -244,6 +249,7 @@ class AdapterPool:
                 return False
             for other in leavers:
                 del books.on_host[other.key]
+            books.num_left_host += len(leavers)
             moving, epoch = (held, *leavers), self._epoch
             _set_moving(moving, True)
         error = self._try(held, lambda: self._read(held, leavers))
@@ -281,6 +287,7 @@ class AdapterPool:
                 return False
             for other in leavers:
                 del books.on_device[other.key]
+            books.num_left_device += len(leavers)
             moving, epoch = (held, *leavers), self._epoch
             _set_moving(moving, True)
         error = self._try(held, lambda: self._place(held, leavers))

@@ -160,7 +160,8 @@ class Stacks:
         self._stacks: dict[int, tuple[Layout, Stack]] = {}
 
     def of(self, layout: Layout, like: Tensor) -> Stack:
-        _, stack = self._stacks.pop(id(layout), None) or (layout, Stack(layout, like))
+        known = self._stacks.pop(id(layout), None)
+        stack = Stack(layout, like) if known is None else known[1]
         self._stacks[id(layout)] = layout, stack
         while len(self._stacks) > self.MAX_STACKS:
             del self._stacks[next(iter(self._stacks))]

@@ -53,6 +53,8 @@ class Residency:
         self.removed: dict[str, Held] = {}  # nobody may ask for them any more
         self.num_reads = 0
         self.num_placed = 0
+        self.num_left_host = 0  # for others
+        self.num_left_device = 0
         self._busy: frozenset[str] = frozenset()  # what the step under way asked for
         self._ticks = count(1)
 
@@ -161,6 +163,18 @@ class Residency:
         """It is no longer known."""
         for group in (self.known, self.on_host, self.on_device, self.wanted, self.fetched, self.removed):
             group.pop(held.key, None)
+
+    def counts(self) -> dict[str, int]:
+        """The sizes of the groups, and how many came and went."""
+        return {
+            "num_adapters": len(self.known) - len(self.removed),
+            "num_adapters_on_host": len(self.on_host),
+            "num_adapters_on_device": len(self.on_device),
+            "num_adapter_reads": self.num_reads,
+            "num_adapter_placements": self.num_placed,
+            "num_adapter_host_evictions": self.num_left_host,
+            "num_adapter_device_evictions": self.num_left_device,
+        }
 
     def status(self, held: Held) -> AdapterStatus:
         """Where it is."""

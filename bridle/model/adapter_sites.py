@@ -34,7 +34,7 @@ class Site:
         self.step: AdapterStep | None = None
         self._compute: Callable[[Tensor], Tensor] = module.forward
         # What is summed over processes is added to before that.
-        self._method, self._answer = ("add", self.add) if isinstance(module, RowParallel) else ("forward", self.run)
+        self._is_summed = isinstance(module, RowParallel)
 
     def run(self, rows: Tensor) -> Tensor:
         """What the layer gives, and what adapters add."""
@@ -48,12 +48,17 @@ class Site:
         self.step.add(self.number, out, rows)
 
     def put_in(self, step: AdapterStep) -> None:
+        """Answer in the layer's place from now on, with what `step` says."""
         self.step = step
-        vars(self.module)[self._method] = self._answer
+        if self._is_summed:
+            vars(self.module)["add"] = self.add
+        else:
+            vars(self.module)["forward"] = self.run
 
     def take_out(self) -> None:
+        """The layer answers by itself again."""
         self.step = None
-        del vars(self.module)[self._method]
+        vars(self.module).pop("add" if self._is_summed else "forward", None)
 
 
 class Sites:

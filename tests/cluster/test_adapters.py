@@ -83,14 +83,30 @@ def run(
 
 
 def test_a_shard_says_what_the_model_says_here(tmp_path: Path) -> None:
-    """And the next shard too, which has to read all adapters again."""
-    config = config_of("llama")
-    here = load_executor(config)
+    """And after a loss too, for which the shard has forgotten all adapters."""
+    here, behind = load_executor(config_of("llama")), load_executor(config_of("llama"))
     expected = run(here, tmp_path)
-    assert expected[0]["r0", 0] != expected[0]["r1", 0][:12]
+    assert expected[0]["r0", 0] != expected[0]["r1", 0]
+    with hosted(behind) as host:
+        there = host.connect()
+        assert there.adapter_layers == behind.adapter_layers
+
+        def lose() -> None:
+            assert there._link is not None
+            there._link.cut("a test")
+            host.wait_free()
+
+        assert run(there, tmp_path, lose) == expected
+        assert there.num_losses == 1
+        assert behind._adapters is not None and "poet" in behind._adapters
+
+
+@pytest.mark.slow
+def test_the_next_shard_reads_all_adapters_again(tmp_path: Path) -> None:
+    config = config_of("llama")
+    expected = run(load_executor(config), tmp_path)
     there = launch_shard(config)
     assert isinstance(there, LaunchedShard)
-    assert there.adapter_layers == load_executor(config).adapter_layers
     assert run(there, tmp_path, there.child.kill) == expected
     assert there.num_losses == 1
 

@@ -70,6 +70,9 @@ class FakeStore:
         failures, self.failures = self.failures, {}
         return failures
 
+    def counts(self) -> dict[str, int]:
+        return {"num_adapters_on_device": len(self.on_device)}
+
     def close(self) -> None:
         self.is_closed = True
 
