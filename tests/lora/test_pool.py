@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridle.engine import EngineStatistics
 from bridle.errors import AdapterRefused, EngineClosed, ModelUnavailable, ShardUnavailable, UnknownAdapter
 from bridle.lora import AdapterFiles, AdapterPool, LayerShape, open_adapter
 from bridle.lora.residency import TURN_STEPS, Held, Residency
@@ -276,3 +278,24 @@ def test_books_stay_within_their_memory(files: AdapterFiles, data: st.DataObject
                 books.note_placed(held)
         assert sum(held.device_bytes for held in books.on_device.values()) <= books.device_memory
         assert sum(held.host_bytes for held in books.on_host.values()) <= books.host_memory
+
+
+def test_what_came_and_went_is_counted(bench: Bench) -> None:
+    """Two places on the device, three on the host."""
+    for number, key in enumerate("abcde"):
+        bench.add(key)
+        bench.step_until({key}, key)
+        counts = bench.pool.counts()
+        assert counts["num_adapter_reads"] == counts["num_adapter_placements"] == number + 1
+    assert counts == {
+        "num_adapters": 5,
+        "num_adapters_on_host": 3,
+        "num_adapters_on_device": 2,
+        "num_adapter_reads": 5,
+        "num_adapter_placements": 5,
+        "num_adapter_host_evictions": 2,
+        "num_adapter_device_evictions": 3,
+    }
+    assert counts.keys() <= {field.name for field in fields(EngineStatistics)}
+    bench.pool.remove("a")
+    assert bench.pool.counts()["num_adapters"] == 4
