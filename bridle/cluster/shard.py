@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from bridle import __version__
-from bridle.cluster.adapter_calls import answer, encode_layers, load, unload
+from bridle.cluster.adapter_calls import attempt, encode_layers, load, unload
 from bridle.cluster.address import Tls, listen, make_server_options
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.session import Session
@@ -140,10 +140,10 @@ class Shard:
     # -- adapters, beside the steps ------------------------------------------------------------------------
 
     def load_adapter(self, request: pb.LoadAdapterRequest, context: grpc.ServicerContext) -> pb.LoadAdapterReply:
-        return answer(lambda: load(self.executor, request), pb.LoadAdapterReply)
+        return pb.LoadAdapterReply(failure=attempt(lambda: load(self.executor, request)))
 
     def unload_adapter(self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext) -> pb.UnloadAdapterReply:
-        return answer(lambda: unload(self.executor, request), pb.UnloadAdapterReply)
+        return pb.UnloadAdapterReply(failure=attempt(lambda: unload(self.executor, request)))
 
     def _forget_adapters(self) -> None:
         """A router knows of those only that it had loaded itself."""
