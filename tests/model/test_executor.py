@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine import Engine, Request
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan
-from bridle.errors import BridleError, InternalError, InvalidRequest, ShardUnavailable, UnsupportedFeature
+from bridle.errors import BridleError, InternalError, InvalidRequest, ShardUnavailable
 from bridle.model.executor import LocalExecutor
 from bridle.model.loader import load_executor
 from bridle.outputs import Finished, TokenEvent
@@ -180,8 +180,8 @@ def test_steps_without_rows_or_logits(executor: LocalExecutor) -> None:
         executor._history(0)
 
 
-def test_adapters_are_refused(executor: LocalExecutor) -> None:
-    with pytest.raises(UnsupportedFeature, match="'style'"):
+def test_adapters_that_are_not_there_are_refused(executor: LocalExecutor) -> None:
+    with pytest.raises(InternalError, match="'style', which is not on the device"):
         executor.forward(StepPlan(1, [PlanRow(0, 0, 1, new_tokens=(1,), new_blocks=(0,), adapter="style")]))
 
 
