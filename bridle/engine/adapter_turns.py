@@ -8,7 +8,7 @@ all of this costs nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from bridle.engine.interfaces import AdapterStore
@@ -56,6 +56,10 @@ class AdapterTurns:
     def take_failures(self) -> dict[str, BridleError]:
         """Adapters that cannot be had, and why: requests for them end."""
         return {} if self._store is None else self._store.take_failures()
+
+    def counts(self) -> Mapping[str, int]:
+        """What the statistics tell of adapters. From any thread."""
+        return {} if self._store is None else self._store.counts()
 
     def close(self) -> None:
         """Nothing is brought to the device any more. Idempotent."""

@@ -405,6 +405,7 @@ class Engine:
             num_suspended=sum(seq.is_suspended for seq in running),
             num_free_blocks=blocks.num_free,
             num_cached_blocks=blocks.num_cached,
+            **self._turns.counts(),
         )
 
     def check_integrity(self) -> None:

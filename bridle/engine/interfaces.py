@@ -211,6 +211,11 @@ class AdapterStore(Protocol):
         """Adapters in use that cannot be had, each told once, and why."""
         raise NotImplementedError
 
+    def counts(self) -> Mapping[str, int]:
+        """Adapters that are here and there, and how many came and went: fields of `EngineStatistics`. Any thread may
+        ask."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Nothing is brought any more. Idempotent."""
 

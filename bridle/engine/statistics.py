@@ -29,6 +29,10 @@ class EngineStatistics:
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     control_seconds: float = 0.0  # waiting for controllers after the forward pass
+    num_adapter_reads: int = 0  # from disk to the host
+    num_adapter_placements: int = 0  # from the host to the device
+    num_adapter_host_evictions: int = 0  # to make room for others
+    num_adapter_device_evictions: int = 0
 
     num_running: int = 0
     num_waiting: int = 0
@@ -36,6 +40,9 @@ class EngineStatistics:
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
+    num_adapters: int = 0  # that requests may name
+    num_adapters_on_host: int = 0
+    num_adapters_on_device: int = 0
 
     @property
     def kv_usage(self) -> float:

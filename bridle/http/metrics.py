@@ -37,7 +37,10 @@ _MAX_ADAPTER_LABELS = 256
 _OTHER_ADAPTERS = "(others)"
 # Fields of the engine's statistics that go up and down; the others only grow.
 _GAUGES = frozenset(
-    {"num_running", "num_waiting", "num_suspended", "num_blocks", "num_free_blocks", "num_cached_blocks"}
+    {
+        *("num_running", "num_waiting", "num_suspended", "num_blocks", "num_free_blocks", "num_cached_blocks"),
+        *("num_adapters", "num_adapters_on_host", "num_adapters_on_device"),
+    }
 )
 _TOKEN_KINDS = {
     "prompt": "prompt_tokens",
