@@ -13,8 +13,8 @@ from typing import Protocol
 
 #: The load of a replica that is away.
 AWAY = math.inf
-#: Blocks that are remembered, over all replicas.
-MAX_BLOCKS = 1 << 17
+#: Blocks that are remembered, over all replicas: so many at least, and so many for each. One takes about 100 bytes.
+MIN_BLOCKS, BLOCKS_PER_REPLICA = 1 << 17, 1 << 11
 #: A replica with the prefix may be ahead of the least loaded one by so many tokens, and by this factor.
 _SLACK_TOKENS = 1024
 _SLACK_FACTOR = 1.5
@@ -36,10 +36,10 @@ class PrefixRouter:
     """A `Router` among `num_replicas`. `block_size` is that of their KV caches: nothing shorter is ever shared. Of the
     blocks that were sent somewhere the latest are remembered: half of `max_blocks` at least."""
 
-    def __init__(self, num_replicas: int, block_size: int, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(self, num_replicas: int, block_size: int, max_blocks: int | None = None) -> None:
         self.num_replicas = num_replicas
         self._block_size = block_size
-        self._half = max(max_blocks // 2, 1)
+        self._half = max((max_blocks or max(MIN_BLOCKS, num_replicas * BLOCKS_PER_REPLICA)) // 2, 1)
         # Hash of a chain of blocks: the life of the replica that was sent it last. Two dictionaries, of which the older
         # is dropped whole, are smaller than one in order of use, and faster.
         self._recent: dict[int, int] = {}

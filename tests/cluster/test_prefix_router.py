@@ -62,6 +62,16 @@ def test_memory_is_bounded_and_the_latest_is_kept() -> None:
     assert all(router.choose(prompt, "", [0, 0]) == home for prompt, home in latest[-5:])
 
 
+def test_more_replicas_are_remembered_more_of() -> None:
+    prompts = [tuple(range(1_000 * i, 1_000 * i + 601)) for i in range(2_000)]  # 150 blocks each
+    few, many = PrefixRouter(2, block_size=4), PrefixRouter(200, block_size=4)
+    for router in (few, many):
+        for prompt in prompts:
+            router.choose(prompt, "", [0.0] * router.num_replicas)
+    assert len(few) <= 1 << 17
+    assert len(many) == 150 * 2_000
+
+
 def test_equals_take_turns() -> None:
     router = PrefixRouter(4, block_size=4)
     loads = [0.0, 0.0, AWAY, 0.0]
