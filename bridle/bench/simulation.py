@@ -30,7 +30,8 @@ class Scale:
 
     checked_replicas: int = 100
     checked_requests: int = 50_000
-    swept_requests: int = 40_000
+    swept_replicas: int = 50
+    swept_requests: int = 15_000
     large_replicas: int = 1_000
     large_requests: int = 1_000_000
     rates: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0)
@@ -38,7 +39,7 @@ class Scale:
 
 
 FULL = Scale()
-QUICK = Scale(4, 300, 300, 20, 3_000, rates=(1.0, 4.0))
+QUICK = Scale(4, 300, 4, 300, 20, 3_000, rates=(1.0, 4.0))
 
 
 def measure(settings: Settings, console: Console) -> dict[str, Any]:
@@ -87,13 +88,13 @@ def _checked(scale: Scale) -> Runs:
 
 def _under_load(scale: Scale) -> Runs:
     for rate in scale.rates:
-        scenario = make_scenario(scale, scale.checked_replicas, scale.swept_requests, rate)
+        scenario = make_scenario(scale, scale.swept_replicas, scale.swept_requests, rate)
         for policy in POLICIES:
             yield {"policy": policy, "offered": rate}, replace(scenario, policy=policy)
 
 
 def _under_losses(scale: Scale) -> Runs:
-    usual = make_scenario(scale, scale.checked_replicas, scale.swept_requests, scale.usual_rate)
+    usual = make_scenario(scale, scale.swept_replicas, scale.swept_requests, scale.usual_rate)
     for losses in _LOSSES:
         for policy in POLICIES:
             scenario = replace(usual, policy=policy, mean_life=3_600 / losses if losses else None)

@@ -76,14 +76,14 @@ def _checked(figures: Figures) -> str:
     by_policy: dict[str, dict[str, Run]] = {}
     for run in figures["checked"]:
         by_policy.setdefault(run["policy"], {})[run["core"]] = run
-        rows.append([run["policy"], run["core"], *_usual_cells(run), f"{run['wall_seconds']:.0f}"])
+        rows.append([run["policy"], run["core"], *_usual_cells(run), f"{run['cpu_seconds']:.0f}"])
     apart = [
         [policy, "apart by", *_deviations(runs["quick"], runs["engine"]), ""]
         for policy, runs in by_policy.items()
         if len(runs) == 2
     ]
     order = [row for policy in by_policy for row in (*rows, *apart) if row[0] == policy]
-    return _table(["routing", "replicas", *_USUAL, "run, s"], order)
+    return _table(["routing", "replicas", *_USUAL, "run, CPU s"], order)
 
 
 def _deviations(quick: Run, engine: Run) -> list[str]:
@@ -118,14 +118,14 @@ def _losses(figures: Figures) -> str:
 
 def _large(figures: Figures) -> str:
     return _table(
-        ["routing", "requests", "lost", *_USUAL, "run, s"],
+        ["routing", "requests", "lost", *_USUAL, "run, CPU s"],
         (
             [
                 run["policy"],
                 f"{run['num_answered']:,}",
                 str(run["num_losses"]),
                 *_usual_cells(run),
-                f"{run['wall_seconds']:.0f}",
+                f"{run['cpu_seconds']:.0f}",
             ]
             for run in figures["large"]
         ),

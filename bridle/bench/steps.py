@@ -76,9 +76,8 @@ def _steps_of(checkpoint: Checkpoint, settings: Settings) -> Steps:
     from bridle.engine import Engine
     from bridle.model import load_executor
 
-    config = ModelConfig(
-        str(checkpoint.path), num_threads=settings.threads, kv_memory=_CAPACITY * checkpoint.token_bytes
-    )
+    num_threads = settings.threads or 1
+    config = ModelConfig(str(checkpoint.path), num_threads=num_threads, kv_memory=_CAPACITY * checkpoint.token_bytes)
     executor = NotedExecutor(load_executor(config))
     engine = Engine(executor, EngineConfig(enable_prefix_caching=False))
     steps: Steps = []
@@ -87,13 +86,13 @@ def _steps_of(checkpoint: Checkpoint, settings: Settings) -> Steps:
         for batch in settings.batches or _BATCHES:
             prompts = [prompt * 4 for prompt in make_prompts(batch, checkpoint.vocab_size, seed=batch)]
             rounds = [
-                run_batch(engine, executor, prompts, 8 if settings.quick else 32)
-                for _ in range(2 if settings.quick else 5)
+                run_batch(engine, executor, prompts, 8 if settings.quick else 16)
+                for _ in range(2 if settings.quick else 4)
             ]
             steps += fastest(rounds)
     finally:
         engine.close()
-    return steps
+    return [(size, seconds / num_threads) for size, seconds in steps]
 
 
 def run_batch(engine: Engine, executor: NotedExecutor, prompts: Sequence[Sequence[int]], num_new: int) -> Steps:
@@ -103,9 +102,9 @@ def run_batch(engine: Engine, executor: NotedExecutor, prompts: Sequence[Sequenc
         engine.add(Request(str(number), tuple(prompt), sampling, detokenize=False))
     steps: Steps = []
     while engine.has_work:
-        began = time.perf_counter()
+        began = time.process_time()
         engine.step()
-        steps.append((executor.last, time.perf_counter() - began))
+        steps.append((executor.last, time.process_time() - began))
     return steps
 
 
