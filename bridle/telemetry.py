@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -100,10 +101,9 @@ def _exporter(environment: Mapping[str, str]) -> SpanExporter:
     exporter: Any
     if protocol == "grpc":
         try:
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+            exporter = import_module("opentelemetry.exporter.otlp.proto.grpc.trace_exporter").OTLPSpanExporter
         except ImportError:
             raise _missing(f"pip install {_GRPC_PACKAGE}, or set {_PROTOCOLS[1]}=http/protobuf") from None
-        exporter = GrpcExporter
     elif protocol == "http/protobuf":
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter

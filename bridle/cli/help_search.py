@@ -7,11 +7,11 @@ is told once.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, ArgumentCollection, Parameter
+from cyclopts import App, Argument, Parameter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -145,14 +145,19 @@ def _flags(command: App) -> Iterator[Entry]:
     for argument in _arguments(command):
         names = tuple(name for name in argument.names if name.startswith("-"))
         if names and argument.parameter.show is not False:
-            groups = argument.parameter.group or ()
-            heading = getattr(groups[0], "name", "") if groups else ""
-            yield Entry(names, " ".join((argument.parameter.help or "").split()), str(heading))
+            heading = _heading(argument.parameter.group)
+            yield Entry(names, " ".join((argument.parameter.help or "").split()), heading)
 
 
-def _arguments(command: App) -> ArgumentCollection:
+def _heading(group: object) -> str:
+    """What a flag stands under; cyclopts keeps one group or several."""
+    first = next(iter(group), "") if isinstance(group, Iterable) else group
+    return str(getattr(first, "name", first or ""))
+
+
+def _arguments(command: App) -> Iterable[Argument]:
     if command.default_command is None:
-        return ArgumentCollection()
+        return ()
     return command.assemble_argument_collection(parse_docstring=True)
 
 

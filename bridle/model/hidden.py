@@ -38,4 +38,4 @@ def _head_of(model: nn.Module) -> nn.Module | None:
 
 def _size_of(model: nn.Module, head: nn.Module) -> int:
     size = getattr(head, "in_features", None) or getattr(getattr(model, "config", None), "hidden_size", 0)
-    return int(size)
+    return int(size or 0)
