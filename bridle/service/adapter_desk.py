@@ -67,6 +67,8 @@ class AdapterDesk:
             try:
                 async with asyncio.timeout(timeout):
                     await self._wait(model, name)
+            except AdapterRefused as error:  # one of its own for each of those who wait
+                raise AdapterRefused(str(error), "adapter") from None
             except TimeoutError:
                 raise ModelUnavailable(f"the adapter {_shown(name)} is not there after {timeout:g} s") from None
         return name
