@@ -89,6 +89,8 @@ class EngineOptions:
     "Longest prompt with its output, as `--max-model-len`, but refused if the KV cache cannot hold it."
     max_waiting: Annotated[int, Parameter(converter=count)] = 4096
     "Most requests that wait; further ones are refused until there is room."
+    priority_seconds: float = 10.0
+    "What a step of priority is worth: who has waited so many seconds longer comes first all the same."
     prefix_caching: bool = True
     "Keep the KV of finished prompts for requests that begin alike."
     warm_up: bool = True
@@ -106,6 +108,7 @@ class EngineOptions:
             max_input_tokens=self.max_input_tokens,
             max_total_tokens=self.max_total_tokens,
             max_waiting=self.max_waiting,
+            priority_seconds=self.priority_seconds,
             enable_prefix_caching=self.prefix_caching,
         )
 

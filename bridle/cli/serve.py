@@ -217,7 +217,7 @@ class ServerOptions:
             load_timeout=models.load_timeout,
             cors_origins=self.cors_origin,
             trusted_proxies=access.trusted_proxy,
-            allowed_hosts=access.allowed_host,
+            allowed_hosts=access.allowed_host or None,
         )
         return ServeSettings(
             model=model.to_config(names[0], warm_up=engine.warm_up),

@@ -120,7 +120,7 @@ def _settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: Acc
         http=HttpSettings(
             load_timeout=models.load_timeout,
             trusted_proxies=access.trusted_proxy,
-            allowed_hosts=access.allowed_host,
+            allowed_hosts=access.allowed_host or None,
         ),
         host=lmtp.host,
         port=lmtp.port,

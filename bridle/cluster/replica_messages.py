@@ -7,6 +7,7 @@ ends are processes of one server, on a unix socket that only its user can open.
 from __future__ import annotations
 
 import struct
+from array import array
 from dataclasses import fields
 from typing import Any
 
@@ -22,6 +23,7 @@ from bridle.engine.statistics import EngineStatistics
 from bridle.errors import ProtocolError, UnsupportedFeature
 from bridle.lora import AdapterLimits
 from bridle.outputs import (
+    Embedded,
     Event,
     Finished,
     FinishReason,
@@ -66,6 +68,7 @@ class Submit(_Wire):
     tell_resuming: bool
     generated: tuple[int, ...]
     metadata: dict[str, str] = {}
+    embeds: bool = False
 
 
 class Cancel(_Wire):
@@ -93,6 +96,7 @@ class Prompt(_Wire):
     num_cached: int
     logprobs: tuple[Logprob | None, ...]
     queued: float
+    opening: float = 0.0
 
 
 class Token(_Wire):
@@ -147,9 +151,18 @@ class End(_Wire):
     stop: int | str | None
     error: tuple[str, str, str | None] | None
     is_last: bool
+    held: float = 0.0
 
 
-WireEvent = Prompt | Token | TakenBack | Fork | Said | Wrote | Waits | End
+class Vector(_Wire):
+    """What became of a prompt, as 32-bit numbers in this machine's order."""
+
+    request_id: str
+    index: int
+    values: bytes
+
+
+WireEvent = Vector | Prompt | Token | TakenBack | Fork | Said | Wrote | Waits | End
 
 
 class Events(_Wire):
@@ -231,6 +244,7 @@ def pack_request(request: Request) -> Submit:
         request.tell_resuming,
         request.generated,
         request.metadata,
+        request.embeds,
     )
 
 
@@ -250,6 +264,7 @@ def unpack_request(message: Submit, grammar: Grammar | None = None) -> Request:
         tell_resuming=message.tell_resuming,
         generated=message.generated,
         metadata=message.metadata,
+        embeds=message.embeds,
     )
 
 
@@ -259,7 +274,11 @@ def pack_event(event: Event) -> WireEvent:
             return Token(request_id, index, token, text, logprob, forced)
         case PromptEvent():
             logprobs = event.logprobs
-            return Prompt(event.request_id, event.index, event.tokens, event.num_cached, logprobs, event.queued)
+            return Prompt(
+                event.request_id, event.index, event.tokens, event.num_cached, logprobs, event.queued, event.opening
+            )
+        case Embedded(request_id, index, vector):
+            return Vector(request_id, index, vector.tobytes())
         case Rewind(request_id, index, num_tokens, num_chars):
             return TakenBack(request_id, index, num_tokens, num_chars)
         case Forked(request_id, index, parent, num_tokens, text):
@@ -271,7 +290,15 @@ def pack_event(event: Event) -> WireEvent:
         case Finished():
             error = None if event.error is None else pack_error(event.error)
             return End(
-                event.request_id, event.index, event.reason, event.usage, event.text, event.stop, error, event.is_last
+                event.request_id,
+                event.index,
+                event.reason,
+                event.usage,
+                event.text,
+                event.stop,
+                error,
+                event.is_last,
+                event.held,
             )
         case _:
             return Waits(event.request_id, event.index)
@@ -281,8 +308,10 @@ def unpack_event(message: WireEvent) -> Event:
     match message:
         case Token(request_id, index, token, text, logprob, forced):
             return TokenEvent(request_id, index, token, text, logprob, forced)
-        case Prompt(request_id, index, tokens, num_cached, logprobs, queued):
-            return PromptEvent(request_id, index, tokens, num_cached, logprobs, queued)
+        case Prompt(request_id, index, tokens, num_cached, logprobs, queued, opening):
+            return PromptEvent(request_id, index, tokens, num_cached, logprobs, queued, opening)
+        case Vector(request_id, index, values):
+            return Embedded(request_id, index, array("f", values))
         case TakenBack(request_id, index, num_tokens, num_chars):
             return Rewind(request_id, index, num_tokens, num_chars)
         case Fork(request_id, index, parent, num_tokens, text):
@@ -291,9 +320,9 @@ def unpack_event(message: WireEvent) -> Event:
             return Log(request_id, index, text)
         case Wrote(request_id, index, name, value, is_append):
             return Stored(request_id, index, name, value, is_append)
-        case End(request_id, index, reason, usage, text, stop, error, is_last):
+        case End(request_id, index, reason, usage, text, stop, error, is_last, held):
             known = None if error is None else unpack_error(*error)
-            return Finished(request_id, index, reason, usage, text, stop, known, is_last)
+            return Finished(request_id, index, reason, usage, text, stop, known, is_last, held)
         case _:
             return Resuming(message.request_id, message.index)
 
