@@ -22,6 +22,7 @@ BENCHMARKS = {
     "lmtp": "bridle.bench.lmtp",
     "serve": "bridle.bench.serve",
     "shard": "bridle.bench.shard",
+    "batching": "bridle.bench.batching",
     "losses": "bridle.bench.losses",
     "steps": "bridle.bench.steps",
     "simulation": "bridle.bench.simulation",

@@ -16,6 +16,7 @@ Benchmark = Literal[
     "lmtp",
     "serve",
     "shard",
+    "batching",
     "losses",
     "steps",
     "simulation",
@@ -42,7 +43,8 @@ def bench(
     on the spot, with the share of the memory-bandwidth limit. `overhead`: Python time of a step outside the model.
     `control`: what steering costs. `controllers`: what scripts cost. `constraints`: masks beside llguidance's own,
     steps beside free ones. `serve`: the HTTP server under load, beside the offline engine. `shard`: a step through
-    another process beside one in this. `losses`: what clients notice when processes of a server are killed or hang.
+    another process beside one in this. `batching`: continuous batching beside static batches and none, and what each
+    of its knobs trades. `losses`: what clients notice when processes of a server are killed or hang.
     `lmtp`: LMQL's traffic, beside LMQL's own server. `steps`: what a step costs, by what is in it. `simulation`: a
     hundred to a thousand replicas in virtual time. `sampler`: time to choose tokens. `detokenizer`: time to spell them.
 
