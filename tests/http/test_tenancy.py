@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.routing import Route
-from starlette.testclient import TestClient
+from fastapi import FastAPI
+from starlette.routing import WebSocketRoute
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from bridle.http import HttpSettings, create_app
+from bridle.lmtp.server import websocket_front
 from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
 from tests.service.fakes import fake_model
@@ -32,21 +36,71 @@ def test_requests_carry_their_tenant(path: str, body: dict[str, Any], tmp_path: 
     assert [request.tenant for request in requests] == ["alice", "bob"]
 
 
+#: Routes for admins alone, with a body that is one. A new one is to be listed here.
+ADMIN_ROUTES: dict[tuple[str, str], dict[str, Any] | None] = {
+    ("GET", "/v1/status"): None,
+    ("POST", "/v1/models/load"): {"model": "fake"},
+    ("POST", "/v1/models/unload"): {"model": "fake"},
+    ("POST", "/v1/adapters"): {"name": "a"},
+    ("DELETE", "/v1/adapters/{name:path}"): None,
+    ("POST", "/v1/load_lora_adapter"): {"lora_name": "a", "lora_path": "a"},
+    ("POST", "/v1/unload_lora_adapter"): {"lora_name": "a"},
+}
+
+
+def every_route(app: FastAPI) -> Iterator[Any]:
+    """Everything that answers, documented or not, those of included routers, too."""
+    for entry in app.routes:
+        router = getattr(entry, "original_router", None)
+        yield from [entry] if router is None else router.routes
+
+
+def calls(app: FastAPI) -> list[tuple[str, str]]:
+    """Methods and paths of all HTTP routes."""
+    found = {(method, route.path) for route in every_route(app) for method in getattr(route, "methods", None) or ()}
+    documented = {(method.upper(), path) for path, item in app.openapi()["paths"].items() for method in item}
+    assert {(method, path.replace(":path", "")) for method, path in found} >= documented, "some routes were not found"
+    return sorted(found)
+
+
+def concrete(path: str) -> str:
+    return re.sub(r"\{[^}]*\}", "fake", path)
+
+
 def test_without_a_key_every_route_but_health_is_closed(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys.db")
+    app = create_app(ModelRegistry([fake_model()]), keys=keys, fronts=[websocket_front()])
+    client = TestClient(app)
+    assert {path for _, path in calls(app)} >= {"/v1/completions", "/v1/models", "/metrics", "/", "/docs", "/v1/status"}
+    for own, path in [*calls(app), ("GET", "/nope")]:
+        for method in {own, "GET", "POST", "PUT", "DELETE", "HEAD"}:
+            answer = client.request(method, concrete(path))
+            if path.startswith("/health"):
+                assert answer.status_code in (200, 405)
+                continue
+            assert answer.status_code == 401, path
+            assert method == "HEAD" or answer.json()["error"]["code"] == "unauthorized"
+    sockets = [route.path for route in every_route(app) if isinstance(route, WebSocketRoute)]
+    assert sockets
+    for path in sockets:
+        with pytest.raises(WebSocketDenialResponse) as denied, client.websocket_connect(path):
+            raise AssertionError(f"{path} was opened")
+        assert denied.value.status_code == 401
+    keys.close()
+
+
+def test_routes_for_admins_are_for_admins(tmp_path: Path) -> None:
+    """Every route is for all users or for admins, as listed here: one that forgets to ask is found, and so is a new one
+    that nobody thought about."""
     keys = KeyStore(tmp_path / "keys.db")
     app = create_app(ModelRegistry([fake_model()]), keys=keys)
     client = TestClient(app)
-    documented = set(app.openapi()["paths"])
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics"} <= documented
-    paths = documented | {route.path for route in app.routes if isinstance(route, Route)} | {"/", "/nope"}
-    for path in paths:
-        for method in ("GET", "POST", "DELETE"):
-            answer = client.request(method, path.replace("{name}", "fake"))
-            if path.startswith("/health"):
-                assert answer.status_code in (200, 405)
-            else:
-                assert answer.status_code == 401, path
-                assert answer.json()["error"]["code"] == "unauthorized"
+    client.headers["api-key"] = keys.add("ann")
+    assert set(ADMIN_ROUTES) <= set(calls(app))
+    for method, path in calls(app):
+        body = ADMIN_ROUTES.get((method, path), {})
+        answer = client.request(method, concrete(path), json=body)
+        assert (answer.status_code == 403) is ((method, path) in ADMIN_ROUTES), (method, path, answer.text)
     keys.close()
 
 
