@@ -6,18 +6,36 @@ import hashlib
 import os
 import subprocess
 import sys
+import sysconfig
 import venv
+from collections.abc import Sequence
 from pathlib import Path
+
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
 def foreign_python(*packages: str) -> Path:
     """The interpreter of an environment with exactly `packages`, pinned as `name==version`, and what they need."""
-    folder = _folder(packages)
+    return _made(_folder(packages), packages)
+
+
+def layered_python(*packages: str) -> Path:
+    """The interpreter of an environment with `packages` over all that is installed in this one, bridle included."""
+    here = sysconfig.get_path("purelib")
+    folder = _folder((*packages, f"over {here}"))
+    return _made(folder, (*packages, "-c", str(CONSTRAINTS)), f"import site; site.addsitedir({here!r})")
+
+
+def _made(folder: Path, arguments: Sequence[str], path_line: str | None = None) -> Path:
+    """The interpreter of a folder's environment, made if it is not there; `path_line` is run at each start."""
     python, done = folder / "bin" / "python", folder / "complete"
     if not done.exists():
         venv.create(folder, with_pip=False, clear=True, symlinks=True)
+        if path_line is not None:
+            (site,) = folder.glob("lib/python*/site-packages")
+            (site / "layer.pth").write_text(path_line + "\n")
         # Our own pip installs into the other environment: some systems ship no bundled one.
-        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *packages]
+        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *arguments]
         subprocess.run(command, check=True)
         done.touch()
     return python

@@ -1,0 +1,71 @@
+"""The application of Ray Serve: two deployments, the fronts and the engines behind them."""
+
+from __future__ import annotations
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from bridle.deploy.ray.engines import EngineReplica
+from bridle.deploy.ray.fronts import Front
+from bridle.deploy.ray.settings import RaySettings
+from bridle.deploy.replica_process import ReplicaConfig
+
+#: Both deployments leave it to bridle how many requests run and wait.
+_MANY = 100_000
+_HEALTH_PERIOD, _HEALTH_TIMEOUT = 5.0, 10.0
+#: What the router cuts prompts into where the engines choose their own size: it only guesses what they hold.
+_BLOCK_SIZE = 16
+
+
+def build(settings: RaySettings) -> Application:
+    """Fronts over engines."""
+    told = ReplicaConfig(settings.to_model(), settings.to_engine(), settings.shards, log_format="json").encode()
+    engines = serve.deployment(EngineReplica).options(
+        name="engines",
+        # One bundle: a model's processes are children of the replica's, so they are where it is, with its GPUs.
+        placement_group_bundles=[settings.bundle],
+        placement_group_strategy="STRICT_PACK",
+        ray_actor_options={"num_cpus": settings.bundle["CPU"], "num_gpus": settings.bundle.get("GPU", 0)},
+        autoscaling_config=_autoscaling(settings),
+        request_router_config=RequestRouterConfig(
+            request_router_class="bridle.deploy.ray.router.EngineRouter",
+            request_router_kwargs={
+                "block_size": settings.to_model().block_size or _BLOCK_SIZE,
+                # While they are updated there may be twice as many.
+                "max_engines": 2 * settings.max_engines,
+            },
+            request_routing_stats_period_s=1.0,
+            request_routing_stats_timeout_s=5.0,
+        ),
+        max_ongoing_requests=_MANY,
+        health_check_period_s=_HEALTH_PERIOD,
+        health_check_timeout_s=_HEALTH_TIMEOUT,
+        graceful_shutdown_timeout_s=settings.drain,
+        graceful_shutdown_wait_loop_s=0.5,
+    )
+    fronts = serve.deployment(serve.ingress()(Front)).options(
+        name="fronts",
+        num_replicas=settings.fronts,
+        max_ongoing_requests=_MANY,
+        graceful_shutdown_timeout_s=settings.drain,
+    )
+    app: Application = fronts.bind(settings.for_fronts().model_dump_json(), engines.bind(told, settings.adapters))
+    return app
+
+
+def _autoscaling(settings: RaySettings) -> AutoscalingConfig:
+    return AutoscalingConfig(
+        min_replicas=settings.min_engines,
+        max_replicas=settings.max_engines,
+        initial_replicas=settings.initial_engines,
+        upscale_delay_s=settings.upscale_delay,
+        downscale_delay_s=settings.downscale_delay,
+        policy=AutoscalingPolicy(
+            policy_function="bridle.deploy.ray.autoscaling.QueuedTokens",
+            policy_kwargs={
+                "target_tokens": settings.target_queued_tokens,
+                "target_busy": settings.target_busy,
+            },
+        ),
+    )

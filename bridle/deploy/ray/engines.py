@@ -1,0 +1,122 @@
+"""One engine of a cluster: a replica of Ray Serve that runs a whole engine for the fronts.
+
+Speaks the messages of `bridle.cluster`; what a request is for it knows as little as a local replica does. Clocks of two
+machines have nothing in common, so deadlines travel as seconds that are left.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from bridle.cluster.controller_forms import form_to_compile
+from bridle.cluster.faults import pack_error
+from bridle.cluster.replica_messages import (
+    PROTOCOL,
+    Broken,
+    Events,
+    Hello,
+    Submit,
+    encode,
+    pack_beat,
+    pack_event,
+    read_by_replica,
+    unpack_request,
+)
+from bridle.controllers.free_part import compile_grammar
+from bridle.deploy.ray.adapters import register
+from bridle.deploy.ray.affinity import RUNNING_TOKENS
+from bridle.deploy.ray.autoscaling import BUSY_SHARE, QUEUED_TOKENS
+from bridle.deploy.replica_process import ReplicaConfig, load_watched
+from bridle.engine import Request
+from bridle.errors import BridleError, ProtocolError, ShardUnavailable
+from bridle.outputs import Finished, FinishReason, PromptEvent
+
+
+class EngineReplica:
+    """Serve makes one in each replica's process. `told` is a `ReplicaConfig`, `adapters` are names and sources."""
+
+    def __init__(self, told: str, adapters: dict[str, str]) -> None:
+        from bridle.deploy.launcher import launch_shard
+        from bridle.service import load_model
+
+        config = ReplicaConfig.decode(told)
+        executors = partial(launch_shard, shards=config.shards) if config.shards else load_watched
+        self._config = config
+        self._model = load_model(config.model, config.engine, control=config.control, executors=executors)
+        register(self._model.adapters, adapters)
+        self._client = self._model.client
+        self._queued: dict[str, int] = {}  # prompt tokens of requests whose prompt is not computed yet
+        self._num_live = 0
+        self._num_reports = 0
+
+    # -- for fronts ------------------------------------------------------------------------------------------
+
+    async def hello(self) -> bytes:
+        """What is served here."""
+        engine = self._config.engine
+        return encode(Hello(PROTOCOL, os.getpid(), self._client.info, engine.max_forks, engine.max_waiting))
+
+    async def look(self) -> bytes:
+        """A sign of life, with the engine's counters."""
+        return encode(pack_beat(self._client.is_healthy, self._client.statistics()))
+
+    async def generate(self, data: bytes) -> AsyncIterator[bytes]:
+        """Run a request; what its stream gives, batch by batch. Leaving it cancels the request."""
+        message = read_by_replica(data)
+        if not isinstance(message, Submit):
+            raise ProtocolError(f"a {type(message).__name__} came in the place of a request")
+        self._queued[message.id] = len(message.prompt) + len(message.generated)
+        self._num_live += 1
+        try:
+            async with self._client.submit(await self._unpack(message)) as stream:
+                async for events in stream:
+                    if any(isinstance(event, PromptEvent) for event in events):
+                        self._queued.pop(message.id, None)
+                    yield encode(Events([pack_event(event) for event in events]))
+        except BridleError as error:
+            yield self._failure(message.id, error)
+        finally:
+            self._queued.pop(message.id, None)
+            self._num_live -= 1
+
+    async def _unpack(self, message: Submit) -> Request:
+        form, pool = form_to_compile(message.controller), self._model.constraints
+        grammar = None if form is None or pool is None else await compile_grammar(pool, form)
+        request = unpack_request(message, grammar)
+        if request.deadline is None:
+            return request
+        return replace(request, deadline=time.monotonic() + request.deadline)
+
+    def _failure(self, request_id: str, error: BridleError) -> bytes:
+        """An engine that closes leaves its requests to others; anything else is an answer."""
+        if self._client.is_healthy:
+            return encode(Events([pack_event(Finished(request_id, 0, FinishReason.ERROR, error=error))]))
+        return encode(Broken(request_id, pack_error(error)))
+
+    # -- for Serve -------------------------------------------------------------------------------------------
+
+    def check_health(self) -> None:
+        """Raises while requests cannot be served: for longer than a few checks, and the replica is replaced."""
+        if not self._client.is_healthy:
+            raise ShardUnavailable("the engine cannot serve requests now")
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What the router hears of this engine."""
+        self._num_reports += 1
+        load = sum(self._queued.values()) + RUNNING_TOKENS * self._num_live
+        return {"number": self._num_reports, "load": load, "is_ready": self._client.is_healthy}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the autoscaler hears of it."""
+        places = self._config.engine.max_num_seqs or self._client.info.max_num_seqs
+        return {QUEUED_TOKENS: float(sum(self._queued.values())), BUSY_SHARE: self._num_live / places}
+
+    def __del__(self) -> None:
+        model = getattr(self, "_model", None)
+        if model is not None:
+            model.close()

@@ -1,0 +1,59 @@
+"""One front of a cluster: a replica of Ray Serve that answers HTTP as `bridle serve` does, and computes nothing.
+
+It validates, tokenizes, admits, compiles constraints and streams; every front does so for itself, so there may be many.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from bridle.deploy.ray.adapters import far_registry
+from bridle.deploy.ray.client import ClusterClient
+from bridle.deploy.ray.settings import RaySettings
+from bridle.http.app import create_app
+from bridle.http.logs import configure_logs
+from bridle.http.settings import HttpSettings
+from bridle.service import LoadedModel, ModelRegistry, model_name
+from bridle.service.keys import KeyStore
+
+
+class Front:
+    """Serve makes one in each replica's process. `told` is a `RaySettings` as JSON."""
+
+    async def __init__(self, told: str, engines: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+        from bridle.constraints import ConstraintPool, vocabulary_of
+        from bridle.model import resolve_model
+        from bridle.text import Tokenizer
+
+        configure_logs("json")
+        self._settings = settings = RaySettings.model_validate_json(told)
+        config = settings.to_model()
+        path = config.tokenizer or str(resolve_model(config.model, config.revision))
+        tokenizer = Tokenizer.load(path, config.revision if config.tokenizer else None)
+        client = await ClusterClient.connect(engines)
+        info = client.info
+        constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
+
+        def shut_down(drain: float) -> None:
+            client.close(drain)
+            constraints.shutdown()
+
+        name = settings.name or model_name(config.model)
+        adapters = far_registry(settings.adapters, (name, config.model))
+        self._registry = ModelRegistry(
+            [LoadedModel(name, client, tokenizer, adapters=adapters, constraints=constraints, shutdown=shut_down)]
+        )
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        settings = self._settings
+        http = HttpSettings(max_requests=settings.max_requests, request_timeout=settings.request_timeout)
+        keys = None if settings.keys is None else KeyStore(Path(settings.keys))
+        return create_app(self._registry, http, keys)
+
+    def __del__(self) -> None:
+        registry = getattr(self, "_registry", None)
+        if registry is not None:
+            registry.close()

@@ -1,0 +1,43 @@
+"""Ray Serve's hook for choosing a replica: the front's handle asks here where a request goes.
+
+Ray ships this module by value, so that it holds nothing but the hook.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from bridle.cluster.replica_messages import Submit, read_by_replica
+from bridle.deploy.ray.affinity import Places
+
+
+class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
+    """Requests go where their beginning or their adapter is, calls without one anywhere."""
+
+    def initialize_state(self, block_size: int, max_engines: int) -> None:
+        """Called by Serve with the `request_router_kwargs` of the deployment."""
+        self._places: Places[Any] = Places(block_size, max_engines)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._places.keep([replica.replica_id for replica in replicas])
+
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._places.keep(list(self.curr_replicas))
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The candidates, each a rank of its own."""
+        args = () if pending_request is None else pending_request.args
+        request = read_by_replica(args[0]) if args else None
+        if not isinstance(request, Submit):
+            return [candidate_replicas]
+        by_id = {replica.replica_id: replica for replica in candidate_replicas}
+        for replica_id, replica in by_id.items():
+            self._places.hear(replica_id, replica.routing_stats)
+        prompt = (*request.prompt, *request.generated)
+        return [[by_id[each]] for each in self._places.rank(prompt, request.tenant, request.adapter, by_id)]

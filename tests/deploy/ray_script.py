@@ -1,0 +1,184 @@
+"""What must hold of the application on a real Ray; run by `test_ray_cluster` in an environment that has it.
+
+Prints a line for each check that holds. The argument is a folder for Ray's files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import psutil
+import ray
+from ray import serve
+
+from bridle.deploy.ray import build_app
+
+URL = "http://127.0.0.1:{}"
+PATIENCE = 600.0
+ENGINE = "ray::ServeReplica:bridle:engines"  # what Ray calls their processes
+MAX_TOKENS = 400
+SETTINGS: dict[str, Any] = {"min_engines": 2, "max_engines": 2, "num_cpus": 1, "drain": 20}
+
+
+class Reader(threading.Thread):
+    """Reads one stream to its end."""
+
+    def __init__(self, url: str, number: int, **more: Any) -> None:
+        super().__init__(daemon=True)
+        self.items: list[Any] = []
+        self.status = 0
+        self.problem = ""
+        self._url = url
+        options = {"include_resuming": True, "include_usage": True}
+        self._body = {"prompt": f"{number} Once upon a time", "max_tokens": MAX_TOKENS, "seed": number, "stream": True}
+        self._body |= {"temperature": 0, "ignore_eos": True, "stream_options": options} | more
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url + "/v1/completions", json=self._body, timeout=PATIENCE) as answer:
+                self.status = answer.status_code
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        self.items.append(json.loads(line.removeprefix("data: ")))
+        except httpx.HTTPError as error:
+            self.problem = repr(error)
+
+    @property
+    def text(self) -> str:
+        return "".join(choice.get("text", "") for item in self.items for choice in item.get("choices", ()))
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.items[-1]["usage"]["completion_tokens"]) if self.items and self.items[-1].get("usage") else 0
+
+    @property
+    def is_resumed(self) -> bool:
+        return any(choice.get("resuming") for item in self.items for choice in item.get("choices", ()))
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} does not happen"
+        time.sleep(0.1)
+
+
+def engines() -> list[int]:
+    """The processes of the engines."""
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if ENGINE in " ".join(p.info["cmdline"] or ())]
+
+
+def metric(url: str, name: str) -> float:
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def run(url: str, numbers: range, **more: Any) -> list[Reader]:
+    readers = [Reader(url, number, **more) for number in numbers]
+    for reader in readers:
+        reader.join(PATIENCE)
+        assert reader.status == 200 and not reader.problem, (reader.status, reader.problem, reader.items[-1:])
+    return readers
+
+
+def check_requests_spread(url: str) -> None:
+    pids = engines()
+    assert len(pids) == 2
+    before = {pid: psutil.Process(pid).cpu_times().user for pid in pids}
+    readers = run(url, range(8))
+    assert all(reader.num_tokens == MAX_TOKENS for reader in readers)
+    busy = [psutil.Process(pid).cpu_times().user - before[pid] for pid in pids]
+    assert min(busy) > 0.25 * max(busy), busy
+
+
+def check_a_beginning_stays_where_it_is(url: str) -> None:
+    prompt = "A long system prompt that everybody shares. " * 12
+    run(url, range(1), prompt=prompt, max_tokens=4)
+    time.sleep(2)  # until the engines have said again what they have to do
+    cached = metric(url, "bridle_engine_cached_tokens_total")
+    for number in range(6):
+        run(url, range(number, number + 1), prompt=f"{prompt} {number}", max_tokens=4)
+    wait_for(lambda: metric(url, "bridle_engine_cached_tokens_total") > cached + 5 * 100, "sharing")
+
+
+def check_constraints_and_several_choices(url: str) -> None:
+    body = {"prompt": "Is it?", "max_tokens": 9, "regex": "(yes|no)", "n": 2, "seed": 3}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()
+    assert [choice["text"] in ("yes", "no") for choice in answer["choices"]] == [True, True], answer
+
+
+def check_what_cannot_be_is_refused(url: str) -> None:
+    steered = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "controller": "a" * 64}, timeout=60)
+    assert steered.status_code in (400, 501), steered.text
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": [-1]}, timeout=60).status_code == 400
+
+
+def check_nothing_is_lost_with_an_engine(url: str) -> None:
+    """One of two engines is killed under 12 streams: every one goes on, with the text it would have had."""
+    expected = [reader.text for reader in run(url, range(12))]
+    readers = [Reader(url, number) for number in range(12)]
+    wait_for(lambda: all(len(reader.items) > 5 for reader in readers), "streaming")
+    began = time.perf_counter()
+    os.kill(engines()[0], signal.SIGKILL)
+    wait_for(lambda: any(reader.is_resumed for reader in readers), "hearing of the loss")
+    print(f"told after {time.perf_counter() - began:.1f} s")
+    for reader in readers:
+        reader.join(PATIENCE)
+        assert reader.num_tokens == MAX_TOKENS, (reader.problem, reader.items[-1:])
+    assert [reader.text for reader in readers] == expected
+    assert httpx.get(f"{url}/health/ready", timeout=60).status_code == 200
+    wait_for(lambda: metric(url, "bridle_engine_blocks") > 0 and len(engines()) == 2, "a new engine")
+
+
+def check_a_rolling_update_breaks_no_stream(url: str) -> None:
+    before = set(engines())
+    readers = [Reader(url, number) for number in range(4)]
+    wait_for(lambda: all(len(reader.items) > 5 for reader in readers), "streaming")
+    serve.run(build_app(SETTINGS | {"engine_options": {"max_num_seqs": 64}}), name="bridle", route_prefix="/")
+    for reader in readers:
+        reader.join(PATIENCE)
+        assert reader.num_tokens == MAX_TOKENS, (reader.problem, reader.items[-1:])
+    wait_for(lambda: not before & set(engines()) and len(engines()) == 2, "the update")
+
+
+CHECKS = (
+    check_requests_spread,
+    check_a_beginning_stays_where_it_is,
+    check_constraints_and_several_choices,
+    check_what_cannot_be_is_refused,
+    check_nothing_is_lost_with_an_engine,
+    check_a_rolling_update_breaks_no_stream,
+)
+
+
+def main() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build_app(SETTINGS), name="bridle", route_prefix="/")
+        url = URL.format(port)
+        wait_for(lambda: httpx.get(f"{url}/health/ready", timeout=60).status_code == 200, "readiness")
+        wait_for(lambda: len(engines()) == 2, "the second engine")
+        for check in CHECKS:
+            check(url)
+            print(check.__name__, "ok", flush=True)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
