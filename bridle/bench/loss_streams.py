@@ -29,7 +29,8 @@ class Client:
         self.resumed: list[float] = []
         self.faults: list[str] = []
         self.num_complete = self.num_different = 0
-        self.is_streaming = False
+        self.stream: int | None = None  # the number of the one that has begun to give text
+        self._num_streams = 0
         self._address = address
         self._body = _body(number, max_tokens, self.is_told)
         self._max_tokens = max_tokens
@@ -53,10 +54,10 @@ class Client:
             head = await reader.readuntil(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.1 200"):
                 raise ValueError(head.splitlines()[0].decode())
-            self.is_streaming = True
+            self._num_streams += 1
             return await self._read(reader)
         finally:
-            self.is_streaming = False
+            self.stream = None
             writer.transport.abort()
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
@@ -66,7 +67,9 @@ class Client:
             now = time.perf_counter()
             num_resuming = chunk.count(_RESUMING)
             self.resumed += [now] * bool(num_resuming)
-            self.times += [now] * bool(chunk.count(_EVENT) > num_resuming)
+            if chunk.count(_EVENT) > num_resuming:
+                self.times.append(now)
+                self.stream = self._num_streams
             parts.append(chunk[:-2])
             self._note()
         return b"".join(parts)

@@ -141,8 +141,10 @@ async def _lose(service: Service, crowd: Crowd, readiness: Readiness, number: in
         gone_on = max(client.longest_gap(began) for client in crowd.clients)
         await service.whole()
         return Loss(how.name, None, None, None, gone_on, None)
-    told_ones = [client for client in crowd.clients if client.is_told and client.is_streaming]
+    streams = {client: client.stream for client in crowd.clients if client.is_told and client.stream is not None}
     unready = await readiness.wait(False, began, PATIENCE)
+    # One whose last words were under way has nothing to be told.
+    told_ones = [client for client, stream in streams.items() if client.stream == stream]
     ready = await readiness.wait(True, unready, PATIENCE)
     await crowd.wait(lambda client: client.after(ready) > 0, PATIENCE)
     told = [next((each for each in client.resumed if each > began), None) for client in told_ones]

@@ -78,9 +78,8 @@ class LiveRequest:
 
     def _is_news_note(self, event: Log | Stored) -> bool:
         """Whether there is more in it than what the client has, by characters printed and by values stored."""
-        is_log = isinstance(event, Log)
-        key = event.index, "log" if is_log else "stored"
-        self.notes_again[key] += len(event.text) if is_log else 1
+        key, size = ((event.index, "log"), len(event.text)) if isinstance(event, Log) else ((event.index, "stored"), 1)
+        self.notes_again[key] += size
         is_news = self.notes_again[key] > self.notes_told[key]
         self.notes_told[key] = max(self.notes_again[key], self.notes_told[key])
         return is_news

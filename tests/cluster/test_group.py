@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from datetime import timedelta
 from queue import SimpleQueue
 
 import pytest
+from torch.distributed import distributed_c10d as c10d
 
 from bridle.cluster.group import GroupExecutor, Members
 from bridle.engine.plan import PlanRow, SampleBatch, StepPlan
@@ -38,12 +40,12 @@ def plan(step: int) -> StepPlan:
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_come_to_a_collective_loses_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_come_to_a_collective_loses_the_step() -> None:
     """Its heart beats all the time, so only the collective's own limit can tell."""
-    monkeypatch.setattr("bridle.model.tensor_parallel.COLLECTIVE_SECONDS", 2.0)
     ranks = TwoRanks()
     try:
         ranks.open()
+        c10d._set_pg_timeout(timedelta(seconds=2), c10d._get_default_group())
         executor = ScriptedExecutor()
         group = ranks.behind(executor, hang_at=1)
         assert isinstance(group, GroupExecutor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, tag_module, upload_module
 from bridle.service.control import ControlSettings
 from tests.aici.guests import END, guest2, sample, say
+from tests.aici.llm_side import wait_until
 from tests.deploy.kit import Crowd, Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -83,9 +83,9 @@ def logs(reader: Reader) -> str:
     return "".join(line for line in said.splitlines(True) if "⏳" not in line)
 
 
-def test_the_store_survives_its_runtime(model: LoadedModel, tmp_path: Path) -> None:
+def test_the_store_survives_its_runtime(model: LoadedModel) -> None:
     control = model.control
     assert control is not None and control.runtime_pid is not None
     os.killpg(control.runtime_pid, signal.SIGKILL)
+    wait_until(lambda: control.num_restarts == 1 and control.is_ready, 120)
     assert upload_module(control, SHORT, ADMIN).module_id == upload_module(control, SHORT, ADMIN).module_id
-    assert control.num_restarts == 1
