@@ -141,7 +141,7 @@ async def run(body: RunBody, request: Request) -> Response:
         await writer.send(initial_run(str(uuid.uuid4()), adapter or model.name))
         async for item in running.items():
             await writer.send(item)
-        await writer.done()
+        writer.end()
 
     return SseResponse(produce, http.settings)
 

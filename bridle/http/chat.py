@@ -88,9 +88,8 @@ class _Answer:
             await writer.send(*(chunk for delta, note in part.take() for chunk in self._chunks(part, delta, note)))
 
         await self.generation.run(sink)
-        if self.wants_usage:
-            await writer.send(self._envelope("chat.completion.chunk", []) | {"usage": self._usage()})
-        await writer.done()
+        counts = self._envelope("chat.completion.chunk", []) | {"usage": self._usage()}
+        writer.end(*([counts] if self.wants_usage else ()))
 
     def _choice(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
         found = Found().add(self.turn.reader().push(output.text, is_last=True))

@@ -130,9 +130,7 @@ class _Answer:
             await writer.send(*(chunk for chunk in chunks if chunk is not None))
 
         await self.generation.run(sink)
-        if self.plan.wants_usage:
-            await writer.send(self._envelope([]) | {"usage": self._usage()})
-        await writer.done()
+        writer.end(*([self._envelope([]) | {"usage": self._usage()}] if self.plan.wants_usage else ()))
 
     def _choice(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
         delta = Delta(0, output.text, tuple(output.token_ids), tuple(output.logprobs or ()), is_first=True)

@@ -75,14 +75,15 @@ class SseWriter:
         self._patience = _Patience(timeout)
         self._lock = asyncio.Lock()
         self.num_writes = 0
+        self.rest = b""
 
     async def send(self, *payloads: Any) -> None:
         """Send JSON events in one write."""
-        await self.write(b"".join(b"data: " + msgspec.json.encode(payload) + b"\n\n" for payload in payloads))
+        await self.write(b"".join(map(_event, payloads)))
 
-    async def done(self) -> None:
-        """Send the line that ends OpenAI's streams."""
-        await self.write(b"data: [DONE]\n\n")
+    def end(self, *payloads: Any) -> None:
+        """JSON events and the line that ends OpenAI's streams: the last words, which go out with the end of the body."""
+        self.rest = b"".join((*map(_event, payloads), b"data: [DONE]\n\n"))
 
     async def write(self, data: bytes) -> None:
         """Raises `RequestCancelled` if the client does not take anything for too long."""
@@ -125,7 +126,7 @@ class SseResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         with contextlib.closing(SseWriter(send, self._settings.send_timeout)) as writer:
             if await self._tell(writer, call_of(scope), receive):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await send({"type": "http.response.body", "body": writer.rest, "more_body": False})
 
     async def _tell(self, writer: SseWriter, call: Call, receive: Receive) -> bool:
         """Everything but the end of the body; False if nobody listens any more."""
@@ -145,6 +146,10 @@ class SseResponse(Response):
             await self._produce(writer)
         finally:
             ping.cancel()
+
+
+def _event(payload: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
