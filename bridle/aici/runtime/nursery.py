@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
@@ -55,6 +56,14 @@ class Process:
         poll = select.poll()
         poll.register(self.handle, select.POLLIN)
         return bool(poll.poll(None if timeout is None else max(int(timeout * 1000), 0)))
+
+    def cpu_seconds(self) -> float:
+        """Processor time of all its threads so far; 0 if it is gone."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
         if self.handle >= 0:
