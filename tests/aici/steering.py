@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Callable
 
 from bridle.aici import protocol
@@ -57,6 +58,8 @@ class Steered:
             if until():
                 return
             self.step()
+            if self.engine.is_stalled:
+                time.sleep(0.001)  # a controller is being made, on a machine that may be busy
         raise AssertionError(f"not finished after {MAX_STEPS} steps")
 
     def is_over(self, name: str) -> bool:

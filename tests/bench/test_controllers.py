@@ -33,6 +33,6 @@ def test_scripts_start_run_and_fork(pool: RuntimePool, language: str) -> None:
     started = controllers._starts(pool, script, quick=True)
     assert started["compile_seconds"] > 0 and started["start_worst_milliseconds"] >= started["start_milliseconds"] > 0
     step = controllers._steps(pool, script, 3, 0.0, Settings(quick=True))
-    assert 2 < step["drawing"] <= 3 and step["cpu_microseconds_of_each"] >= 0
+    assert 0 < step["drawing"] <= 3 and step["cpu_microseconds_of_each"] >= 0
     fork = controllers._forks(pool, script, 3)
     assert fork["branches"] == 3 and fork["fork_milliseconds"] > fork["each_milliseconds"] > 0

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import wasmtime
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from bridle.aici.runtime.wasm_binary import may_change_tables
 from bridle.controllers.standard.sources.jsctrl.bake import bake
 from bridle.errors import InvalidRequest
 
@@ -42,7 +43,9 @@ def test_memory_is_as_the_start_left_it(writes: dict[int, int]) -> None:
     expected[8:14] = b"before"
     for place, byte in writes.items():
         expected[place] = byte
-    assert memory_of(bake(module(stores))) == expected
+    plain = module(stores)
+    assume(not may_change_tables(plain))  # numbers in the code may look like such instructions
+    assert memory_of(bake(plain)) == expected
 
 
 def test_memory_that_grew_is_large_from_the_beginning() -> None:

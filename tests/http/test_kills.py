@@ -111,10 +111,10 @@ class Server:
     def begin(self) -> list[Stream]:
         """As many plain as controlled streams, all under way."""
         plain = {"model": "demo", "prompt": "Once", "max_tokens": 150, "stream": True, "ignore_eos": True}
-        streams = []
-        for number in range(self.num_streams // 2):
-            streams.append(Stream(self.url, "plain", "/v1/completions", self.headers("ada"), **plain))
-            streams.append(self.controlled(("ada", "bob")[number % 2], self.forever, 1_500))
+        half = range(self.num_streams // 2)
+        streams = [self.controlled(("ada", "bob")[number % 2], self.forever, 1_500) for number in half]
+        wait_until(lambda: all(stream.num_tokens > 1 for stream in streams), 120)
+        streams += [Stream(self.url, "plain", "/v1/completions", self.headers("ada"), **plain) for _ in half]
         wait_until(lambda: all(stream.num_tokens > 1 for stream in streams), 120)
         assert not any(stream.ended.is_set() for stream in streams)
         return streams

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tarfile
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from bridle.controllers.standard.sources.jsctrl.bake import bake
 from bridle.controllers.standard.toolchain import INCLUDE, ZIG, download, zig_cc
@@ -60,9 +60,13 @@ def unpack(folder: Path) -> Path:
     archive = folder / "archive"
     archive.mkdir()
     path = download(QUICKJS, SOURCES[QUICKJS], archive)
+    engine = folder / "engine"
+    engine.mkdir()
     with tarfile.open(path) as tar:
-        tar.extractall(folder, filter="data")
-    (engine,) = folder.glob("*/upstream-quickjs")
+        for member in tar.getmembers():
+            place = PurePosixPath(member.name)
+            if place.parent.name == "upstream-quickjs" and (file := tar.extractfile(member)) is not None:
+                (engine / place.name).write_bytes(file.read())
     return engine
 
 
