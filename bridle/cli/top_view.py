@@ -109,8 +109,8 @@ def _requests(now: Status) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("age", "state", "user", "model", "steered by"):
         table.add_column(name, no_wrap=True)
-    for name in ("prio", "prompt", "output", "tokens/s"):
-        table.add_column(name, justify="right")
+    for name in ("prio", "prompt", "output", "tokens/s"):  # of a narrow screen other columns lose first
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     table.add_column("route", no_wrap=True)
     for row in now["requests"][:_MAX_ROWS]:
         table.add_row(*_request(row))

@@ -17,7 +17,9 @@ from bridle.errors import InvalidRequest
 from bridle.service import new_request_id
 
 MAX_LINE_BYTES = 16 << 20
-URLS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/generate"})
+URLS = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses", "/generate"}
+)
 
 
 class BatchRequest(msgspec.Struct):

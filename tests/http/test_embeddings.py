@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from bridle.engine.request import Request
 from bridle.errors import DeadlineExceeded
 from bridle.http import create_app
+from bridle.http.batch import answer_batch, read_requests
 from bridle.http.embeddings import MAX_AT_ONCE, MAX_INPUTS
 from bridle.llm import LLM
 from bridle.outputs import Embedded, Event, Finished, FinishReason, Usage
@@ -156,3 +157,15 @@ def test_llm_embeds() -> None:
         assert math.isclose(math.hypot(*one), 1.0, rel_tol=1e-5)
         with pytest.raises(ValueError, match="prompt"):
             llm.embed([[]], use_tqdm=False)
+
+
+async def test_a_batch_may_ask_for_vectors_on_terms() -> None:
+    """Offline, everybody is an admin: priorities go either way."""
+    model = fake_model(embedding_script)
+    lines = [b'{"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "a", "priority": -7, "deadline": 60}}']
+    app = create_app(ModelRegistry([model]))
+    (answer,) = [answer async for answer in answer_batch(app, read_requests(lines), 4)]
+    assert answer["response"]["status_code"] == 200
+    assert answer["response"]["body"]["data"][0]["embedding"] == [1.0, 97.0]
+    (request,) = model.client.requests  # type: ignore[attr-defined]
+    assert request.priority == -7 and request.deadline is not None
