@@ -2,16 +2,16 @@
 
 Every measurement keeps the same number of sequences running: one that ends makes place for the next, with the next
 adapter in turn, so that adapters come and go as they do in a service. All share one model, one process and the same
-lengths of prompts and outputs; they are measured in turns, and each figure is the median of its rounds. PEFT computes
-the requests of each adapter as a batch of its own, one adapter after the other, since it cannot mix them in a packed
-step.
+lengths of prompts and outputs; they are measured in turns, and each figure is the median of its rounds. Beside the
+clock stands the processor time of all threads, which other work on the machine disturbs less. PEFT computes the
+requests of each adapter as a batch of its own, one adapter after the other.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.bench.adapters import make_adapters
 from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.peers import Stopwatch
 from bridle.bench.settings import Settings
+from bridle.bench.switching import SwitchingPeer
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.request import Request
 from bridle.outputs import Finished, TokenEvent
@@ -64,14 +66,17 @@ class Size:
 
 @dataclass(slots=True)
 class Figure:
-    """One scene. Speeds in generated tokens per second; `ratio` is that over the scene without adapters. `base` is the
-    speed of the sequences that have none, over what as many of them get where nobody has any."""
+    """One scene. Speeds in generated tokens per second; `ratio` is that over the scene without adapters, `cpu_ratio`
+    the same in processor time. `base` is the speed of the sequences that have none, over what as many of them get where
+    nobody has any."""
 
     name: str
     targets: str
     num_adapters: int
     tokens_per_second: float
+    tokens_per_cpu_second: float
     ratio: float = 1.0
+    cpu_ratio: float = 1.0
     base: float | None = None
     distinct: float = 0.0  # adapters per step
     num_placed: int = 0  # adapters that were brought to the device while the clock ran
@@ -80,7 +85,10 @@ class Figure:
 def measure(settings: Settings, console: Console) -> dict[str, Any]:
     """Run all scenes in turns, then PEFT. Prints one table."""
     import torch
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     size = _choose_size(settings)
@@ -109,8 +117,8 @@ def _scenes(size: Size) -> list[Scene]:
         Scene("4 adapters", num_adapters=4),
         Scene("32 adapters", num_adapters=32),
         Scene(f"{many} in rotation", num_adapters=many),
-        Scene(f"{many}, {many // 4} of them resident", num_adapters=many, resident=many // 4),
-        Scene("32 adapters on half the rows", num_adapters=32, share=0.5),
+        Scene(f"{many}, {many // 4} resident", num_adapters=many, resident=many // 4),
+        Scene("32 adapters, half the rows", num_adapters=32, share=0.5),
         Scene("4 adapters", targets="all linear", num_adapters=4),
         Scene("32 adapters", targets="all linear", num_adapters=32),
     ]
@@ -150,14 +158,14 @@ def _run_scene(executor: LocalExecutor, scene: Scene, paths: list[Path], size: S
     with _engine(executor, scene, paths[: scene.num_adapters], size) as (engine, pool):
         feed = _Feed(engine, scene, size)
         feed.run(size.num_warm)
-        placed = pool.num_placed
-        began = time.perf_counter()
+        placed, watch = pool.num_placed, Stopwatch()
         feed.run(size.num_tokens)
-        seconds = time.perf_counter() - began
-        figure = Figure(scene.name, scene.targets, scene.num_adapters, feed.num_tokens / seconds)
+        run = watch.stop([])
+        speeds = feed.num_tokens / run.seconds, feed.num_tokens / run.cpu_seconds
+        figure = Figure(scene.name, scene.targets, scene.num_adapters, *speeds)
         figure.distinct, figure.num_placed = feed.num_distinct / feed.num_steps, pool.num_placed - placed
         if scene.share < 1:
-            figure.base = feed.num_base_tokens / seconds / (1 - scene.share)  # as if all rows had none
+            figure.base = feed.num_base_tokens / run.seconds / (1 - scene.share)  # as if all rows had none
         return figure
 
 
@@ -180,8 +188,11 @@ def _engine(
         stack.callback(pool.close)
         for number, one in enumerate(files):
             pool.add(str(number), one)
-        for number in range(len(files)):
-            pool.fetch(str(number)).result()
+        keys = [str(number) for number in range(len(files))]
+        for key in keys:
+            pool.fetch(key).result()
+        while len(pool.begin_step(keys[: scene.resident or len(keys)])) < (scene.resident or len(keys)):
+            time.sleep(0.01)
         config = EngineConfig(enable_prefix_caching=False, max_num_seqs=size.batch)
         yield Engine(executor, config, adapters=pool), pool
 
@@ -235,68 +246,44 @@ class _Feed:
 
 
 def _median(figures: list[Figure]) -> Figure:
-    speeds = [figure.tokens_per_second for figure in figures]
     bases = [figure.base for figure in figures if figure.base is not None]
-    return replace(figures[-1], tokens_per_second=median(speeds), base=median(bases) if bases else None)
-
-
-# -- PEFT --------------------------------------------------------------------------------------------------------
+    return replace(
+        figures[-1],
+        tokens_per_second=median(figure.tokens_per_second for figure in figures),
+        tokens_per_cpu_second=median(figure.tokens_per_cpu_second for figure in figures),
+        base=median(bases) if bases else None,
+    )
 
 
 def _measure_peft(checkpoint: Checkpoint, folder: Path, size: Size, console: Console) -> list[Figure]:
     """The same number of sequences, the adapters' shares of them one after the other."""
-    try:
-        from peft import PeftModel
-    except ImportError:
-        console.print("PEFT is not installed (pip install peft): measured without it")
-        return []
-    from bridle.bench.peers import load_transformers
-
     paths = sorted(folder.glob("q-and-v-*"), key=lambda path: int(path.name.rpartition("-")[2]))[:32]
-    model: Any = PeftModel.from_pretrained(load_transformers(checkpoint), paths[0], adapter_name="0")
-    for number, path in enumerate(paths[1:], 1):
-        model.load_adapter(path, str(number))
-    figures = []
-    for num_adapters in (1, 4, 32):
-        with console.status(f"PEFT, {num_adapters} adapters"):
-            generate = _peft_round(model, num_adapters, checkpoint.vocab_size, size)
-            generate(1)
-            began = time.perf_counter()
-            num_tokens = generate(size.num_peft_tokens)
-            seconds = time.perf_counter() - began
-        name = f"PEFT, {num_adapters} adapter{'s' if num_adapters > 1 else ''}"
-        figures.append(Figure(name, "q and v", num_adapters, num_tokens / seconds, distinct=1.0))
+    with console.status("PEFT"):
+        peer = SwitchingPeer.load(checkpoint, paths)
+        if peer is None:
+            console.print("PEFT is not installed (pip install 'bridle[bench]'): measured without it")
+            return []
+        figures = []
+        for count in (1, 4, 32):
+            peer.generate(count, size.batch, _PROMPT_TOKENS, 1)
+            run = peer.generate(count, size.batch, _PROMPT_TOKENS, size.num_peft_tokens)
+            num_tokens = sum(map(len, run.outputs))
+            speeds = num_tokens / run.seconds, num_tokens / run.cpu_seconds
+            name = f"PEFT, {count} adapter{'s' if count > 1 else ''}"
+            figures.append(Figure(name, "q and v", count, *speeds, distinct=1.0))
     return figures
-
-
-def _peft_round(model: Any, num_adapters: int, vocab_size: int, size: Size) -> Callable[[int], int]:
-    """Generates for the whole batch, adapter by adapter; gives how many tokens that were."""
-    import torch
-    from transformers import GenerationConfig
-
-    rows = max(size.batch // num_adapters, 1)
-    prompts = torch.arange(rows * _PROMPT_TOKENS).view(rows, _PROMPT_TOKENS) * 7 % (vocab_size - 3) + 3
-
-    def generate(num_new: int) -> int:
-        how = GenerationConfig(do_sample=False, max_new_tokens=num_new, eos_token_id=-1, pad_token_id=0)
-        for number in range(num_adapters):
-            model.set_adapter(str(number))
-            with torch.inference_mode():
-                model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts), generation_config=how)
-        return num_adapters * rows * num_new
-
-    return generate
 
 
 # -- telling -----------------------------------------------------------------------------------------------------
 
 
 def _compare(figures: list[Figure]) -> None:
-    plain = figures[0].tokens_per_second
+    plain = figures[0]
     for figure in figures:
-        figure.ratio = figure.tokens_per_second / plain
+        figure.ratio = figure.tokens_per_second / plain.tokens_per_second
+        figure.cpu_ratio = figure.tokens_per_cpu_second / plain.tokens_per_cpu_second
         if figure.base is not None:
-            figure.base /= plain
+            figure.base /= plain.tokens_per_second
 
 
 def _print_table(console: Console, checkpoint: Checkpoint, size: Size, figures: list[Figure]) -> None:
@@ -304,12 +291,14 @@ def _print_table(console: Console, checkpoint: Checkpoint, size: Size, figures: 
 
     table = Table(
         title=f"{checkpoint.name}: {size.batch} sequences at once, adapters of rank 16",
-        caption="x: times the speed without adapters; base: that of the rows without one; a step: distinct adapters",
+        caption="x: times the speed without adapters, by the clock and in CPU time; base: that of rows without one; "
+        "mix: adapters in a step; new: brought to the device meanwhile",
     )
-    for heading in ("", "on", "tok/s", "x", "base", "a step", "placed"):
-        table.add_column(heading, justify="left" if heading in ("", "on") else "right", no_wrap=True)
+    for heading in ("", "tok/s", "x", "x CPU", "base", "mix", "new"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for figure in figures:
         base = "" if figure.base is None else f"{figure.base:.2f}"
-        cells = (f"{figure.tokens_per_second:.1f}", f"{figure.ratio:.2f}", base, f"{figure.distinct:.1f}")
-        table.add_row(figure.name, figure.targets, *cells, str(figure.num_placed))
+        ratios = f"{figure.ratio:.2f}", f"{figure.cpu_ratio:.2f}"
+        cells = (f"{figure.tokens_per_second:.1f}", *ratios, base, f"{figure.distinct:.1f}", str(figure.num_placed))
+        table.add_row(figure.name if figure.targets == "q and v" else f"{figure.name}, {figure.targets}", *cells)
     console.print(table)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
 from bridle.lora.peft_config import LoraShape
 
 RANK_STEP = 8
+_MAX_LAYOUTS = 256
 
 
 class Span(NamedTuple):
@@ -59,6 +59,12 @@ class Block:
     num_inputs: int
     parts: tuple[Part, ...]
 
+    @property
+    def end(self) -> int:
+        """Where the next block begins."""
+        last = self.parts[-1]
+        return last.begin + last.columns.size * last.ranks.size
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -75,10 +81,8 @@ def make_layout(shapes: Mapping[str, LoraShape], places: Mapping[str, Place]) ->
         by_site.setdefault(places[name].site, []).append(name)
     blocks, end = {}, 0
     for site, names in by_site.items():
-        block = _make_block(names, shapes, places, end)
-        blocks[site] = block
-        last = block.parts[-1]
-        end = last.begin + prod((last.columns.size, last.ranks.size))
+        blocks[site] = _make_block(names, shapes, places, end)
+        end = blocks[site].end
     return Layout(blocks, end)
 
 
@@ -108,5 +112,7 @@ class Layouts:
         key = tuple((name, -(-shape.rank // RANK_STEP)) for name, shape in sorted(shapes.items()))
         layout = self._known.get(key)
         if layout is None:
+            if len(self._known) >= _MAX_LAYOUTS:
+                self._known.clear()
             layout = self._known[key] = make_layout(shapes, self._places)
         return layout

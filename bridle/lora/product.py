@@ -22,8 +22,9 @@ from bridle.lora.weights import PlacedAdapter, SiteWeights
 MAX_SHORT = 16
 #: Fewer short segments of one layout than this are, too.
 MIN_STACKED = 3
-#: Bytes that one stack may take; with more, segments are multiplied one by one.
-MAX_STACK_BYTES = 1 << 30
+#: Bytes that one stack may take. With more, segments are multiplied one by one, or, where it is the number of calls
+#: that costs, each site's weights are brought together when they are needed.
+MAX_STACK_BYTES = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,12 @@ class Segment:
     @property
     def length(self) -> int:
         return self.stop - self.start
+
+
+class _Sites(Protocol):
+    """Weights of several adapters side by side, by site."""
+
+    def __getitem__(self, site: int) -> SiteWeights: ...
 
 
 class _Product(Protocol):
@@ -66,7 +73,7 @@ class SingleProduct:
 class StackedProduct:
     """Short segments of one layout, all at once. `slots[i]` is where the weights of segment i lie in the stack."""
 
-    def __init__(self, segments: Sequence[Segment], slots: Sequence[int], sites: dict[int, SiteWeights]) -> None:
+    def __init__(self, segments: Sequence[Segment], slots: Sequence[int], sites: _Sites) -> None:
         self.layout = segments[0].adapter.layout
         self._sites = sites
         self._num, self._length = len(segments), max(segment.length for segment in segments)
@@ -151,10 +158,22 @@ class Stack:
         self.sites = {site: SiteWeights(block, self._buffer) for site, block in self._layout.blocks.items()}
 
 
+class PassingStack:
+    """Weights of adapters of one layout, side by side for as long as one site is computed."""
+
+    def __init__(self, adapters: Sequence[PlacedAdapter]) -> None:
+        self._blocks = adapters[0].layout.blocks
+        self._flats = [adapter.flat for adapter in adapters]
+
+    def __getitem__(self, site: int) -> SiteWeights:
+        block = self._blocks[site]
+        return SiteWeights(block, torch.stack([flat[block.begin : block.end] for flat in self._flats]), block.begin)
+
+
 class Stacks:
     """The stacks of a device, by layout; a few of them, the least recently used one makes way."""
 
-    MAX_STACKS = 4
+    MAX_STACKS = 2
 
     def __init__(self) -> None:
         self._stacks: dict[int, tuple[Layout, Stack]] = {}
@@ -205,11 +224,18 @@ def _products(segments: Sequence[Segment], stacks: Stacks) -> list[_Product]:
     short = [segment for segment in segments if segment.length <= MAX_SHORT]
     adapters = list({segment.adapter.serial: segment.adapter for segment in short}.values())
     flat = segments[0].adapter.flat
-    is_stacked = len(adapters) == len(short) >= MIN_STACKED and len(short) * flat.nbytes <= MAX_STACK_BYTES
-    if not is_stacked:
+    is_small = len(short) * flat.nbytes <= MAX_STACK_BYTES
+    if len(adapters) < len(short) or len(short) < MIN_STACKED or not (is_small or flat.is_cuda):
         return [SingleProduct(segments)]
-    stack = stacks.of(segments[0].adapter.layout, flat)
-    products: list[_Product] = [StackedProduct(short, stack.take(adapters), stack.sites)]
+    products: list[_Product] = [_stacked(short, adapters, stacks if is_small else None)]
     if len(short) < len(segments):
         products.append(SingleProduct([segment for segment in segments if segment.length > MAX_SHORT]))
     return products
+
+
+def _stacked(segments: Sequence[Segment], adapters: Sequence[PlacedAdapter], stacks: Stacks | None) -> StackedProduct:
+    """One product for segments of as many adapters, from a stack that is kept, or one that is not (None)."""
+    if stacks is None:
+        return StackedProduct(segments, range(len(segments)), PassingStack(adapters))
+    stack = stacks.of(adapters[0].layout, adapters[0].flat)
+    return StackedProduct(segments, stack.take(adapters), stack.sites)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -104,7 +104,8 @@ def _replace(body: nn.Module, name: str, part: nn.Module) -> None:
     setattr(body.get_submodule(parent), child, part)
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Share:
     """Which part of a linear layer a process has: of its outputs (`dim` 0) or of its inputs (`dim` 1)."""
 
     dim: int = 0

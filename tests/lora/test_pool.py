@@ -112,8 +112,8 @@ def bench(files: AdapterFiles) -> Iterator[Bench]:
 
 
 def test_what_is_wanted_comes_in_the_background(bench: Bench) -> None:
-    bench.add("a", "b")
     bench.device.gate.clear()
+    bench.add("a", "b")
     assert bench.step("a") == set()
     assert bench.pool.status("a").state == "loading"
     assert bench.step("a", "b") == set()  # at once, however long the disk takes

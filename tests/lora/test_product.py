@@ -13,7 +13,7 @@ from torch import Tensor
 from bridle.errors import InternalError
 from bridle.lora.layout import Layouts, Place, Span
 from bridle.lora.peft_config import LoraShape
-from bridle.lora.product import MAX_SHORT, AdapterStep, Segment, StackedProduct, Stacks
+from bridle.lora.product import MAX_SHORT, AdapterStep, Segment, StackedProduct, Stacks, _stacked
 from bridle.lora.weights import PlacedAdapter
 
 # Two sites: one of three parts side by side, one of its own.
@@ -99,6 +99,20 @@ def test_many_short_segments_are_one_product() -> None:
     after = stack.take([*adapters[:3], *fresh])
     assert after[:3] == before[:3]
     assert sorted(after) == list(range(5))
+
+
+def test_stacks_that_are_not_kept_give_the_same() -> None:
+    layouts, stacks = Layouts(PLACES), Stacks()
+    adapters = [make_adapter(layouts, ("q", "k", "v", "down"), 4, number) for number in range(5)]
+    segments = [Segment(2 * number, 2 * number + 1 + number % 2, adapter) for number, adapter in enumerate(adapters)]
+    kept, passing = _stacked(segments, adapters, stacks), _stacked(segments, adapters, None)
+    for site, (num_inputs, num_outputs) in WIDTHS.items():
+        rows = torch.randn(12, num_inputs)
+        outs = [torch.zeros(12, num_outputs) for _ in range(2)]
+        kept.add(site, outs[0], rows)
+        passing.add(site, outs[1], rows)
+        torch.testing.assert_close(outs[0], outs[1])
+        torch.testing.assert_close(outs[0], naive(segments, site, rows), rtol=1e-4, atol=1e-4)
 
 
 def test_ranks_that_differ_a_little_share_a_layout() -> None:
