@@ -43,7 +43,7 @@ NEIGHBOUR = 1
 LIMITS = (
     "--wasm-max-step-time=20",
     "--wasm-max-timeout-steps=20",
-    "--wasm-max-init-time=60",
+    "--wasm-max-init-time=250",
     "--wasm-max-memory=4",
     "--limit=max_result=100000",
     "--limit=max_masks=5",
@@ -132,6 +132,7 @@ def provoke(llm: Llm, neighbour: Neighbour, where: str, *actions: str) -> dict[s
     else:
         _, reply = llm.instantiate(module)
         assert reply["type"] == "ok", reply
+        assert "data" in reply, reply
         answer = reply["data"]
         assert answer["result"] is None and answer["logs"].startswith("so far\n")
     llm.mid(freed=(2,))
@@ -184,6 +185,7 @@ def test_what_never_ends_is_ended(llm: Llm, neighbour: Neighbour, where: str, na
         llm.mid(freed=(2,))
     else:
         _, reply = llm.instantiate(module)
+        assert "data" in reply, reply
         answer = reply["data"]
         assert "ms of CPU time" in answer["error"]
     assert len(answer["logs"]) <= 64 << 10
