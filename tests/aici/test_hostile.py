@@ -43,7 +43,7 @@ NEIGHBOUR = 1
 LIMITS = (
     "--wasm-max-step-time=20",
     "--wasm-max-timeout-steps=20",
-    "--wasm-max-init-time=250",
+    "--wasm-max-init-time=150",
     "--wasm-max-memory=4",
     "--limit=max_result=100000",
     "--limit=max_masks=5",

@@ -39,7 +39,7 @@ from bridle.aici.runtime.vocabulary import Vocabulary
 from bridle.errors import ControllerTimeout, InvalidRequest
 
 #: Wall-clock allowance for an instantiation, as a multiple of its CPU limit: machines are busy.
-_PATIENCE = 10.0
+_PATIENCE = 20.0
 
 
 @dataclass(frozen=True, slots=True)
