@@ -91,6 +91,7 @@ ASK = "The capital of France is"
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
 
 
+@pytest.mark.slow
 def test_adapters_in_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
