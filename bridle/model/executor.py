@@ -112,9 +112,9 @@ class LocalExecutor:
         self._mirrors.clear()
         self._step = self._logits = None
 
-    def clear_kv(self) -> None:
-        """Fill the KV pool with zeros: what may be read before it was written is a number then."""
-        self._require_runner().attention.cache.clear()
+    def clear_kv(self, num_blocks: int) -> None:
+        """Fill the first blocks of the KV pool with zeros: what is read there before it was written is a number then."""
+        self._require_runner().attention.cache.clear(num_blocks)
 
     def close(self) -> None:
         """Release the model and the KV pool. Idempotent."""

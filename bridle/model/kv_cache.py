@@ -60,11 +60,11 @@ class KVCache:
     def num_bytes(self) -> int:
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers.values())
 
-    def clear(self) -> None:
-        """Fill everything with zeros."""
+    def clear(self, num_blocks: int) -> None:
+        """Fill the first blocks with zeros."""
         for layer in self.layers.values():
-            layer.keys.zero_()
-            layer.values.zero_()
+            layer.keys[: num_blocks * self.block_size] = 0
+            layer.values[: num_blocks * self.block_size] = 0
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block source to block target in every layer, for each (source, target) of `pairs`."""

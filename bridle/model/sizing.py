@@ -73,8 +73,9 @@ def fit_pool(needs: PoolNeeds, allocate: Allocate) -> int:
     if num_blocks is not None:
         num_blocks = agree_on_least(num_blocks, needs.device)
         executor = allocate(num_blocks)
-        if needs.config.warm_up and needs.device.type == "cuda":
-            _try_step(needs, executor)
+        if needs.config.warm_up and needs.config.num_blocks is None:  # with that, somebody has tried it already
+            found, step_bytes = _try_step(needs, executor)
+            _tell(needs, found, step_bytes, free_memory(needs.device), num_blocks)
     elif needs.config.warm_up:
         num_blocks = _measure(needs, allocate)
     else:
@@ -148,13 +149,17 @@ def _measure(needs: PoolNeeds, allocate: Allocate) -> int:
     while needs.device.type == "cuda" and not _bears_step(needs, executor):
         num_blocks = _checked(needs, int(num_blocks * _SHRINK), int(num_blocks * _SHRINK) * needs.block_bytes)
         executor = allocate(num_blocks)
+    _tell(needs, found, step_bytes, free, num_blocks)
+    return num_blocks
+
+
+def _tell(needs: PoolNeeds, found: WarmUp, step_bytes: int, free: int, num_blocks: int) -> None:
     _log.info(
         "the largest step (%d prompt tokens, %d sequences) took %.0f ms and %s, a token for each sequence %.0f ms; "
         "%s are free, and the KV cache holds %d tokens in %s",
         *(found.num_tokens, found.num_seqs, 1e3 * found.seconds, show_bytes(step_bytes), 1e3 * found.decode_seconds),
         *(show_bytes(free), num_blocks * needs.block_size, show_bytes(num_blocks * needs.block_bytes)),
     )
-    return num_blocks
 
 
 def _trial_blocks(needs: PoolNeeds) -> int:
@@ -180,7 +185,7 @@ def _share(needs: PoolNeeds, free: int) -> int:
 def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[WarmUp, int]:
     """What the largest step is like, and the bytes it takes while it runs."""
     context = max(_trial_context(needs) - needs.step_tokens, 0)
-    executor.clear_kv()
+    executor.clear_kv(needs.blocks_for(context))
     try:
         return run_with_peak(needs.device, lambda: warm_up(executor, needs.step_tokens, needs.step_seqs, context))
     except BridleError as error:
