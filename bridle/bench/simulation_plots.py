@@ -75,11 +75,11 @@ def _draw_against(key: str, label: str) -> Callable[[Sequence[Run], Path], None]
             for policy, group in _by_policy(runs).items():
                 x, color = [run[key] for run in group], _COLORS[policy]
                 axes[0].plot(x, [run["ttft"]["p50"] for run in group], "--", color=color, linewidth=1)
-                axes[0].plot(x, [run["ttft"]["p99"] for run in group], "o-", color=color, markersize=3, label=policy)
-                axes[1].plot(x, [100 * run["hit_rate"] for run in group], "o-", color=color, markersize=3)
+                axes[0].plot(x, [run["ttft"]["p99"] for run in group], "o-", color=color, markersize=3)
+                axes[1].plot(x, [100 * run["hit_rate"] for run in group], "o-", color=color, markersize=3, label=policy)
                 axes[2].plot(x, [100 * run["busy_spread"] for run in group], "o-", color=color, markersize=3)
             axes[0].set_yscale("log")
-            axes[0].legend(frameon=False)
+            axes[1].legend(frameon=False, loc="upper right")
             titles = ("TTFT, s: p99, p50 dashed", "prompt tokens found, %", "spread of work over replicas, %")
             for axis, title in zip(axes, titles, strict=True):
                 axis.set_title(title)

@@ -31,13 +31,22 @@ def fill_in(text: str, figures: Figures) -> str:
 
     def replaced(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
-        return f"{begin}\n{TABLES[name](figures)}\n\n{end}" if name in figures else match.group()
+        if name not in figures:
+            return match.group()
+        return f"{begin}\n{_scale_of(name, figures['scale'])}\n\n{TABLES[name](figures)}\n\n{end}"
 
     return _MARKED.sub(replaced, text)
 
 
 def _blank() -> str:
     return "# Simulation\n\n" + "\n".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in TABLES)
+
+
+def _scale_of(name: str, scale: dict[str, Any]) -> str:
+    """How much was simulated for a table, in words."""
+    kind = name if name in ("checked", "large") else "swept"
+    size = f"{scale[f'{kind}_replicas']:,} replicas and {scale[f'{kind}_requests']:,} requests in each run"
+    return f"{size}." if name == "load" else f"{size}, {scale['usual_rate']:g} requests a second and replica."
 
 
 # -- tables ----------------------------------------------------------------------------------------------------
