@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bridle.constraints import JsonSchema, Regex
 from bridle.controllers.free_part import FreePart
 from bridle.errors import InvalidRequest
@@ -66,3 +68,22 @@ def test_what_is_remembered_one_by_one_is_bounded() -> None:
     story = Story(id="r")
     story.note([Forked("r", number, 0) for number in range(10 * MAX_MOMENTS)])
     assert len(story.moments) == MAX_MOMENTS
+
+
+def test_the_page_explains_every_field() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
+    story = Story(id="r", identity=Identity("ann", False), model="m", adapter="a", controller="c", constraint="r")
+    story.submitted = story.first_token = 1.0
+    story.opening, story.held, story.finish, story.error = 1.0, 1.0, ["stop"], InvalidRequest("no")
+    story.usage, story.span = Usage(shared_tokens=1), FakeSpan()
+    assert all(f"`{name}`" in page for name in story.fields())
+
+
+class FakeSpan:
+    """Knows its trace."""
+
+    trace_id = "ab" * 16
+    traceparent = ""
+
+    def end(self, *args: object) -> None:
+        raise AssertionError

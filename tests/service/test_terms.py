@@ -13,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.errors import DeadlineExceeded, InvalidRequest
+from bridle.llm import LLM
+from bridle.outputs import FinishReason
 from bridle.sampling import SamplingParams
 from bridle.service import build_request
 from bridle.service.keys import Identity, KeyStore
 from bridle.service.rates import Limits
 from bridle.service.terms import MAX_DEADLINE, MAX_PRIORITY, Terms, make_terms
+from tests.http.harness import scripted_model
 from tests.service.fakes import fake_model
 
 ANN, ROOT = Identity("ann", False), Identity("root", True)
@@ -104,3 +107,14 @@ def test_a_file_of_keys_from_before_is_brought_up_to_date(tmp_path: Path) -> Non
         found = store.find(key)
         store.close()
         assert found is not None and found.limits == Limits(60, None, 2.0, 0)
+
+
+def test_the_python_api_takes_them() -> None:
+    with LLM(scripted_model()) as llm:
+        request = llm.request("a", priority=-5, deadline=60)
+        assert request.priority == -5 and request.deadline == pytest.approx(time.monotonic() + 60, abs=5)
+        with pytest.raises(InvalidRequest, match="priority is 101"):
+            llm.generate("a", priority=101)
+        (output,) = llm.generate("a", SamplingParams(max_tokens=400, ignore_eos=True), deadline=1e-6, use_tqdm=False)
+    assert output.outputs[0].finish_reason is FinishReason.DEADLINE
+    assert isinstance(output.outputs[0].error, DeadlineExceeded)
