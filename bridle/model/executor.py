@@ -113,7 +113,7 @@ class LocalExecutor:
         self._step = self._logits = None
 
     def clear_kv(self, num_blocks: int) -> None:
-        """Fill the first blocks of the KV pool with zeros: what is read there before it was written is a number then."""
+        """Fill the first blocks of the KV pool with zeros, so that what is read before it is written is a number."""
         self._require_runner().attention.cache.clear(num_blocks)
 
     def close(self) -> None:

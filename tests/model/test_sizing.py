@@ -116,7 +116,9 @@ def test_without_a_warm_up_nothing_runs(machine: dict[str, int]) -> None:
         ({"num_blocks": 9, "kv_tokens": 100, "kv_memory": 5_500}, 9),
     ],
 )
-def test_what_was_asked_for_wins_over_what_is_measured(settings: dict[str, int], num_blocks: int, machine: dict[str, int]) -> None:
+def test_what_was_asked_for_wins_over_what_is_measured(
+    settings: dict[str, int], num_blocks: int, machine: dict[str, int]
+) -> None:
     pools = Pools()
     assert fit_pool(replace(NEEDS, config=ModelConfig(**settings)), pools) == num_blocks  # type: ignore[arg-type]
     assert pools.sizes == [num_blocks]
