@@ -117,7 +117,7 @@ def _scenes(size: Size) -> list[Scene]:
         Scene("4 adapters", num_adapters=4),
         Scene("32 adapters", num_adapters=32),
         Scene(f"{many} in rotation", num_adapters=many),
-        Scene(f"{many}, {many // 4} resident", num_adapters=many, resident=many // 4),
+        Scene(f"{many}, {many // 2} resident", num_adapters=many, resident=many // 2),
         Scene("32 adapters, half the rows", num_adapters=32, share=0.5),
         Scene("4 adapters", targets="all linear", num_adapters=4),
         Scene("32 adapters", targets="all linear", num_adapters=32),

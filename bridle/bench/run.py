@@ -24,6 +24,7 @@ BENCHMARKS = {
     "shard": "bridle.bench.shard",
     "batching": "bridle.bench.batching",
     "losses": "bridle.bench.losses",
+    "lora": "bridle.bench.lora",
     "steps": "bridle.bench.steps",
     "simulation": "bridle.bench.simulation",
     "sampler": "bridle.bench.sampler",

@@ -18,6 +18,7 @@ Benchmark = Literal[
     "shard",
     "batching",
     "losses",
+    "lora",
     "steps",
     "simulation",
     "sampler",
@@ -45,8 +46,9 @@ def bench(
     steps beside free ones. `serve`: the HTTP server under load, beside the offline engine. `shard`: a step through
     another process beside one in this. `batching`: continuous batching beside static batches and none, and what each
     of its knobs trades. `losses`: what clients notice when processes of a server are killed or hang.
-    `lmtp`: LMQL's traffic, beside LMQL's own server. `steps`: what a step costs, by what is in it. `simulation`: a
-    hundred to a thousand replicas in virtual time. `sampler`: time to choose tokens. `detokenizer`: time to spell them.
+    `lora`: many adapters in one batch, beside PEFT switching between them. `lmtp`: LMQL's traffic, beside LMQL's own
+    server. `steps`: what a step costs, by what is in it. `simulation`: a hundred to a thousand replicas in virtual
+    time. `sampler`: time to choose tokens. `detokenizer`: time to spell them.
 
     Parameters
     ----------
