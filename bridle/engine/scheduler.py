@@ -21,6 +21,7 @@ from bridle.engine.adapter_turns import AdapterTurns
 from bridle.engine.ageing import admission_order, overtaken_levels
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
+from bridle.engine.plan_rows import plan_row
 from bridle.engine.prompt_gate import PromptGate
 from bridle.engine.sequence import Sequence, SequenceStatus
 
@@ -131,7 +132,7 @@ class Scheduler:
         scheduled = []
         num_logits = 0
         for seq, num_tokens, _ in picked:
-            row = self._row(seq, num_tokens)
+            row = plan_row(seq, num_tokens)
             plan.rows.append(row)
             scheduled.append(Scheduled(seq, row, num_logits, row.start + num_tokens))
             num_logits += row.num_logits
@@ -292,23 +293,6 @@ class Scheduler:
             return []
         return [(seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens))]
 
-    def _row(self, seq: Sequence, num_tokens: int) -> PlanRow:
-        row = PlanRow(
-            seq_id=seq.id,
-            start=seq.num_computed,
-            num_scheduled=num_tokens,
-            num_logits=_num_logits(seq, num_tokens),
-            num_kept=seq.num_mirrored_tokens,
-            new_tokens=tuple(seq.tokens[seq.num_mirrored_tokens :]),
-            num_kept_blocks=seq.num_mirrored_blocks,
-            new_blocks=tuple(seq.block_table[seq.num_mirrored_blocks :]),
-            num_prompt=seq.num_prompt,
-            adapter=seq.request.adapter,
-        )
-        seq.num_mirrored_tokens = len(seq.tokens)
-        seq.num_mirrored_blocks = len(seq.block_table)
-        return row
-
     # -- making room -------------------------------------------------------------------------------------
 
     def _make_room(self, seq: Sequence, num_tokens: int, picked: Iterable[int]) -> int:
@@ -382,16 +366,3 @@ def _urgency(seq: Sequence) -> tuple[int, float, int]:
 def _adapter(pick: _Pick) -> str:
     """Sort key of rows within a plan."""
     return pick[0].request.adapter or ""
-
-
-def _num_logits(seq: Sequence, num_tokens: int) -> int:
-    """How many of the last scheduled positions must give logits: those that predict a token to be scored, and
-    the last one if the next token is drawn from it."""
-    start, end = seq.num_computed, seq.num_computed + num_tokens
-    draws = end == len(seq.tokens)
-    if not seq.wants_scores:
-        return int(draws)
-    first = max(seq.num_scored, start + 1) - 1  # predicts the first token to score
-    if first < min(end, seq.num_to_score - 1):
-        return end - first
-    return int(draws)
