@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Argument, Parameter
@@ -64,9 +65,10 @@ def help_(*words: Annotated[str, Parameter(name="WORD", allow_leading_hyphen=Tru
     if page is not None:
         app([*page, "--help"], exit_on_error=False)
         return 0
-    return _search(app, [word.lower() for word in words])
+    return _search([word.lower() for word in words])
 
 
+@cache
 def flag_names() -> dict[str, set[str]]:
     """What may stand in a settings file under each command: the names of its flags and arguments, without dashes."""
     from bridle.cli.app import app
@@ -87,11 +89,11 @@ def _page_of(app: App, words: tuple[str, ...]) -> list[str] | None:
     return list(words)
 
 
-def _search(app: App, words: list[str]) -> int:
+def _search(words: list[str]) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
-    entries = list(_entries(app))
+    entries = _entries()
     ranked = [(rank, entry) for entry in entries if (rank := entry.rank(words)) is not None]
     for _, entry in sorted(ranked, key=lambda item: (item[1].is_flag, item[0])):
         _show(console, entry)
@@ -114,7 +116,7 @@ def _show(console: Console, entry: Entry) -> None:
     console.print(Padding(Text(entry.text), (0, 0, 0, 4)))
 
 
-def _likely(entries: list[Entry], words: list[str]) -> str:
+def _likely(entries: Iterable[Entry], words: list[str]) -> str:
     """Names that look like what was typed."""
     names = {name.lstrip("-") for entry in entries for name in entry.names}
     parts = {part for name in names for part in name.split("-")}
@@ -122,14 +124,18 @@ def _likely(entries: list[Entry], words: list[str]) -> str:
     return f"; is it one of {', '.join(dict.fromkeys(near))}?" if near else "; see bridle --help"
 
 
-def _entries(app: App) -> Iterator[Entry]:
+@cache
+def _entries() -> tuple[Entry, ...]:
     """All commands, then all flags, each once."""
+    from bridle.cli.app import app
+
+    commands: list[Entry] = []
     flags: dict[tuple[tuple[str, ...], str], Entry] = {}
     for name, command in _commands(app, ()):
-        yield Entry((name,), _first_paragraph(command.help), "Commands")
+        commands.append(Entry((name,), _first_paragraph(command.help), "Commands"))
         for entry in _flags(command):
             flags.setdefault((entry.names, entry.text), entry).commands.append(name)
-    yield from flags.values()
+    return (*commands, *flags.values())
 
 
 def _commands(app: App, path: tuple[str, ...]) -> Iterator[tuple[str, App]]:

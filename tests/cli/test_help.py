@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridle.cli import main
-from bridle.cli.help_search import flag_names
+from bridle.cli.help_search import _entries, flag_names
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -53,9 +53,6 @@ def test_the_page_of_serve_has_groups(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_every_flag_says_what_it_is_for() -> None:
-    from bridle.cli.app import app
-    from bridle.cli.help_search import _entries
-
-    silent = [entry.names for entry in _entries(app) if not entry.text]
+    silent = [entry.names for entry in _entries() if not entry.text]
     assert not silent
     assert {"port", "max-num-seqs", "allowed-host", "otlp-endpoint"} <= flag_names()["serve"]

@@ -14,7 +14,7 @@ from bridle.engine.engine import Engine
 from bridle.errors import UnsupportedFeature
 from bridle.outputs import Embedded, Event, Finished, FinishReason, PromptEvent, TokenEvent
 from bridle.testing.scripted import ScriptedExecutor
-from tests.engine.support import make_request, more
+from tests.engine.support import make_request
 
 
 def alone(prompt: list[int]) -> array[float]:
@@ -34,7 +34,6 @@ def run(engine: Engine, max_steps: int = 500) -> list[Event]:
     raise AssertionError("it goes on")
 
 
-@more(2)
 @given(st.integers(0, 1 << 40))
 def test_a_vector_depends_on_its_text_alone(seed: int) -> None:
     random = Random(seed)

@@ -12,7 +12,10 @@ from bridle.llm import LLM
 from bridle.testing.tiny import cached_checkpoint
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt"])
+_SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("gemma2", "opt")]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", *_SLOW])
 def test_vectors_are_the_librarys_hidden_states(family: str) -> None:
     """Of lean layers and of the library's own, in one step and in many, beside others."""
     folder = cached_checkpoint(family)
