@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from bridle.service.loading import LoadedModel
 
 _MAX_SHOWN_CHARS = 100
+#: Adapters that are looked at at once: each may be large.
+_MAX_LOOKS = 2
 
 Load = asyncio.Task["AdapterInfo"]
 
@@ -41,6 +43,7 @@ class AdapterDesk:
         self._names_of = names_of
         self._is_taken = is_taken
         self._loads: dict[tuple[str, str], Load] = {}
+        self._looks = asyncio.Semaphore(_MAX_LOOKS)
 
     def is_ready(self, model: LoadedModel, name: str | None) -> bool:
         """Whether `fetch` would not wait. Raises `UnknownAdapter`."""
@@ -123,7 +126,8 @@ class AdapterDesk:
     def _begin(self, model: LoadedModel, name: str, source: str, revision: str | None) -> Load:
         async def load() -> AdapterInfo:
             try:
-                await asyncio.to_thread(model.adapters.add, name, source, revision)
+                async with self._looks:
+                    await asyncio.to_thread(model.adapters.add, name, source, revision)
                 return await self._read(model, name)
             except AdapterRefused as error:
                 raise _public(error, name, source) from None
