@@ -129,5 +129,6 @@ def _print(console: Console, part: str, run: dict[str, Any]) -> None:
         f"{time.strftime('%H:%M:%S')} {part} ({name}): {run['num_answered']} of {run['num_requests']} answered, "
         f"TTFT p50 {run['ttft']['p50']:.3f} s, p99 {run['ttft']['p99']:.3f} s, hit rate {run['hit_rate']:.1%}, "
         f"busy {run['busy']:.0%} +- {run['busy_spread']:.1%}, {run['num_losses']} losses; "
-        f"{run['wall_seconds']:.1f} s here for {run['virtual_seconds']:.0f} s there"
+        f"{run['wall_seconds']:.1f} s here for {run['virtual_seconds']:.0f} s there",
+        soft_wrap=True,
     )

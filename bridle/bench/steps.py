@@ -117,5 +117,6 @@ def _print(console: Console, name: str, cost: StepCost, error: float) -> None:
     console.print(
         f"{name}: a step takes {1e3 * cost.base:.2f} ms, and {1e6 * cost.row:.1f} us for each row, "
         f"{1e6 * cost.token:.1f} us for each token, {1e9 * cost.context:.1f} ns for each position of context; "
-        f"steps differ from that by {error:.0%} on average"
+        f"steps differ from that by {error:.0%} on average",
+        soft_wrap=True,
     )
