@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bridle.cluster.replica_link import LinkOwner
-from bridle.cluster.replica_messages import PROTOCOL, Cancel, Events, Hello, Submit, WireEvent
+from bridle.cluster.replica_messages import PROTOCOL, Cancel, Events, Hello, Submit, ToReplica, WireEvent
 from bridle.config import EngineConfig
 from bridle.simulation.core import Core, Work
 from bridle.simulation.timeline import Timeline
@@ -68,7 +68,8 @@ class SimulatedReplica:
         hello = Hello(PROTOCOL, 1 + self.number, self.core.info, config.max_forks, config.max_waiting)
         self._owner.note_up(self.number, hello)
 
-    def send(self, message: Submit | Cancel) -> None:
+    def send(self, message: ToReplica) -> None:
+        assert isinstance(message, Submit | Cancel), "simulated replicas have no adapters"
         self._timeline.after(self._timing.way, self._receive, self.num_lives, message)
 
     def close(self) -> None:
