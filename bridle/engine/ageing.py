@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, repeat
 from operator import attrgetter
 
 from bridle.engine.sequence import Sequence as TokenSequence
@@ -26,8 +26,11 @@ def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[To
     return [seq for _, _, seq in heapq.merge(*levels, key=lambda item: item[:2])]
 
 
-def overtaken_levels(order: Sequence[TokenSequence]) -> list[int]:
-    """For each place in the order the highest level (the smallest number) that is ready there or after it."""
+def overtaken_levels(order: Sequence[TokenSequence], waiting: Sequence[TokenSequence]) -> Iterable[int]:
+    """For each place in the order of those that are `waiting` the highest level (the smallest number) that is ready
+    there or after it. There is mostly one."""
+    if waiting and waiting[0].level == waiting[-1].level:
+        return repeat(waiting[0].level)
     ready = [seq.level if seq.is_ready else _NOBODY for seq in reversed(order)]
     return list(accumulate(ready, min))[::-1]
 

@@ -220,11 +220,12 @@ class Scheduler:
         """Admit in order while there is room for all tokens that a sequence has; nobody overtakes."""
         if not self.waiting or budget <= 0 or len(self.running) >= self.max_num_seqs:
             return
-        queue, self.waiting = admission_order(self.waiting, self._priority_seconds), []
-        levels = overtaken_levels(queue)
+        queue = admission_order(self.waiting, self._priority_seconds)
+        levels = overtaken_levels(queue, self.waiting)
+        self.waiting = []
         kept: list[Sequence] = []
         num_seen = 0
-        for seq, level in zip(queue, levels, strict=True):
+        for seq, level in zip(queue, levels, strict=False):
             if budget <= 0 or len(self.running) >= self.max_num_seqs:
                 break
             if not seq.is_ready:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bridle.http.call import GENERATING_ROUTES, Call
+from bridle.http.call import MODEL_ROUTES, Call
 from bridle.http.metrics_genai import GenAiMetrics
 from bridle.http.metrics_tgi import TgiMetrics
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
-_ROUTES = GENERATING_ROUTES | {
+_ROUTES = MODEL_ROUTES | {
     "/v1/adapters",
     "/v1/controllers",
     "/v1/controllers/tags",

@@ -14,7 +14,6 @@ _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 2
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _PACE = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _TOKENS = tuple(float(4**i) for i in range(14))
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/messages": "chat", "/v1/responses": "chat"}
 
 
 class GenAiMetrics:
@@ -37,7 +36,7 @@ class GenAiMetrics:
         """Count a call that just ended."""
         if call.model is None:
             return
-        labels = (_OPERATIONS.get(call.path, "text_completion"), call.model)
+        labels = (call.operation, call.model)
         self._duration.labels(*labels, "" if call.error is None else call.error.code).observe(seconds)
         if call.usage is None:
             return

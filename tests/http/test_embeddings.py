@@ -149,6 +149,13 @@ def test_vectors_and_tokens_share_the_engine(client: TestClient) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 
+def test_metrics_know_the_route(client: TestClient) -> None:
+    vectors(client, "a")
+    text = client.get("/metrics").text
+    assert 'bridle_http_requests_total{model="scripted",route="/v1/embeddings",status="200"}' in text
+    assert 'gen_ai_operation_name="embeddings"' in text
+
+
 def test_llm_embeds() -> None:
     model = scripted_model(embedding_size=SIZE)
     with LLM(model) as llm:
