@@ -45,6 +45,8 @@ class Drawing:
     "Most tokens of each output. Default: what the context holds."
     temperature: float | None = None
     "0, the default, always takes the likeliest token."
+    adapter: str | None = None
+    "Name of a LoRA adapter of the model."
 
 
 _DRAWING = Drawing()
@@ -107,6 +109,7 @@ def infer(
     *,
     max_tokens: MaxTokens = 100,
     temperature: float | None = None,
+    adapter: str | None = None,
     save: Save = None,
     log_level: Level = "1",
     server: Server = _SERVER,
@@ -121,13 +124,15 @@ def infer(
         Most tokens to generate.
     temperature
         0, the default, always takes the likeliest token.
+    adapter
+        Name of a LoRA adapter of the model.
     save
         Write everything about the run to this file, as JSON.
     log_level
         1 prints the text alone, 3 also counts, 5 also everything the server sends.
     """
     body = {"controller": "none", "controller_arg": prompt}
-    body |= _given(max_tokens=max_tokens, temperature=temperature)
+    body |= _given(max_tokens=max_tokens, temperature=temperature, adapter=adapter)
     return _run(server.api(), body, save, log_level)
 
 

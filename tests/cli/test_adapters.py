@@ -150,6 +150,9 @@ def test_adapters_of_a_running_server(server: str, capsys: pytest.CaptureFixture
     assert main(["adapters", "load", "french"]) == 0
     assert main(["adapters", "list", "--model", "demo"]) == 0
     assert [(line[0], line[-1]) for line in _printed(capsys)[-2:]] == [("mine", "q_proj"), ("french", "q_proj")]
+    assert main(["infer", "a", "--adapter", "mine"]) == 0
+    assert main(["infer", "a", "--adapter", "nobody"]) == 1
+    assert "no adapter 'nobody'" in capsys.readouterr().err
     assert main(["adapters", "unload", "mine"]) == 0
     assert main(["adapters", "unload", "mine"]) == 1
     assert "no adapter 'mine'" in capsys.readouterr().err
