@@ -58,9 +58,11 @@ SETTINGS = (
 @dataclass(slots=True)
 class Loss:
     """One loss, times in seconds after it; `told` and `unready` are None where nothing is to be told. `gone_on` is when
-    the last stream had text again, `after_ready` the same after readiness."""
+    the last stream had text again, `after_ready` the same after readiness. `usual` is the longest pause just
+    before: on a busy machine it is long as well."""
 
     how: str
+    usual: float
     told: float | None
     unready: float | None
     ready: float | None
@@ -117,7 +119,8 @@ async def _drive(service: Service, num_streams: int, hows: Sequence[signal.Signa
     for number, how in enumerate(hows):
         began = time.perf_counter()
         await crowd.wait(lambda client, began=began: client.after(began) > _MANY, PATIENCE)  # type: ignore[misc]
-        found.losses.append(await _lose(service, crowd, readiness, number, how))
+        usual = max(client.longest_gap(began) for client in crowd.clients)
+        found.losses.append(await _lose(service, crowd, readiness, number, how, usual))
     await crowd.wait(lambda client: client.num_complete > 1, PATIENCE)
     await crowd.stop()
     found.after = await service.settled()
@@ -128,7 +131,9 @@ async def _drive(service: Service, num_streams: int, hows: Sequence[signal.Signa
     return found
 
 
-async def _lose(service: Service, crowd: Crowd, readiness: Readiness, number: int, how: signal.Signals) -> Loss:
+async def _lose(
+    service: Service, crowd: Crowd, readiness: Readiness, number: int, how: signal.Signals, usual: float
+) -> Loss:
     """Take one process away; come back when everybody has gone on and the service is whole."""
     victims = service.victims()
     victim = victims[number % len(victims)]
@@ -140,7 +145,7 @@ async def _lose(service: Service, crowd: Crowd, readiness: Readiness, number: in
         await crowd.wait(lambda client: client.after(noticed) > _MANY, PATIENCE)
         gone_on = max(client.longest_gap(began) for client in crowd.clients)
         await service.whole()
-        return Loss(how.name, None, None, None, gone_on, None)
+        return Loss(how.name, usual, None, None, None, gone_on, None)
     streams = {client: client.stream for client in crowd.clients if client.is_told and client.stream is not None}
     unready = await readiness.wait(False, began, PATIENCE)
     # One whose last words were under way has nothing to be told.
@@ -151,6 +156,7 @@ async def _lose(service: Service, crowd: Crowd, readiness: Readiness, number: in
     last = max(client.next_after(ready) for client in crowd.clients)
     return Loss(
         how.name,
+        usual,
         max((each for each in told if each is not None), default=began) - began if None not in told else None,
         unready - began,
         ready - began,
@@ -241,11 +247,20 @@ def _print(found: Found, console: Console) -> None:
     from rich.table import Table
 
     table = Table(title=f"{found.setting}, {found.streams} streams, {len(found.losses)} losses; seconds after the loss")
-    for heading in ("", "losses", "told", "not ready", "ready", "last stream goes on", "after readiness"):
+    for heading in (
+        "",
+        "losses",
+        "pause before",
+        "told",
+        "not ready",
+        "ready",
+        "last stream goes on",
+        "after readiness",
+    ):
         table.add_column(heading, justify="left" if not heading else "right")
     for how in sorted({loss.how for loss in found.losses}):
         losses = [loss for loss in found.losses if loss.how == how]
-        columns = ("told", "unready", "ready", "gone_on", "after_ready")
+        columns = ("usual", "told", "unready", "ready", "gone_on", "after_ready")
         table.add_row(how, str(len(losses)), *(_range([getattr(loss, name) for loss in losses]) for name in columns))
     console.print(table)
     console.print(

@@ -47,6 +47,7 @@ def build(settings: RaySettings) -> Application:
     fronts = serve.deployment(serve.ingress()(Front)).options(
         name="fronts",
         num_replicas=settings.fronts,
+        ray_actor_options={"num_cpus": settings.front_cpus},
         max_ongoing_requests=_MANY,
         graceful_shutdown_timeout_s=settings.drain,
     )

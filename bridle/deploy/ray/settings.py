@@ -47,6 +47,7 @@ class RaySettings(BaseModel):
     drain: _Seconds = 60.0
 
     fronts: _Count = 1
+    front_cpus: Annotated[float, Field(ge=0)] = 0.0
     max_requests: _Count = 512
     request_timeout: Annotated[float, Field(gt=0)] | None = None
     keys: str | None = None
