@@ -27,7 +27,7 @@ def address() -> Iterator[str]:
 def test_program(program: str, address: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(program.replace("localhost:8080", address), "docs/lmtp-client.md", "exec"), {})
     if "print" in program:
-        assert capsys.readouterr().out.endswith(", there was a fox")  # the server's log may come before
+        assert ", there was a fox" in capsys.readouterr().out  # the server's log may come before and after
 
 
 def test_the_page_shows_programs() -> None:
