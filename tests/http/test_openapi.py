@@ -1,18 +1,25 @@
 """What the OpenAPI description allows, and much that it does not: never a bug, never a hang, nothing kept.
 
-`BRIDLE_API_CASES` is the number of cases over all operations.
+`BRIDLE_API_CASES` is the number of requests over all operations. To draw a body takes several times as long as to
+answer it, so each is used well: every operation that takes such bodies gets it, once more with `stream` turned around,
+and twice crossed with the body before.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from schemathesis import GenerationMode
 
 from bridle.http import HttpSettings, create_app
@@ -21,7 +28,26 @@ from tests.conftest import IS_FULL
 from tests.http.harness import scripted_model
 
 _NUM_CASES = int(os.environ.get("BRIDLE_API_CASES", "20000" if IS_FULL else "5000"))
+_JSON = {"content-type": "application/json"}
 _LACKS = (501, 503)  # what this server has not, or has not now
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operations that take the same bodies. Cases are drawn for the first."""
+
+    operation: Any
+    paths: tuple[str, ...] = ()
+    has_stream: bool = False
+
+    @property
+    def takes_input(self) -> bool:
+        return bool(self.operation.body or self.operation.query or self.operation.path_parameters)
+
+    @property
+    def num_requests(self) -> int:
+        """What is sent for each case that is drawn."""
+        return 3 * len(self.paths) + self.has_stream if self.paths else 1
 
 
 @cache
@@ -30,10 +56,28 @@ def _model() -> LoadedModel:
 
 
 @cache
-def _operations() -> dict[str, Any]:
-    app = create_app(ModelRegistry([_model()]), HttpSettings(max_choices=8, request_timeout=5.0))
-    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
-    return {each.ok().label: each.ok() for each in schema.get_all_operations()}
+def _app() -> Any:
+    return create_app(ModelRegistry([_model()]), HttpSettings(max_choices=8, request_timeout=5.0))
+
+
+@cache
+def _groups() -> dict[str, Group]:
+    """By the label of the operation that cases are drawn for."""
+    schema = schemathesis.openapi.from_asgi("/openapi.json", _app())
+    operations = [each.ok() for each in schema.get_all_operations()]
+    raw = schema.raw_schema
+    alike = defaultdict(list)
+    for each in operations:
+        body = (
+            raw["paths"][each.path][each.method].get("requestBody", {}).get("content", {}).get("application/json", {})
+        )
+        alike[body.get("schema", {}).get("$ref", each.label)].append(each)
+    groups = {}
+    for reference, members in alike.items():
+        schemas = raw["components"]["schemas"].get(reference.rsplit("/", 1)[-1])
+        paths = tuple(each.path for each in members) if schemas else ()
+        groups[members[0].label] = Group(members[0], paths, "stream" in (schemas or {}).get("properties", ()))
+    return groups
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,23 +89,62 @@ def _nothing_is_kept() -> Iterator[None]:
     _model().close()
 
 
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
 def _cases() -> Iterator[Any]:
-    for label, operation in sorted(_operations().items()):
+    for label, group in sorted(_groups().items()):
         yield pytest.param(label, GenerationMode.POSITIVE, id=f"{label} as described")
-        if operation.body or operation.query:  # there is something to be wrong about
+        if group.operation.body or group.operation.query:  # there is something to be wrong about
             yield pytest.param(label, GenerationMode.NEGATIVE, id=f"{label} otherwise")
 
 
-@pytest.mark.parametrize(("label", "mode"), list(_cases()))
-def test_no_case_is_a_bug(label: str, mode: GenerationMode) -> None:
-    operation = _operations()[label]
+@cache
+def _num_examples() -> int:
+    """Of each group and way, so that there are as many requests as shall be."""
+    groups = [_groups()[each.values[0]] for each in _cases()]
+    num_requests = sum(group.num_requests for group in groups if group.takes_input)
+    return max(round(1.15 * _NUM_CASES / num_requests), 5)  # some bodies are no objects, and have nothing to cross
 
-    @settings(max_examples=max(_NUM_CASES // (2 * len(_operations())), 5))
-    @given(case=operation.as_strategy(mode))
+
+@pytest.mark.parametrize(("label", "mode"), list(_cases()))
+def test_no_case_is_a_bug(label: str, mode: GenerationMode, runner: asyncio.Runner) -> None:
+    group = _groups()[label]
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(_app()), base_url="http://127.0.0.1")
+    before: dict[str, Any] = {}
+
+    @settings(max_examples=_num_examples(), phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
+    @given(case=group.operation.as_strategy(mode))
     def check(case: Any) -> None:
         answer = case.call()
-        assert answer.status_code < 500 or answer.status_code in _LACKS, answer.text
-        if answer.status_code >= 400 and "json" in answer.headers.get("content-type", [""])[0]:
-            assert answer.json()
+        _check(answer.status_code, answer.text, answer.headers.get("content-type", [""])[0])
+        if isinstance(case.body, dict):
+            for path, body in _further(group, case.body, before):
+                found = runner.run(client.post(path, content=json.dumps(body), headers=_JSON))
+                _check(found.status_code, found.text, found.headers.get("content-type", ""))
 
     check()
+    runner.run(client.aclose())
+
+
+def _further(group: Group, body: dict[str, Any], before: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """More requests from one body: `before` is the body before, and this one afterwards."""
+    for path in group.paths[1:]:
+        yield path, body
+    if group.has_stream:
+        yield group.paths[0], body | {"stream": body.get("stream") is not True}
+    for parents in ((body, before), (before, body)):
+        crossed = {name: parents[number % 2].get(name) for number, name in enumerate(sorted({*body, *before}))}
+        for path in group.paths:
+            yield path, {name: value for name, value in crossed.items() if value is not None}
+    before.clear()
+    before.update(body)
+
+
+def _check(status: int, text: str, kind: str) -> None:
+    assert status < 500 or status in _LACKS, text
+    if status >= 400 and "json" in kind:
+        assert text.strip().startswith("{")
