@@ -21,6 +21,7 @@ BENCHMARKS = {
     "constraints": "bridle.bench.constraints",
     "lmtp": "bridle.bench.lmtp",
     "serve": "bridle.bench.serve",
+    "refusals": "bridle.bench.refusals",
     "shard": "bridle.bench.shard",
     "batching": "bridle.bench.batching",
     "losses": "bridle.bench.losses",

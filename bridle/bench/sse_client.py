@@ -1,6 +1,6 @@
 """A client of streaming HTTP that costs little, so that a benchmark measures the server and not its own client.
 
-One coroutine per request over its own connection; it looks for events in the bytes and parses none of them.
+A protocol per request over its own connection: it looks for events in the bytes as they come and parses none of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 _EVENT = b'data: {"id"'
+_END = b"data: [DONE]"
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
-_LIMIT = 1 << 20
+_KEPT = 2_048  # bytes of the end of a stream, which tells the counts
 
 
 @dataclass(slots=True)
@@ -42,6 +43,15 @@ class Sample:
         """Between one event and the next."""
         return [after - before for before, after in pairwise(self.event_times)]
 
+    @property
+    def pace(self) -> float:
+        """Mean time per token after the first."""
+        return (self.event_times[-1] - self.event_times[0]) / max(self.num_tokens - 1, 1)
+
+    def tokens_between(self, begin: float, end: float) -> int:
+        """Events that came in that time."""
+        return sum(begin <= when < end for when in self.event_times)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -56,63 +66,91 @@ async def complete(
     target: Target, prompt: Sequence[int], max_tokens: int, *, tenant: int = 0, drop_after: int | None = None
 ) -> Sample:
     """Stream one completion. With `drop_after`, go away after so many tokens, without a word."""
-    options = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, "ignore_eos": True}
-    body = json.dumps({"prompt": list(prompt), "max_tokens": max_tokens} | options).encode()
+    loop = asyncio.get_running_loop()
     sample = Sample(time.perf_counter(), tenant=tenant)
+    done = loop.create_future()
+    request = _request(target, tenant, prompt, max_tokens)
     try:
-        reader, writer = await asyncio.open_connection(target.host, target.port, limit=_LIMIT)
+        transport, _ = await loop.create_connection(
+            lambda: _Reader(request, sample, drop_after, done), target.host, target.port
+        )
     except OSError:
         sample.ended = time.perf_counter()
         return sample
     try:
-        writer.write(_head(target, tenant, len(body)) + body)
-        await _read(reader, sample, drop_after)
-    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        pass
+        await done
     finally:
         sample.ended = time.perf_counter()
-        writer.transport.abort()
+        transport.abort()
     return sample
 
 
-def _head(target: Target, tenant: int, length: int) -> bytes:
+def _request(target: Target, tenant: int, prompt: Sequence[int], max_tokens: int) -> bytes:
+    options = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, "ignore_eos": True}
+    body = json.dumps({"prompt": list(prompt), "max_tokens": max_tokens} | options).encode()
     key = f"Authorization: Bearer {target.keys[tenant]}\r\n" if target.keys else ""
-    return (
+    head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}\r\nContent-Type: application/json\r\n{key}"
-        f"Content-Length: {length}\r\nConnection: close\r\n\r\n"
-    ).encode()
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
-async def _read(reader: asyncio.StreamReader, sample: Sample, drop_after: int | None) -> None:
-    head = await reader.readuntil(b"\r\n\r\n")
-    sample.status = int(head.split(b" ", 2)[1])
-    while sample.status == 200:
-        size = int(await reader.readline(), 16)
-        if size == 0:
-            return
-        chunk = await reader.readexactly(size + 2)
-        num_events = chunk.count(_EVENT)
-        if usage := _USAGE.search(chunk):
-            sample.num_tokens = int(usage.group(1))
-            num_events -= 1
+class _Reader(asyncio.Protocol):
+    """Sends a request and notes what comes back. An event that arrives in two pieces counts once, with the second."""
+
+    def __init__(self, request: bytes, sample: Sample, drop_after: int | None, done: asyncio.Future[None]) -> None:
+        self._request = request
+        self._sample = sample
+        self._drop_after = drop_after
+        self._done = done
+        self._end = b""
+
+    def connection_made(self, transport: asyncio.WriteTransport) -> None:  # type: ignore[override]
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        sample = self._sample
+        if not sample.status:
+            sample.status = int(data[9:12])
+        # What was kept is shorter than an event's mark, or counted already: only marks that end in `data` are new.
+        num_events = (self._end[1 - len(_EVENT) :] + data).count(_EVENT)
+        self._end = (self._end + data)[-_KEPT:]
         sample.event_times += [time.perf_counter()] * num_events
-        sample.is_complete = sample.is_complete or b"[DONE]" in chunk
-        if drop_after is not None and len(sample.event_times) >= drop_after:
-            return
+        if _END in self._end:
+            self._complete()
+        elif self._drop_after is not None and len(sample.event_times) >= self._drop_after:
+            self._finish()
+
+    def _complete(self) -> None:
+        """The stream came to its end; its last event told the counts and has no text."""
+        if usage := _USAGE.search(self._end):
+            self._sample.num_tokens = int(usage.group(1))
+            del self._sample.event_times[-1:]
+        self._sample.is_complete = True
+        self._finish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self._done.done():
+            self._done.set_result(None)
 
 
 async def closed_loop(
     target: Target, prompts: Sequence[Sequence[int]], max_tokens: int, num_clients: int
 ) -> list[Sample]:
-    """`num_clients` clients, each with one request at a time, until all prompts are through."""
+    """`num_clients` clients, each with one request at a time, until all prompts are through. Tenants take turns."""
     waiting = list(reversed(prompts))
     samples: list[Sample] = []
 
-    async def client() -> None:
+    async def client(number: int) -> None:
+        tenant = number % max(len(target.keys), 1)
         while waiting:
-            samples.append(await complete(target, waiting.pop(), max_tokens))
+            samples.append(await complete(target, waiting.pop(), max_tokens, tenant=tenant))
 
-    await asyncio.gather(*(client() for _ in range(num_clients)))
+    await asyncio.gather(*(client(number) for number in range(num_clients)))
     return samples
 
 

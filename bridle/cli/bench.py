@@ -15,6 +15,7 @@ Benchmark = Literal[
     "constraints",
     "lmtp",
     "serve",
+    "refusals",
     "shard",
     "batching",
     "losses",
@@ -43,7 +44,8 @@ def bench(
     `engine`: generated tokens per second beside transformers' `generate` and its continuous batching, on models made
     on the spot, with the share of the memory-bandwidth limit. `overhead`: Python time of a step outside the model.
     `control`: what steering costs. `controllers`: what scripts cost. `constraints`: masks beside llguidance's own,
-    steps beside free ones. `serve`: the HTTP server under load, beside the offline engine. `shard`: a step through
+    steps beside free ones. `serve`: the HTTP server under load, beside the offline engine.
+    `refusals`: how quickly hostile bodies are refused, and who waits for it. `shard`: a step through
     another process beside one in this. `batching`: continuous batching beside static batches and none, and what each
     of its knobs trades. `losses`: what clients notice when processes of a server are killed or hang.
     `lora`: many adapters in one batch, beside PEFT switching between them. `lmtp`: LMQL's traffic, beside LMQL's own

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from bridle.bench.serve import _fairness, _quantile
+import pytest
+
+from bridle.bench.loads import Row, best, quantile, row_of, served_shares
 from bridle.bench.sse_client import Sample, Target, closed_loop, complete, open_loop
 from tests.http.harness import scripted_model, served
 
@@ -23,7 +25,8 @@ def test_samples_tell_what_was_streamed() -> None:
         many = asyncio.run(closed_loop(target, [[5]] * 7, 3, 2))
         arriving = asyncio.run(open_loop(target, [[5]], 3, rate=100, seconds=0.1, weights=(0.5, 0.5)))
         nobody = asyncio.run(complete(Target(target.host, 1), [5], 3))
-    assert whole.is_complete and whole.status == 200 and whole.num_tokens == 6 and whole.event_times
+    assert whole.is_complete and whole.status == 200 and whole.num_tokens == 6
+    assert 1 <= len(whole.event_times) <= 6
     assert len(whole.gaps) == len(whole.event_times) - 1 and whole.first > 0
     assert not cut.is_complete and len(cut.event_times) >= 2 and cut.num_tokens == 0
     assert refused.status == 400 and not refused.event_times
@@ -32,9 +35,27 @@ def test_samples_tell_what_was_streamed() -> None:
     assert nobody.status == 0
 
 
-def test_fairness_is_the_share_of_the_least_served() -> None:
-    samples = [Sample(0.0, 200, tenant, 1.0, True, 5 if tenant else 55) for tenant in range(10)]
-    samples.append(Sample(0.0, 429, 0, 0.05))
-    found = _fairness(samples)
-    assert found["least_share"] == 0.5 and found["refusal_p99"] == 0.05
-    assert _quantile([], 99) == 0 and _quantile([3.0], 50) == 3.0
+def _sample(sent: float, times: list[float], *, tenant: int = 0, status: int = 200) -> Sample:
+    return Sample(sent, status, tenant, sent + 1, bool(times), len(times), times)
+
+
+def test_a_row_counts_and_measures() -> None:
+    quick = _sample(0.0, [0.5, 0.6, 0.7])
+    slow = _sample(0.0, [3.0, 3.1])  # its first token comes too late
+    sluggish = _sample(0.0, [1.0, 1.1, 3.0])  # and the others of this one
+    refused, broken = _sample(0.0, [], status=429), _sample(0.0, [], status=200)
+    row = row_of("load", [quick, slow, sluggish, refused, broken], 2.0, 0.1, 0.2)
+    assert (row.requests, row.refused, row.failed) == (5, 1, 1)
+    assert (row.tokens_per_second, row.requests_per_second, row.goodput) == (4.0, 1.5, 0.5)
+    assert row.first_p50 == 1.0 and row.gap_p99 == pytest.approx(1.9, rel=0.1)
+    assert best([row, row_of("other", [quick], 0.1, 0, 0)]).load == "other"
+    assert isinstance(row, Row)
+
+
+def test_shares_are_of_what_came_in_the_time() -> None:
+    samples = [_sample(0.0, [n + 0.5 for n in range(5 if tenant else 55)], tenant=tenant) for tenant in range(10)]
+    assert served_shares(samples, 10, 0.0, 5.0) == [1.0] * 10
+    late = served_shares(samples, 10, 0.0, 100.0)
+    assert late[0] == pytest.approx(5.5) and min(late) == pytest.approx(0.5)
+    assert served_shares([], 2, 0.0, 1.0) == [0.0, 0.0]
+    assert quantile([], 99) == 0 and quantile([3.0], 50) == 3.0

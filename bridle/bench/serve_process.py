@@ -1,0 +1,113 @@
+"""`bridle serve` in a process of its own, and what can be seen of it from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bridle.bench.sse_client import Target
+from bridle.errors import EngineClosed
+from bridle.service.keys import KeyStore
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What a server holds. `kv_tokens` is room in its KV cache that sequences take."""
+
+    kv_tokens: float
+    memory_mib: float
+    descriptors: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """A running server."""
+
+    target: Target
+    process: psutil.Process
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time so far, of all its threads."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        if tasks.is_dir():  # Linux tells nanoseconds, elsewhere it is hundredths of a second
+            return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics without labels, by name."""
+        headers = {"Authorization": f"Bearer {self.target.keys[0]}"} if self.target.keys else {}
+        request = urllib.request.Request(f"http://{self.target.host}:{self.target.port}/metrics", headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            lines = answer.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs if "{" not in name}
+
+    def settle(self, seconds: float = 120.0) -> ServerState:
+        """The state once nothing runs any more. Raises `EngineClosed` if something goes on running."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            metrics = self.metrics()
+            if metrics["bridle_http_in_flight"] == 0 and metrics["tgi_batch_current_size"] == 0:
+                return self._state(metrics)
+            time.sleep(0.1)
+        raise EngineClosed(f"requests still run {seconds:g} seconds after their clients left")
+
+    def _state(self, metrics: dict[str, float]) -> ServerState:
+        return ServerState(
+            kv_tokens=metrics["tgi_batch_current_max_tokens"],
+            memory_mib=self.process.memory_info().rss / 2**20,
+            descriptors=self.process.num_fds(),
+            threads=self.process.num_threads(),
+        )
+
+
+@contextlib.contextmanager
+def http_server(
+    model: str | Path, folder: Path, *options: str, num_users: int = 0, threads: int | None = None
+) -> Iterator[HttpServer]:
+    """Serve `model` with further command-line `options`, to `num_users` with keys (0: to anybody). Files that it needs
+    go into `folder`."""
+    command = [sys.executable, "-m", "bridle", "serve", str(model), "--port", "0", "--log-format", "json", *options]
+    keys: Sequence[str] = ()
+    if num_users:
+        keys_file = folder / "keys.db"
+        with contextlib.closing(KeyStore(keys_file)) as store:
+            keys = [store.add(f"user{time.monotonic_ns()}-{number}") for number in range(num_users)]
+        command += ["--keys", str(keys_file)]
+    if threads is not None:
+        command += ["--num-threads", str(threads)]
+    log = folder / "server.log"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603
+    try:
+        yield HttpServer(Target("127.0.0.1", _port(process, log), keys), psutil.Process(process.pid))
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _port(process: subprocess.Popen[bytes], log: Path) -> int:
+    """The port that the server says it listens on."""
+    while process.poll() is None:
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text()):
+            return int(found.group(1))
+        time.sleep(0.1)
+    raise EngineClosed(f"the server did not come up: {log.read_text()[-2000:]}")
