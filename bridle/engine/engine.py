@@ -13,7 +13,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 
@@ -27,7 +26,6 @@ from bridle.engine.deadlines import Deadlines
 from bridle.engine.intake import Intake
 from bridle.engine.interfaces import (
     AdapterStore,
-    Ask,
     ControllerPool,
     Embedder,
     Executor,
@@ -35,6 +33,7 @@ from bridle.engine.interfaces import (
     Interruptible,
     TextDecoder,
 )
+from bridle.engine.openings import Openings
 from bridle.engine.plan import SampleBatch, StepPlan
 from bridle.engine.progress import Progress
 from bridle.engine.prompt_gate import PromptGate
@@ -42,7 +41,7 @@ from bridle.engine.request import Request
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence, SequenceStatus
 from bridle.engine.statistics import EngineStatistics
-from bridle.engine.steering import Steering, as_controller_error
+from bridle.engine.steering import Steering
 from bridle.errors import (
     BridleError,
     DeadlineExceeded,
@@ -96,6 +95,7 @@ class Engine:
             max_idle_steps=self.config.max_idle_steps,
             max_noops=self.config.max_noops,
         )
+        self._openings = Openings(self._intake, self._steering, self._progress, self._begin, clock)
         self._ids = count()
         self._branching = Branching(
             self._scheduler,
@@ -106,7 +106,6 @@ class Engine:
             self.config.max_forks,
         )
         self._live: dict[str, Outputs] = {}
-        self._opening: dict[int, tuple[Sequence, Future[tuple[int, ...]]]] = {}
         self._deadlines = Deadlines()
         self._cancelled: list[str] = []
         self._blame = Blame()
@@ -128,12 +127,12 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for blocks, or for their controller to be ready."""
-        return len(self._scheduler.waiting) + len(self._opening)
+        return len(self._scheduler.waiting) + len(self._openings)
 
     @property
     def is_stalled(self) -> bool:
         """Whether nothing can be computed now: all there is waits for controllers."""
-        if any(future.done() for _, future in self._opening.values()):
+        if self._openings.is_any_ready:
             return False
         if not self.is_up:
             return True
@@ -184,14 +183,7 @@ class Engine:
         if request.controller is None:
             self._begin(seq)
         else:
-            self._open(seq)
-
-    def _open(self, seq: Sequence) -> None:
-        seq.pool = self._steering.pool_for(seq.request.controller)
-        if seq.pool is None:
-            raise InternalError("a controller was accepted that no pool runs")
-        seq.status, seq.opened_at = SequenceStatus.OPENING, self.clock()
-        self._opening[seq.id] = seq, seq.pool.open(seq.request)
+            self._openings.open(seq)
 
     def _begin(self, seq: Sequence) -> None:
         """The prompt is final: hand the sequence to the scheduler."""
@@ -224,7 +216,7 @@ class Engine:
         began = self.clock()
         self._drop_unwanted(began)
         self._drop_unadapted()
-        self._take_opened()
+        self._openings.take()
         self._steering.apply_early()
         plan, scheduled = self._plan()
         if plan.is_empty:
@@ -310,41 +302,6 @@ class Engine:
     def _sequences_of(self, request_id: str) -> list[Sequence]:
         outputs = self._live.get(request_id)
         return list(outputs.sequences.values()) if outputs else []
-
-    def _take_opened(self) -> None:
-        """Controllers that are ready: their sequences begin, with the prompt they want."""
-        for seq, future in list(self._opening.values()):
-            if seq.is_finished:
-                del self._opening[seq.id]
-                self._abandon(seq, future)
-            elif future.done():
-                del self._opening[seq.id]
-                self._begin_controlled(seq, future)
-
-    def _begin_controlled(self, seq: Sequence, future: Future[tuple[int, ...]]) -> None:
-        try:
-            prompt = tuple(future.result())
-            seq.opening_seconds = self.clock() - (seq.opened_at or 0.0)
-            if prompt != seq.request.prompt:
-                self._intake.replace_prompt(seq, prompt)
-        except Exception as error:
-            self._progress.fail(seq, as_controller_error(error))
-            self._abandon(seq, future)
-            return
-        self._steering.add(seq, Ask(seq.id, request=seq.request))
-        self._begin(seq)
-        self._steering.ask()
-
-    def _abandon(self, seq: Sequence, future: Future[tuple[int, ...]]) -> None:
-        """The request ended before its controller was asked anything; its instance may still be in the making."""
-        pool, request = seq.pool, seq.request
-
-        def let_go(opened: Future[tuple[int, ...]]) -> None:
-            if pool is not None and not opened.cancelled() and opened.exception() is None:
-                pool.abandon(request)
-
-        if not future.cancel():
-            future.add_done_callback(let_go)
 
     def _outputs_of(self, request_id: str) -> Outputs:
         return self._live[request_id]
