@@ -26,13 +26,23 @@ _DEMANDING = SamplingParams(
     logprobs=5,
 )
 #: On a CPU samplers work on few rows at a time, and slowly: so many show what all need.
-_MAX_DEMANDING_ON_CPU = 32
+_MAX_DEMANDING_ON_CPU = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LargestStep:
+    """A step with `num_tokens` prompt tokens and tokens for others, `num_seqs` sequences in all. `seconds` include what
+    is made once."""
+
+    num_tokens: int
+    num_seqs: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """`seconds` of a step with `num_tokens` prompt tokens and a token for each of as many sequences as there is room
-    for, what is made once included, and `decode_seconds` of one with a token for each of `num_seqs` sequences."""
+    """`seconds` of the largest step, which has `num_tokens` prompt tokens, and `decode_seconds` of one with a token for
+    each of `num_seqs` sequences."""
 
     num_tokens: int
     seconds: float
@@ -40,24 +50,36 @@ class WarmUp:
     decode_seconds: float
 
 
-def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0, context: int = 0) -> WarmUp:
-    """Run a prefill of `num_tokens` beside decodes, then a decode of `num_seqs` (0: as many as one step takes). The
-    first prompt begins at position `context`, as the last chunk of a long one does; KV before it is read as it lies.
+def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmUp:
+    """Run the largest step, then a decode of `num_seqs` sequences. Raises what the executor raises, such as
+    `OutOfBlocks`. No sequence may be alive."""
+    largest = run_largest_step(executor, num_tokens, num_seqs)
+    num_seqs = _num_seqs(executor.info, num_seqs)
+    try:
+        decode_seconds = _run(executor, 2, [(0, 1)] * num_seqs)
+    finally:
+        executor.reset()
+    return WarmUp(largest.num_tokens, largest.seconds, num_seqs, decode_seconds)
 
-    Raises what the executor raises, such as `OutOfBlocks`. No sequence may be alive.
-    """
+
+def run_largest_step(executor: Executor, num_tokens: int = 0, num_seqs: int = 0, context: int = 0) -> LargestStep:
+    """Run a prefill of `num_tokens` beside a token for each of as many other sequences, up to `num_seqs` in all, as
+    there is room for (0: as many as one step takes). The first prompt begins at position `context`, as the last chunk
+    of a long one does; KV before it is read as it lies."""
     info = executor.info
-    num_seqs = max(min(num_seqs or info.max_num_seqs, info.num_blocks), 1)
+    num_seqs = _num_seqs(info, num_seqs)
     prompts = _prompts(info, num_tokens or info.max_num_batched_tokens, num_seqs, context)
     num_left = info.num_blocks - sum(_num_blocks(chunk, info) for chunk in prompts)
     singles = [(0, 1)] * min(num_seqs - len(prompts), num_left)
     try:
         seconds = _run(executor, 1, [*prompts, *singles])
-        executor.reset()
-        decode_seconds = _run(executor, 2, [(0, 1)] * num_seqs)
     finally:
         executor.reset()
-    return WarmUp(sum(length for _, length in prompts), seconds, num_seqs, decode_seconds)
+    return LargestStep(sum(length for _, length in prompts), len(prompts) + len(singles), seconds)
+
+
+def _num_seqs(info: ExecutorInfo, wanted: int) -> int:
+    return max(min(wanted or info.max_num_seqs, info.num_blocks), 1)
 
 
 _Chunk = tuple[int, int]  # where it starts in its sequence, and its length

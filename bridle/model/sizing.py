@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from bridle.config import ModelConfig
-from bridle.engine.warm_up import WarmUp, warm_up
+from bridle.engine.warm_up import LargestStep, run_largest_step
 from bridle.errors import BridleError, InvalidRequest, OutOfBlocks
 from bridle.model.executor import LocalExecutor
 from bridle.model.memory import free_memory, run_with_peak, show_bytes
@@ -153,11 +153,11 @@ def _measure(needs: PoolNeeds, allocate: Allocate) -> int:
     return num_blocks
 
 
-def _tell(needs: PoolNeeds, found: WarmUp, step_bytes: int, free: int, num_blocks: int) -> None:
+def _tell(needs: PoolNeeds, found: LargestStep, step_bytes: int, free: int, num_blocks: int) -> None:
     _log.info(
-        "the largest step (%d prompt tokens, %d sequences) took %.0f ms and %s, a token for each sequence %.0f ms; "
-        "%s are free, and the KV cache holds %d tokens in %s",
-        *(found.num_tokens, found.num_seqs, 1e3 * found.seconds, show_bytes(step_bytes), 1e3 * found.decode_seconds),
+        "the largest step (%d prompt tokens, %d sequences) took %.0f ms and %s; %s are free, and the KV cache holds %d "
+        "tokens in %s",
+        *(found.num_tokens, found.num_seqs, 1e3 * found.seconds, show_bytes(step_bytes)),
         *(show_bytes(free), num_blocks * needs.block_size, show_bytes(num_blocks * needs.block_bytes)),
     )
 
@@ -182,12 +182,14 @@ def _share(needs: PoolNeeds, free: int) -> int:
     return _checked(needs, min(budget // needs.block_bytes, wanted), budget)
 
 
-def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[WarmUp, int]:
+def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, int]:
     """What the largest step is like, and the bytes it takes while it runs."""
     context = max(_trial_context(needs) - needs.step_tokens, 0)
     executor.clear_kv(needs.blocks_for(context))
     try:
-        return run_with_peak(needs.device, lambda: warm_up(executor, needs.step_tokens, needs.step_seqs, context))
+        return run_with_peak(
+            needs.device, lambda: run_largest_step(executor, needs.step_tokens, needs.step_seqs, context)
+        )
     except BridleError as error:
         if not _is_out_of_memory(error):
             raise
