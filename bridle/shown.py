@@ -29,7 +29,7 @@ class _Short(Repr):
     def repr_bytes(self, x: bytes, level: int) -> str:
         return repr(x[: MAX_SHOWN_CHARS + 1])
 
-    def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:  # type: ignore[override]
+    def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
         """In their own order: the base class sorts all keys first."""
         if level <= 0 and x:
             return "{...}"

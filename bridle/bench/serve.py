@@ -161,7 +161,7 @@ class _Bench:
         print_rows([full, row], self.console)
         # The first of many requests find an empty house; shares are taken once it is full.
         shares = served_shares(samples, _NUM_USERS, begin + scale.seconds / 6, begin + scale.seconds)
-        found = {
+        found: dict[str, Any] = {
             "rows": [asdict(full), asdict(row)],
             "gap_p99_ratio": row.gap_p99 / full.gap_p99 if full.gap_p99 else 0.0,
             "refusal_p99": quantile(_refusals(samples), 99),

@@ -63,7 +63,7 @@ def _app() -> Any:
 @cache
 def _groups() -> dict[str, Group]:
     """By the label of the operation that cases are drawn for."""
-    schema = schemathesis.openapi.from_asgi("/openapi.json", _app())
+    schema: Any = schemathesis.openapi.from_asgi("/openapi.json", _app())
     operations = [each.ok() for each in schema.get_all_operations()]
     raw = schema.raw_schema
     alike = defaultdict(list)
