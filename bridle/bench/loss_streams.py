@@ -31,6 +31,7 @@ class Client:
         self.num_complete = self.num_different = 0
         self.stream: int | None = None  # the number of the one that has begun to give text
         self._num_streams = 0
+        self._streams: list[int] = []  # which of them each of `times` belongs to
         self._address = address
         self._body = _body(number, max_tokens, self.is_told)
         self._max_tokens = max_tokens
@@ -68,8 +69,9 @@ class Client:
             num_resuming = chunk.count(_RESUMING)
             self.resumed += [now] * bool(num_resuming)
             if chunk.count(_EVENT) > num_resuming:
-                self.times.append(now)
                 self.stream = self._num_streams
+                self.times.append(now)
+                self._streams.append(self.stream)
             parts.append(chunk[:-2])
             self._note()
         return b"".join(parts)
@@ -98,16 +100,20 @@ class Client:
         return next(each for each in self.times if each > moment)
 
     def longest_gap(self, moment: float) -> float:
-        """The longest time without text that ended since then."""
-        return max(after - before for before, after in pairwise(self.times) if after > moment)
+        """The longest time without text, within a stream, that ended since then."""
+        events = pairwise(zip(self.times, self._streams, strict=True))
+        gaps = (after - before for (before, one), (after, other) in events if one == other and after > moment)
+        return max(gaps, default=0.0)
 
 
 class Crowd:
-    """Many clients at once, in the event loop that they were started in."""
+    """Many clients at once, in the event loop that they were started in. Their texts have `max_tokens` or more."""
 
     def __init__(self, address: tuple[str, int], count: int, max_tokens: int) -> None:
         self._news = asyncio.Event()
-        self.clients = [Client(address, number, max_tokens, self._news.set) for number in range(count)]
+        # Of different lengths, so that not all of them ask again at the same time.
+        lengths = [max_tokens + max_tokens // 8 * (number % 8) for number in range(count)]
+        self.clients = [Client(address, number, length, self._news.set) for number, length in enumerate(lengths)]
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: How long is waited for anything before it counts as never, in seconds.
 PATIENCE = 180.0
-_MAX_TOKENS = 96
+_MAX_TOKENS = 80
 #: Events that a stream must give after a loss: so many cannot have been under way.
 _MANY = 5
 
@@ -146,14 +146,14 @@ async def _lose(
         gone_on = max(client.longest_gap(began) for client in crowd.clients)
         await service.whole()
         return Loss(how.name, usual, None, None, None, gone_on, None)
-    streams = {client: client.stream for client in crowd.clients if client.is_told and client.stream is not None}
+    streams = {client: client.stream for client in crowd.clients if client.stream is not None}
     unready = await readiness.wait(False, began, PATIENCE)
     # One whose last words were under way has nothing to be told.
-    told_ones = [client for client, stream in streams.items() if client.stream == stream]
+    held = [client for client, stream in streams.items() if client.stream == stream]
     ready = await readiness.wait(True, unready, PATIENCE)
     await crowd.wait(lambda client: client.after(ready) > 0, PATIENCE)
-    told = [next((each for each in client.resumed if each > began), None) for client in told_ones]
-    last = max(client.next_after(ready) for client in crowd.clients)
+    told = [next((each for each in client.resumed if each > began), None) for client in held if client.is_told]
+    last = max((client.next_after(ready) for client in held), default=ready)
     return Loss(
         how.name,
         usual,
