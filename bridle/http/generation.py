@@ -35,6 +35,7 @@ from bridle.service import (
     split_at_rewinds,
     tokenize,
 )
+from bridle.service.admission import max_output
 
 if TYPE_CHECKING:
     from bridle.engine.client import EventStream
@@ -232,7 +233,7 @@ async def prepare(
             terms=call.terms,
             metadata={} if call.span is None else {"traceparent": call.span.traceparent},
         )
-        turn = ticket.charge(len(tokens) * num_copies)
+        turn = ticket.charge(len(tokens) * num_copies, max_output(sampling, num_copies))
         request = replace(request, turn=turn, tell_resuming=tell_resuming)
         first = Part(number * num_copies, prompt, request, steering.rewind)
         parts += [first, *(_choice(call, first, copy) for copy in range(1, num_copies))]

@@ -21,6 +21,7 @@ from types import TracebackType
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, Overloaded
 from bridle.outputs import Event, Finished
+from bridle.sampling import SamplingParams
 from bridle.service.fairness import FairQueue, Turn
 from bridle.service.rates import NO_LIMITS, Limits, RateLimiter
 
@@ -73,11 +74,11 @@ class Admission:
         expected = self._mean_held / max(self.num_requests, 1)
         return min(max(math.ceil(expected), _MIN_RETRY), _MAX_RETRY)
 
-    def _charge(self, ticket: Ticket, num_tokens: int) -> Turn:
+    def _charge(self, ticket: Ticket, num_tokens: int, most: int | None) -> Turn:
         self._check_room(num_tokens, self.num_tokens, self.max_tokens, "tokens", "prompt")
         self.num_tokens += num_tokens
         self._spend(ticket, num_tokens)
-        return self._queue.take(ticket.user, num_tokens, ticket.limits.weight)
+        return self._queue.take(ticket.user, num_tokens, ticket.limits.weight, most)
 
     def _spend(self, ticket: Ticket, num_tokens: int) -> None:
         self._rates.spend(ticket.user, "tokens", ticket.limits.tokens_per_minute, num_tokens)
@@ -121,6 +122,11 @@ class Admission:
         )
 
 
+def max_output(sampling: SamplingParams, num_copies: int = 1) -> int | None:
+    """The most tokens that `num_copies` of a request may ask for; None if that is left to the model."""
+    return None if sampling.max_tokens is None else sampling.max_tokens * sampling.n * num_copies
+
+
 class Ticket:
     """A place in the house. Release it exactly when the request is over, on every path: `with` does.
 
@@ -140,13 +146,14 @@ class Ticket:
     def seat(self, request: Request) -> Request:
         """`request` with its place in the order of service; its prompt counts to this ticket. Raises `Overloaded`,
         having counted nothing, if there is no room."""
-        return replace(request, turn=self.charge(len(request.prompt)))
+        return replace(request, turn=self.charge(len(request.prompt), max_output(request.sampling)))
 
-    def charge(self, num_tokens: int) -> float:
-        """Count a prompt's tokens to this ticket; gives its place in the order of service. Raises as `seat`."""
+    def charge(self, num_tokens: int, most: int | None = None) -> float:
+        """Count a prompt's tokens to this ticket; gives its place in the order of service, for which the
+        `most` tokens that it may make count, too. Raises as `seat`."""
         if self._admission is None:
             return 0.0
-        turn = self._admission._charge(self, num_tokens)
+        turn = self._admission._charge(self, num_tokens, most)
         self.num_tokens += num_tokens
         self.turns.append(turn)
         return turn.start

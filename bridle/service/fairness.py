@@ -33,10 +33,17 @@ class FairQueue:
         self._ends: OrderedDict[str, float] = OrderedDict()
         self._reached = 0.0
         self._guess = _FIRST_GUESS
+        self._num_done = 0
 
-    def take(self, tenant: str, num_prompt: int, weight: float = 1.0) -> Turn:
-        """The turn of a request with so many prompt tokens. A tenant of weight 2 gets twice the service."""
-        turn = Turn(tenant, max(self._reached, self._ends.get(tenant, 0.0)), weight, self._guess)
+    def take(self, tenant: str, num_prompt: int, weight: float = 1.0, max_output: int | None = None) -> Turn:
+        """The turn of a request with so many prompt tokens, which asks for `max_output` tokens at most. A tenant of
+        weight 2 gets twice the service.
+
+        A guess that is too high keeps those of its tenant's turns back that were taken before it was put right, so what
+        is known of the output counts.
+        """
+        guess = self._guess if max_output is None else min(self._guess, max_output)
+        turn = Turn(tenant, max(self._reached, self._ends.get(tenant, 0.0)), weight, guess)
         self._move(tenant, turn.start + (num_prompt + turn.guess) / weight)
         return turn
 
@@ -45,7 +52,8 @@ class FairQueue:
         self._reached = max(self._reached, turn.start)
         if num_output is None:
             return
-        self._guess += _SMOOTHING * (num_output - self._guess)
+        self._num_done += 1
+        self._guess += max(_SMOOTHING, 1 / self._num_done) * (num_output - self._guess)
         if turn.tenant in self._ends:
             self._move(turn.tenant, self._ends[turn.tenant] + (num_output - turn.guess) / turn.weight)
 
