@@ -186,16 +186,18 @@ async def _engine_request(body: RunBody, request: Request, model: LoadedModel, a
     prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
     controller = None if is_plain else wasm_controller(request, model, body.controller, body.controller_arg)
     tokens = await tokenize(model, prompt) if prompt else _empty_prompt(model)
+    call = call_of(request.scope)
     return build_request(
         model,
         tokens,
         body.sampling(),
-        request_id=call_of(request.scope).id,
+        request_id=call.id,
         controller=controller,
         adapter=adapter,
         timeout=settings.request_timeout,
         tenant=identity_of(request).user,
-        terms=call_of(request.scope).terms,
+        terms=call.terms,
+        metadata={} if call.span is None else {"traceparent": call.span.traceparent},
     )
 
 

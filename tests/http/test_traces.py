@@ -155,9 +155,15 @@ def test_what_is_not_sampled_still_has_its_name_in_the_log(
     assert f"trace={TRACE}" in capsys.readouterr().out
 
 
-def test_a_request_carries_its_span_to_other_processes(spans: InMemorySpanExporter) -> None:
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [("completions", {"prompt": "a"}), ("run", {"controller": "none", "controller_arg": "", "prompt": "a"})],
+)
+def test_a_request_carries_its_span_to_other_processes(
+    spans: InMemorySpanExporter, route: str, body: dict[str, str]
+) -> None:
     model = fake_model()
-    client_of(model, spans).post("/v1/completions", json={"prompt": "a"}, headers={"traceparent": TRACEPARENT})
+    client_of(model, spans).post(f"/v1/{route}", json=body, headers={"traceparent": TRACEPARENT})
     (request,) = model.client.requests  # type: ignore[attr-defined]
     root = by_name(spans)["text_completion fake"]
     assert request.metadata == {"traceparent": f"00-{TRACE}-{root.context.span_id:016x}-01"}
