@@ -16,6 +16,10 @@ from bridle.errors import InvalidRequest, Unauthorized
 _MAX_SHOWN_CHARS = 80
 
 
+class UnknownHost(Unauthorized):
+    """A request to a name that is not answered to. No key would help."""
+
+
 class AllowedHosts:
     """Names that are answered to: `names`, of which one that begins with a dot means all below it and `*` any."""
 
@@ -26,12 +30,12 @@ class AllowedHosts:
                 raise InvalidRequest(f"allowed_host is {name[:80]!r}; must be a name without a port", "allowed_host")
 
     def check(self, host: str | None) -> None:
-        """Raise `Unauthorized` unless a request to `host`, a header with or without a port, is to be answered. Clients
+        """Raise `UnknownHost` unless a request to `host`, a header with or without a port, is to be answered. Clients
         that send none are no browsers."""
         name = _plain(_without_port(host or ""))
         if not name or self._knows(name):
             return
-        raise Unauthorized(
+        raise UnknownHost(
             f"requests to the name {name[:_MAX_SHOWN_CHARS]!r} are not answered, since a page from elsewhere could be "
             f"behind it; use the address, or serve with --allowed-host NAME or with --keys"
         )

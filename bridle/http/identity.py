@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridle.errors import Unauthorized
 from bridle.http.errors import RefusedBody, error_response
-from bridle.http.hosts import AllowedHosts
+from bridle.http.hosts import AllowedHosts, UnknownHost
 from bridle.service.keys import Identity, KeyStore
 
 LOCAL_USER = Identity("localhost", True)
@@ -46,9 +46,9 @@ class IdentityMiddleware:
         try:
             identity = self._identify(HTTPConnection(scope))
         except Unauthorized as error:
-            # An upgrade that is refused is answered over HTTP, so that its client can tell why. Without keys there is
-            # nothing to come back with.
-            await error_response(error, 403 if self._keys is None else None)(scope, receive, send)
+            # An upgrade that is refused is answered over HTTP, so that its client can tell why.
+            status = 403 if isinstance(error, UnknownHost) else None
+            await error_response(error, status)(scope, receive, send)
             return
         state = scope.setdefault("state", {})
         state["identity"] = identity
