@@ -82,7 +82,7 @@ class SseWriter:
         await self.write(b"".join(map(_event, payloads)))
 
     def end(self, *payloads: Any) -> None:
-        """JSON events and the line that ends OpenAI's streams: the last words, which go out with the end of the body."""
+        """JSON events and the line that ends OpenAI's streams: last words, which go out with the end of the body."""
         self.rest = b"".join((*map(_event, payloads), b"data: [DONE]\n\n"))
 
     async def write(self, data: bytes) -> None:
