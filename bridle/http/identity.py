@@ -75,8 +75,9 @@ class IdentityMiddleware:
         return identity
 
     def _check_hosts(self, connection: HTTPConnection) -> None:
-        for host in connection.headers.getlist("host") if self._hosts is not None else ():
-            self._hosts.check(host)
+        if self._hosts is not None:
+            for host in connection.headers.getlist("host"):
+                self._hosts.check(host)
 
     def _is_proxy(self, connection: HTTPConnection) -> bool:
         if not self._proxies or connection.client is None:
