@@ -277,7 +277,12 @@ def test_oversized_files_are_refused_unread(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("source", ["", "nowhere", "../x", "a/../b", "/nowhere/at/all", "a/b/c", "https://x/y", "-/x"])
-def test_what_is_neither_folder_nor_hub_id_is_refused(source: str) -> None:
+def test_what_is_neither_folder_nor_hub_id_is_refused(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    monkeypatch.chdir(inner)
     with pytest.raises(AdapterRefused, match="neither an existing folder nor a hub id"):
         find_adapter(source)
 
