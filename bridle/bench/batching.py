@@ -77,6 +77,7 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
         for variant in variants(static_size):
             with console.status(variant.name):
                 rows.append(bench.run(variant.flags, partial(_measure, variant=variant, arrivals=arrivals)))
+            console.print(f"{variant.name}: {rows[-1].tokens_per_second:.1f} tokens/s")
     print_rows(rows, console)
     return {"model": name, "capacity": capacity, "rate": _LOAD * capacity, "rows": [asdict(row) for row in rows]}
 
