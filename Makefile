@@ -21,7 +21,7 @@ NEED_PIP := $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/n
 # tests run side by side as JOBS says.
 JOBS ?= 2
 export TOKENIZERS_PARALLELISM = false
-PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile
+PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile --max-worker-restart 0
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
