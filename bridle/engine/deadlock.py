@@ -43,9 +43,13 @@ class DeadlockWatch:
         self._groups.setdefault(seq.request.id, {})[seq.id] = _Rest(seq)
 
     def drop(self, seq: Sequence) -> None:
-        """It is over. Idempotent."""
+        """It is over. Idempotent. What it did last may have been for those that wait, who then were asked before."""
         group = self._groups.get(seq.request.id)
-        if group is not None and group.pop(seq.id, None) is not None and not group:
+        if group is None or group.pop(seq.id, None) is None:
+            return
+        for rest in group.values():
+            rest.since = self._round
+        if not group:
             del self._groups[seq.request.id]
 
     def next_round(self) -> None:
