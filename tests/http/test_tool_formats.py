@@ -18,7 +18,7 @@ from bridle.constraints.vocabulary import Vocabulary
 from bridle.http.tools.formats import ToolFormat, format_of
 from bridle.http.tools.grammar import Function
 from bridle.http.tools.hermes import CLOSE, OPEN, Hermes
-from bridle.http.tools.llama import Llama
+from bridle.http.tools.llama import PYTHON_TAG, Llama
 from bridle.http.tools.mistral import Mistral
 from bridle.http.tools.pieces import Found
 from bridle.text import Tokenizer
@@ -130,6 +130,13 @@ def test_calls_do_not_depend_on_how_the_text_arrives(
     content, calls = read(kind, [text[start:end] for start, end in pairwise(bounds)], is_open)
     assert calls == whole_calls
     assert content.split() == whole_content.split()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(Hermes(), CALL), (Llama(), LAMA), (Llama(), PYTHON_TAG + LAMA + "; " + LAMA)]
+)
+def test_calls_come_character_by_character(kind: ToolFormat, text: str) -> None:
+    assert read(kind, list(text)) == ("", [WANT] * text.count('"name"'))
 
 
 def test_a_call_streams_from_its_name_on() -> None:

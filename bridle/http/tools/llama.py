@@ -38,12 +38,13 @@ class LlamaReader:
         if self._is_text:
             pieces.append(Content(text))
             return False
-        if self._call is None and not self._opens(text, is_last):
-            return bool(self._held) and self._is_text
+        if self._call is None:
+            if not self._opens(text, is_last):
+                return bool(self._held) and self._is_text
+            text, self._held = self._held, ""
         call = self._call
         assert call is not None
-        pieces += call.push(self._held, is_last)
-        self._held = ""
+        pieces += call.push(text, is_last)
         if not call.is_over:
             return False
         self._held, self._call = call.rest, None
