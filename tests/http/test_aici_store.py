@@ -193,6 +193,7 @@ def test_a_module_that_grows_too_large_is_cut(model: LoadedModel, monkeypatch: p
     monkeypatch.setattr("bridle.http.aici.MAX_MODULE_BYTES", 100_000)
 
     def chunks() -> Iterator[bytes]:
+        yield b"\0asm\1\0\0\0"
         for _ in range(100):
             yield bytes(10_000)
 
