@@ -126,6 +126,8 @@ class TwoReplicas(Way):
             "test_a_fork_copies_nothing_until_someone_writes",
             "test_forced_tokens_take_no_logits_row_of_their_own",
             "test_forced_tokens_ride_with_the_draws_of_others",
+            "test_a_small_pool_preempts",
+            "test_preempted_forks_come_back",
         }
     )
 

@@ -228,9 +228,12 @@ AMPLE: dict[str, object] = {
 
 @pytest.mark.parametrize("knob", KNOBS)
 def test_no_knob_changes_an_output(knob: str) -> None:
-    lab, changed = run_with(plain_requests(), **KNOBS[knob])
-    assert changed == run_with(plain_requests())[1]
-    assert "preemptions" not in knob or lab.engine.statistics().num_preemptions > 0
+    assert run_with(plain_requests(), **KNOBS[knob])[1] == run_with(plain_requests())[1]
+
+
+def test_a_small_pool_preempts() -> None:
+    lab, _ = run_with(plain_requests(), **KNOBS["a pool that forces preemptions"])
+    assert lab.engine.statistics().num_preemptions > 0
 
 
 def test_arrival_order_changes_no_output() -> None:
