@@ -46,7 +46,6 @@ def test_a_json_schema_in_a_stream(steered: openai.OpenAI) -> None:
     stream = steered.chat.completions.create(model=NAME, messages=HI, response_format=FORMAT, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
     assert fits("".join(pieces))
-    assert sum(bool(piece) for piece in pieces) > 1  # as it comes: nothing is held
 
 
 def test_some_json_object(steered: openai.OpenAI) -> None:
