@@ -27,6 +27,8 @@ _outcomes = m.decoder(Outcome)
 
 #: A compiler that gets no processor time may take so many times as long as the limit.
 _MAX_STRETCH = 6
+#: Seconds between two looks at its processor time, at least: that is counted in hundredths.
+_LEAST_WAIT = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class Compilers:
         theirs.close()
         try:
             _await_word(report, process, limit)
+            report.settimeout(limit / 1000)  # once begun, it is told in one go
             data, _ = receive_frame(report)
             outcome: Outcome = _outcomes.decode(data)
             return outcome
@@ -162,7 +165,7 @@ def _await_word(report: socket.socket, process: Process, limit: int) -> None:
     poll = select.poll()
     poll.register(report, select.POLLIN)
     left = limit / 1000
-    while not poll.poll(1000 * left):
+    while not poll.poll(1000 * max(left, _LEAST_WAIT)):
         left = limit / 1000 - process.cpu_seconds()
         if left <= 0 or time.monotonic() - begin > _MAX_STRETCH * limit / 1000:
             raise InvalidRequest(f"compiling took longer than the limit of {limit} ms", "binary")
