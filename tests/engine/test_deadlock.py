@@ -57,6 +57,26 @@ class Actor:
 _actions = st.lists(st.tuples(st.sampled_from(["set", "wait", "draw", "rest"]), st.sampled_from("xyz")), max_size=5)
 
 
+def test_an_answer_from_before_another_output_ended_is_no_deadlock() -> None:
+    watch = DeadlockWatch(max_turns=10_000)
+    request = make_request(controller=object())
+    waiter, setter = make_sequence(0, (1,)), make_sequence(1, (1,))
+    for seq in (waiter, setter):
+        seq.request = request
+        watch.add(seq)
+    waits = Decision.wait((("y", 0),))
+    watch.next_round()
+    watch.note_ask(waiter)
+    assert watch.hear(waiter, waits) is None
+    watch.next_round()
+    watch.note_ask(waiter)  # answered before the other sets the variable, and heard after it has ended
+    watch.drop(setter)
+    assert watch.hear(waiter, waits) is None
+    watch.next_round()
+    watch.note_ask(waiter)
+    assert watch.hear(waiter, waits) is not None
+
+
 @given(st.lists(_actions, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=60), st.randoms())
 def test_found_if_and_only_if_nobody_can_go_on(programs: list[list[Action]], delays: list[int], random: object) -> None:
     watch = DeadlockWatch(max_turns=10_000)

@@ -48,6 +48,16 @@ def test_a_json_schema_in_a_stream(steered: openai.OpenAI) -> None:
     assert fits("".join(pieces))
 
 
+def test_a_long_answer_streams_as_it_comes(steered: openai.OpenAI) -> None:
+    """Nothing is held back: a busy machine may send a few tokens at once, but never all of so many."""
+    stream = steered.chat.completions.create(
+        model=NAME, messages=HI, extra_body={"regex": "[a-z]{200}"}, stream=True, max_tokens=300
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert re.fullmatch("[a-z]{200}", "".join(pieces))
+    assert sum(bool(piece) for piece in pieces) > 1
+
+
 def test_some_json_object(steered: openai.OpenAI) -> None:
     answer = steered.chat.completions.create(
         model=NAME, messages=HI, response_format={"type": "json_object"}, max_tokens=8
