@@ -12,7 +12,7 @@ import grpc
 
 from bridle.cluster.link import Timings
 from bridle.cluster.remote import ShardExecutor
-from bridle.cluster.shard import Shard, start_shard
+from bridle.cluster.shard import SERVICE, Shard, start_shard
 from bridle.engine.interfaces import Executor
 
 #: Nothing here is given up because the machine is busy.
@@ -56,3 +56,10 @@ def hosted(executor: Executor) -> Iterator[Host]:
 def channel_to(host: Host) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(host.address) as channel:
         yield channel
+
+
+def ask(host: Host, method: str, request: Any, reply: Any) -> Any:
+    """What a shard answers to one of the questions that operators ask."""
+    with channel_to(host) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
+        return call(request, timeout=30)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bridle.cluster.adapter_calls import check, read_call
 from bridle.cluster.proto import shard_pb2 as pb
-from bridle.cluster.shard import SERVICE
 from bridle.config import ModelConfig
 from bridle.deploy.launcher import LaunchedShard, launch_shard, shard_arguments
 from bridle.engine import Engine, Request
@@ -23,7 +21,7 @@ from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from bridle.testing import tiny
 from bridle.testing.scripted import ScriptedExecutor
-from tests.cluster.kit import Host, channel_to, hosted
+from tests.cluster.kit import Host, ask, hosted
 from tests.lora.kit import ALL_LINEAR, write_adapter
 
 MEMORY = 1 << 30
@@ -123,12 +121,6 @@ def test_two_ranks_say_what_one_process_says(family: str, tmp_path: Path) -> Non
 def host() -> Iterator[Host]:
     with hosted(ScriptedExecutor(num_blocks=8, block_size=4)) as made:
         yield made
-
-
-def ask(host: Host, method: str, request: Any, reply: Any) -> Any:
-    with channel_to(host) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
-        return call(request, timeout=30)
 
 
 def test_what_a_shard_refuses_is_told_in_its_words(host: Host, tmp_path: Path) -> None:

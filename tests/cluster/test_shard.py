@@ -25,7 +25,7 @@ from bridle.engine.warm_up import warm_up
 from bridle.errors import InternalError, InvalidRequest, ProtocolError, ShardUnavailable, UnsupportedFeature
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
-from tests.cluster.kit import PATIENT, Host, channel_to, hosted
+from tests.cluster.kit import PATIENT, Host, ask, channel_to, hosted
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -34,12 +34,6 @@ GREEDY = SamplingParams(temperature=0.0)
 def host() -> Iterator[Host]:
     with hosted(ScriptedExecutor(num_blocks=8, block_size=4)) as made:
         yield made
-
-
-def ask(host: Host, method: str, request: Any, reply: Any) -> Any:
-    with channel_to(host) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
-        return call(request, timeout=30)
 
 
 def plan(step: int, **more: Any) -> StepPlan:
