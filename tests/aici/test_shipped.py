@@ -134,4 +134,4 @@ def _encoded(wasm: bytes) -> str:
     return base64.b64encode(wasm).decode()
 
 
-_BIG = _encoded(guest2([NOOP for _ in range(200)]))
+_BIG = _encoded(guest2([NOOP for _ in range(4000)]))

@@ -27,8 +27,8 @@ _outcomes = m.decoder(Outcome)
 
 #: A compiler that gets no processor time may take so many times as long as the limit.
 _MAX_STRETCH = 6
-#: Seconds between two looks at its processor time, at least: that is counted in hundredths.
-_LEAST_WAIT = 0.02
+#: Seconds between two looks at its processor time, at least.
+_LEAST_WAIT = 0.001
 
 
 @dataclass(frozen=True, slots=True)
