@@ -105,6 +105,11 @@ class Story:
             self.moments.append(moment)
 
     @property
+    def metadata(self) -> dict[str, str]:
+        """What goes along with its engine requests into other processes: the name of its span, if it has one."""
+        return {} if self.span is None else {"traceparent": self.span.traceparent}
+
+    @property
     def state(self) -> str:
         """What it is doing, in a word."""
         if self.submitted is None:

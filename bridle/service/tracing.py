@@ -4,11 +4,13 @@ told the whole story. Without tracing there is no span, and nothing else is done
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from bridle.service.story import Story
+
+_HEADERS = (b"traceparent", b"tracestate")
 
 
 class Span(Protocol):
@@ -38,3 +40,9 @@ class Tracing(Protocol):
 
     def close(self) -> None:
         """Send what is left. Idempotent; may take a few seconds."""
+
+
+def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The trace that a request or a connection belongs to, as far as its client says: a carrier for `begin`. Headers as
+    ASGI has them."""
+    return {name.decode(): value.decode("latin-1") for name, value in headers if name in _HEADERS}
