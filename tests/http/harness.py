@@ -23,6 +23,7 @@ from bridle.http.server import bind, uvicorn_config
 from bridle.http.sockets import SocketFrontMaker
 from bridle.service import LoadedModel, ModelRegistry
 from bridle.service.keys import KeyStore
+from bridle.service.tracing import Tracing
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.tiny import save_tokenizer
 from bridle.text import Detokenizer, Tokenizer
@@ -105,9 +106,10 @@ def served(
     settings: HttpSettings | None = None,
     keys: KeyStore | None = None,
     fronts: Iterable[SocketFrontMaker] = (),
+    tracing: Tracing | None = None,
 ) -> Iterator[str]:
     """The base URL of a server on a free port of the loopback interface."""
-    with serving(ModelRegistry([model]), settings, keys, fronts) as url:
+    with serving(ModelRegistry([model]), settings, keys, fronts, tracing) as url:
         yield url
 
 
@@ -117,9 +119,10 @@ def serving(
     settings: HttpSettings | None = None,
     keys: KeyStore | None = None,
     fronts: Iterable[SocketFrontMaker] = (),
+    tracing: Tracing | None = None,
 ) -> Iterator[str]:
     """The same for a whole registry, which is closed at the end."""
-    app = create_app(registry, settings, keys, fronts)
+    app = create_app(registry, settings, keys, fronts, tracing)
     listener = bind("127.0.0.1", 0)
     listener.listen(128)
     config = uvicorn_config(app, ServeSettings(http=settings or HttpSettings(), max_header_bytes=16_384))

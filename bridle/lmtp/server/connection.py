@@ -7,7 +7,7 @@ together share a message. A client that does not read is not read from either.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -43,14 +43,21 @@ class Link(Protocol):
 
 
 class Connection:
-    """Serves one client until it leaves. `echo` sees what it sends."""
+    """Serves one client until it leaves. `echo` sees what it sends, `trace` names the trace of its requests."""
 
-    def __init__(self, home: Home, link: Link, identity: Identity, echo: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        link: Link,
+        identity: Identity,
+        echo: Callable[[str], None] | None = None,
+        trace: Mapping[str, str] | None = None,
+    ) -> None:
         self._home = home
         self._link = link
         self._echo = echo
         self._session = Session(home.settings.max_streams)
-        self._streams = Streams(home, identity, self._session, self._send, self._room)
+        self._streams = Streams(home, identity, self._session, self._send, self._room, trace or {})
         self._outbox: list[Answer] = []
         self._news = asyncio.Event()
         self._has_room = asyncio.Event()

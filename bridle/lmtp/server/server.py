@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from bridle.errors import EngineClosed
@@ -65,9 +65,10 @@ class LmtpServer:
         """Streams with a key, running or remembered."""
         return len(self._home.memory)
 
-    async def serve(self, link: Link, identity: Identity = LOCAL_USER) -> None:
-        """Serve one client until it leaves, or the server ends."""
-        connection = Connection(self._home, link, identity, self._echo)
+    async def serve(self, link: Link, identity: Identity = LOCAL_USER, trace: Mapping[str, str] | None = None) -> None:
+        """Serve one client until it leaves, or the server ends. `trace` has the headers that name the trace which its
+        requests belong to, if the carrier brought any."""
+        connection = Connection(self._home, link, identity, self._echo, trace)
         self._connections.add(connection)
         try:
             await connection.serve()

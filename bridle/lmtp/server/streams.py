@@ -6,7 +6,7 @@ Each stream is a task that outlives the connection only if its client gave it a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,8 @@ class Outlet:
 
 
 class Streams:
-    """Does what a session wants done about streams and buffers. `send` and `room` lead to the client."""
+    """Does what a session wants done about streams and buffers. `send` and `room` lead to the client, `trace` names the
+    trace that its requests belong to."""
 
     def __init__(
         self,
@@ -81,12 +82,14 @@ class Streams:
         session: Session,
         send: Callable[[Answer], None],
         room: Callable[[], Coroutine[Any, Any, None]],
+        trace: Mapping[str, str],
     ) -> None:
         self._home = home
         self._identity = identity
         self._session = session
         self._send = send
         self._room = room
+        self._trace = trace
         self._relays: dict[Stream, Relay] = {}
         self._num_filling = 0
         self._buffers = Buffers(home.settings.max_buffers, home.settings.max_buffer_tokens)
@@ -115,6 +118,7 @@ class Streams:
             self._session.is_extended,
             prefix,
             save,
+            self._trace,
         )
         relay.stop = self._home.spawn(work.run()).cancel
 

@@ -16,6 +16,7 @@ from bridle.lmtp.server.server import LOCAL_USER, LmtpServer
 from bridle.lmtp.server.settings import LmtpSettings
 from bridle.lmtp.server.work import Host
 from bridle.service.keys import Identity
+from bridle.service.tracing import trace_headers
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -50,7 +51,8 @@ class LmtpEndpoint:
         await send({"type": "websocket.accept"})
         identity = scope.get("state", {}).get("identity")
         link = WebSocketLink(receive, send)
-        await self.server.serve(link, identity if isinstance(identity, Identity) else LOCAL_USER)
+        known = identity if isinstance(identity, Identity) else LOCAL_USER
+        await self.server.serve(link, known, trace_headers(scope["headers"]))
 
     def _may_enter(self, scope: Scope) -> bool:
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}

@@ -6,9 +6,9 @@ Whatever goes wrong, on whatever way, the stream is told once, and everything ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import structlog
@@ -67,7 +67,7 @@ class Host(Protocol):
 @dataclass(slots=True)
 class Work:
     """One GENERATE or SCORE: what comes before its prompt, and what its context is to be kept as. `is_extended` says
-    whether its client knows the extensions."""
+    whether its client knows the extensions, `trace` which trace it belongs to."""
 
     host: Host
     settings: LmtpSettings
@@ -77,6 +77,7 @@ class Work:
     is_extended: bool
     prefix: Buffer | None = None
     save: Buffer | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
     story: Story = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +88,7 @@ class Work:
         """Do it all. Errors become answers; a cancelled task just lets go of everything."""
         story = self.story
         if self.host.tracing is not None:
-            story.span = self.host.tracing.begin({})
+            story.span = self.host.tracing.begin(self.trace)
         self.host.live[story.id] = story
         try:
             with ExitStack() as held:
@@ -136,7 +137,7 @@ class Work:
             request = await generate_request(model, self.asked, prefix, identity, timeout, adapter, story.terms)
             teller = GenerateTeller(self._telling(model, self.asked), request)
         story.submit(request)
-        await self._read(model, ticket, ticket.seat(request), teller)
+        await self._read(model, ticket, ticket.seat(replace(request, metadata=story.metadata)), teller)
 
     async def _acquire(self, held: ExitStack) -> tuple[LoadedModel, str | None]:
         """The model and the adapter that are asked for; the client hears if it has to wait for one of them."""
