@@ -15,6 +15,7 @@ import struct
 import subprocess
 import threading
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
@@ -28,8 +29,10 @@ from bridle.cluster.adapter_calls import (
     unload,
 )
 from bridle.cluster.member_adapters import MemberAdapters
+from bridle.cluster.parent import child_environment
 from bridle.cluster.plans import decode_plan, encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
+from bridle.cluster.vectors import require_embedder
 from bridle.engine.interfaces import Executor, ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.errors import BridleError, InternalError, ShardUnavailable
@@ -71,7 +74,8 @@ class Members:
 
     def _run(self) -> None:
         for command in self._commands:
-            self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))  # noqa: S603
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            self._processes.append(subprocess.Popen(command, env=child_environment(), **pipes))  # noqa: S603
         self._are_started.set()
         watchers = [
             threading.Thread(target=self._watch, args=(rank, process), daemon=True)
@@ -166,6 +170,10 @@ class GroupExecutor:
     def sample(self, batch: SampleBatch) -> StepResult:
         """This rank has all the logits."""
         return self._executor.sample(batch)
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """And what they were made from: the head is whole in each rank."""
+        return require_embedder(self._executor).embed(step, logits_rows)
 
     def reset(self) -> None:
         self._members.tell(pb.StepRequest(reset=pb.Reset()))

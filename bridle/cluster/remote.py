@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from bridle.cluster.adapter_calls import EVERY_ADAPTER, displace_call, drop_call, place_call, read_call
@@ -23,6 +24,7 @@ from bridle.cluster.plans import encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.results import decode_result
 from bridle.cluster.samplings import SamplingNames
+from bridle.cluster.vectors import MAX_NUMBERS, decode_vectors
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.errors import InternalError, ProtocolError, ShardUnavailable
@@ -31,15 +33,16 @@ from bridle.lora import AdapterFiles, LayerShape
 _log = logging.getLogger(__name__)
 
 #: Pauses between attempts to find a shard again, in seconds; the last one repeats.
-_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
+_PAUSES = (0.02, 0.05, 0.1, 0.2)
 
 
 class ShardExecutor:
-    """Implements `Executor`, and `Interruptible`, over a shard at `address`.
+    """Implements `Executor`, `Interruptible` and `Embedder` over a shard at `address`.
 
     The constructor waits up to `start_timeout` seconds for the shard; `is_starting` says whether it is worth to wait.
     `on_loss(pid, reason)` is called when the shard is lost, from a thread of its own, and may end what is left of it;
-    `on_proven(pid)` when a shard has computed its first step.
+    again, without a pid, whenever the next one has not come for `start_timeout` seconds. `on_proven(pid)` is called
+    when a shard has computed its first step.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class ShardExecutor:
         timings: Timings | None = None,
         start_timeout: float = 60.0,
         is_starting: Callable[[], bool] = lambda: True,
-        on_loss: Callable[[int, str], None] = lambda pid, reason: None,
+        on_loss: Callable[[int | None, str], None] = lambda pid, reason: None,
         on_proven: Callable[[int], None] = lambda pid: None,
     ) -> None:
         self.address = address
@@ -58,6 +61,7 @@ class ShardExecutor:
         self.num_losses = 0
         self._tls = tls
         self._timings = timings or Timings()
+        self._start_timeout = start_timeout
         self._on_loss = on_loss
         self._on_proven = on_proven
         self._proven: Link | None = None
@@ -101,11 +105,7 @@ class ShardExecutor:
         if link is None:
             raise InternalError(f"a batch of step {batch.step} without a forward pass")
         step, num_tokens, began = self._plan
-        link.expect(batch.step, self._pace.limit(num_tokens))
-        link.send(pb.StepRequest(batch=encode_batch(batch, self._names)))
-        reply = self._receive(link, batch.step)
-        if reply.WhichOneof("kind") == "failure":
-            raise decode_failure(reply.failure)
+        reply = self._ask(link, batch.step, pb.StepRequest(batch=encode_batch(batch, self._names)), "result")
         if step == batch.step:
             self._pace.note(num_tokens, time.monotonic() - began)
         if self._proven is not link:
@@ -113,13 +113,37 @@ class ShardExecutor:
             self._on_proven(link.pid)
         return decode_result(reply.result)
 
-    def _receive(self, link: Link, step: int) -> pb.StepReply:
-        """The reply to `step`; those to earlier steps that nobody waits for any more are dropped."""
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """Ask for vectors, as many at a time as a message holds. Raises what the shard raised, or
+        `ShardUnavailable`."""
+        link, size = self._used, self._info.embedding_size
+        if link is None:
+            raise InternalError(f"embeddings of step {step} without a forward pass")
+        most = max(MAX_NUMBERS // max(size, 1), 1)
+        vectors: list[array[float]] = []
+        for at in range(0, len(logits_rows), most):
+            rows = logits_rows[at : at + most]
+            reply = self._ask(link, step, pb.StepRequest(embed=pb.Embed(step=step, logits_rows=rows)), "vectors")
+            vectors += decode_vectors(reply.vectors, len(rows), size)
+        return vectors
+
+    def _ask(self, link: Link, step: int, request: pb.StepRequest, kind: str) -> pb.StepReply:
+        """Send what a reply of that `kind` answers, and wait for it. Replies to earlier steps are dropped: nobody waits
+        for them any more."""
+        link.expect(step, self._pace.limit(self._plan[1]))
+        link.send(request)
         while True:
             reply = link.receive()
-            answered = reply.failure.step if reply.WhichOneof("kind") == "failure" else reply.result.step
-            if answered >= step:
-                return reply
+            found = reply.WhichOneof("kind")
+            if found is None:
+                raise ProtocolError(f"a reply without content came to step {step}")
+            if getattr(reply, found).step < step:
+                continue
+            if found == "failure":
+                raise decode_failure(reply.failure)
+            if found != kind:
+                raise ProtocolError(f"{found} came to step {step} instead of {kind}")
+            return reply
 
     def reset(self) -> None:
         """Forget every mirror and all KV. The next plan may go to another shard."""
@@ -200,8 +224,12 @@ class ShardExecutor:
     def _find(self) -> None:
         """Try to reach the shard, again and again."""
         attempt, began = 0, time.monotonic()
+        patience = self._start_timeout
         while not self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
             attempt += 1
+            if time.monotonic() - began > patience:
+                patience += self._start_timeout
+                self._give_up(time.monotonic() - began)
             try:
                 link = Link(self.address, self._tls, self._timings)
             except ShardUnavailable:
@@ -221,6 +249,12 @@ class ShardExecutor:
             _log.info("the shard at %s is back after %.1f s", self.address, time.monotonic() - began)
             self._tell(self.on_change)
             return
+
+    def _give_up(self, seconds: float) -> None:
+        """What starts there may hang."""
+        reason = f"it has not come back for {seconds:.0f} s"
+        _log.error("the shard at %s is still away: %s", self.address, reason)
+        self._tell(lambda: self._on_loss(None, reason))
 
     def _tell(self, callback: Callable[[], None]) -> None:
         try:

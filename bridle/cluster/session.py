@@ -1,7 +1,7 @@
 """A shard's side of one step stream: requests in, replies out, one after the other. No sockets.
 
 The executor never fails the stream. A fault in a forward pass is told when its batch comes, so that there is exactly
-one reply for each batch, whatever happens.
+one reply for each batch, whatever happens, and one for each wish for vectors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bridle.cluster.plans import decode_plan
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.results import encode_result
 from bridle.cluster.samplings import SamplingSlots
+from bridle.cluster.vectors import answer_embed
 from bridle.engine.interfaces import Executor
 from bridle.errors import BridleError, ProtocolError, ShardUnavailable
 
@@ -24,16 +25,18 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """One router's conversation. `on_device_lost` is told when the executor says that its device is gone."""
+    """One router's conversation. `on_device_lost` is told when the executor says that its device is gone. `num_steps`
+    counts batches that were answered."""
 
     def __init__(self, executor: Executor, on_device_lost: Callable[[ShardUnavailable], None]) -> None:
         self._executor = executor
         self._on_device_lost = on_device_lost
+        self.num_steps = 0
         self._slots = SamplingSlots()
         self._fault: Exception | None = None  # of the last forward pass
 
     def handle(self, data: bytes) -> bytes | None:
-        """Do what a request says; gives the reply if it is a batch. Raises `ProtocolError` for what is no request."""
+        """Do what a request says; gives the reply if it wants one. Raises `ProtocolError` for what is no request."""
         try:
             request = pb.StepRequest.FromString(data)
         except DecodeError as error:
@@ -42,7 +45,10 @@ class Session:
             case "plan":
                 self._forward(request.plan)
             case "batch":
-                return self._sample(request.batch)
+                self.num_steps += 1
+                return self._reply(request.batch.step, lambda: self._sample(request.batch))
+            case "embed":
+                return self._reply(request.embed.step, lambda: self._embed(request.embed))
             case "reset":
                 self._fault = None
                 self._executor.reset()
@@ -57,14 +63,20 @@ class Session:
         except Exception as error:
             self._fault = self._seen(error)
 
-    def _sample(self, message: pb.Batch) -> bytes:
+    def _sample(self, message: pb.Batch) -> pb.StepReply:
+        batch = decode_batch(message, self._slots)
+        return pb.StepReply(result=encode_result(self._executor.sample(batch)))
+
+    def _embed(self, message: pb.Embed) -> pb.StepReply:
+        return pb.StepReply(vectors=answer_embed(self._executor, message))
+
+    def _reply(self, step: int, answer: Callable[[], pb.StepReply]) -> bytes:
         try:
             if self._fault is not None:
                 raise self._fault
-            batch = decode_batch(message, self._slots)
-            reply = pb.StepReply(result=encode_result(self._executor.sample(batch)))
+            reply = answer()
         except Exception as error:
-            reply = pb.StepReply(failure=encode_failure(message.step, self._seen(error)))
+            reply = pb.StepReply(failure=encode_failure(step, self._seen(error)))
         return reply.SerializeToString()  # type: ignore[no-any-return]
 
     def _seen(self, error: Exception) -> Exception:

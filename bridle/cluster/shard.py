@@ -80,14 +80,14 @@ class Shard:
             _log.info("the router is gone, step %d", self.num_steps)
 
     def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        session = Session(self.executor, self._on_device_lost)
+        session, num_before = Session(self.executor, self._on_device_lost), self.num_steps
         try:
             for data in requests:
                 self._began = time.monotonic()
                 reply = session.handle(data)
                 self._began = None
+                self.num_steps = num_before + session.num_steps
                 if reply is not None:
-                    self.num_steps += 1
                     yield reply
         except ProtocolError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

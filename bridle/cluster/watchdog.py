@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bridle.cluster.pace import Pace
+from bridle.cluster.vectors import require_embedder
 from bridle.engine.interfaces import Executor, ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 
@@ -68,6 +70,14 @@ class WatchedExecutor:
         if step is not None:
             self._pace.note(step[1], time.monotonic() - step[2])
         return result
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """Waits for the device, like `sample`; no longer than a step may take."""
+        self._step = step, len(logits_rows), time.monotonic()
+        try:
+            return require_embedder(self._executor).embed(step, logits_rows)
+        finally:
+            self._step = None
 
     def reset(self) -> None:
         self._executor.reset()

@@ -50,7 +50,6 @@ from bridle.errors import (
     InvalidRequest,
     Overloaded,
     ShardUnavailable,
-    UnsupportedFeature,
 )
 from bridle.outputs import Event, Finished, FinishReason, Resuming
 
@@ -75,11 +74,13 @@ class Engine:
     ) -> None:
         self.config = config or EngineConfig()
         self.batching = Batching.of(self.config, executor.info)
+        self._embedder = executor if isinstance(executor, Embedder) else None
         self.info: ExecutorInfo = self.batching.limit(executor.info)
+        if self._embedder is None:
+            self.info = replace(self.info, embedding_size=0)
         self.clock = clock
         self._executor = executor
         self._interruptible = executor if isinstance(executor, Interruptible) else None
-        self._embedder = executor if isinstance(executor, Embedder) and executor.embedding_size else None
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = Intake(self.info, self.config)
         self._turns = AdapterTurns(self.config.max_step_adapters, adapters)
@@ -152,8 +153,6 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raise what `add` would raise, as far as it depends on the request alone. Safe from any thread."""
         self._intake.check(request)
-        if request.embeds and self._embedder is None:
-            raise UnsupportedFeature(f"{self.info.model!r} gives no embeddings here, only tokens", "model")
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
             raise InvalidRequest(f"no controller pool here runs a {kind}", "controller")

@@ -11,7 +11,7 @@ from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, root_key
 from bridle.engine.stopping import MaxLength
-from bridle.errors import ContextOverflow, ControllerError, InvalidRequest
+from bridle.errors import ContextOverflow, ControllerError, InvalidRequest, UnsupportedFeature
 from bridle.sampling import SamplingParams
 
 #: Draws and splices that any controlled output may spend beyond its share.
@@ -27,8 +27,10 @@ class Intake:
         self._max_input_tokens = Batching.of(config, info).max_input_tokens
 
     def check(self, request: Request) -> None:
-        """Raise `InvalidRequest` or `ContextOverflow` if the request can never be served."""
+        """Raise `InvalidRequest`, `ContextOverflow` or `UnsupportedFeature` if the request can never be served."""
         sampling, vocab_size = request.sampling, self._info.vocab_size
+        if request.embeds and not self._info.embedding_size:
+            raise UnsupportedFeature(f"{self._info.model!r} gives no embeddings here, only tokens", "model")
         if not request.prompt:
             raise InvalidRequest("the prompt is empty; at least one token is needed", "prompt")
         low, high = min(request.prompt), max(request.prompt)

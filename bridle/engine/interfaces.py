@@ -27,7 +27,8 @@ class ExecutorInfo:
 
     `kv` says who places KV: `paged`, the engine's block tables rule (every slot of every position comes from
     the plan), or `sequences`, the backend keeps KV by sequence id, copying on `ForkRow` and truncating to each row's
-    `start`; the engine then only counts blocks. `capacity` is `num_blocks * block_size` tokens either way.
+    `start`; the engine then only counts blocks. `capacity` is `num_blocks * block_size` tokens either way. Vectors of
+    an `Embedder` have `embedding_size` numbers; 0 if this model gives none.
     """
 
     model: str
@@ -41,6 +42,7 @@ class ExecutorInfo:
     device: str = "cpu"
     max_num_batched_tokens: int = 512  # what the backend digests well in one step
     max_num_seqs: int = 256
+    embedding_size: int = 0
 
 
 class Executor(Protocol):
@@ -82,15 +84,12 @@ class Interruptible(Protocol):
 
 @runtime_checkable
 class Embedder(Protocol):
-    """An executor that can also tell what the model has made of a text before it chooses a token."""
-
-    @property
-    def embedding_size(self) -> int:
-        """Length of the vectors; 0 if this model gives none."""
-        raise NotImplementedError
+    """An executor that can also tell what the model has made of a text before it chooses a token, unless its
+    `info.embedding_size` is 0."""
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Vectors of length 1, in 32-bit numbers, of these logits rows of the last forward, which was step `step`."""
+        """Vectors of length 1, in 32-bit numbers, of these logits rows of the last forward, which was step `step` and
+        has been sampled."""
         raise NotImplementedError
 
 

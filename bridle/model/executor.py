@@ -93,15 +93,14 @@ class LocalExecutor:
         except (RuntimeError, MemoryError) as error:
             raise self._lose(error, f"sampling of step {batch.step}") from error
 
-    @property
-    def embedding_size(self) -> int:
-        return 0 if self._runner is None else self._runner.embedding_size
-
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """What these rows of the last forward pass were before the head, each of length 1."""
         hidden = self._require_runner().hidden
         if step != self._step or hidden is None:
             raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
+        for row in logits_rows:
+            if not 0 <= row < hidden.shape[0]:
+                raise InternalError(f"step {step} has {hidden.shape[0]} logits rows; row {row} is to be embedded")
         with torch.inference_mode():
             picked = hidden[list(logits_rows)].float()  # [N, hidden]
             vectors = functional.normalize(picked, dim=-1).cpu().numpy()

@@ -17,6 +17,7 @@ from transformers.utils import logging as library_logging
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
+from bridle.lora.choice import create_products
 from bridle.model import attention, guards, memory, sizing, tensor_parallel
 from bridle.model.adapter_sites import Sites
 from bridle.model.adapters import ModelAdapters
@@ -174,6 +175,8 @@ def build_executor(
 ) -> LocalExecutor:
     """Put the parts together, with a KV pool of the right size."""
     block_size = sizing.default_block_size(config, device)
+    kernel = create_kernel(config.kernel, device, dtype)
+    runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, dtype, device), kernel))
     info = ExecutorInfo(
         model=config.model,
         vocab_size=geometry.vocab_size,
@@ -185,11 +188,11 @@ def build_executor(
         device=str(device),
         max_num_batched_tokens=config.step_tokens or STEP_TOKENS[device.type],
         max_num_seqs=config.step_seqs or STEP_SEQS,
+        embedding_size=runner.embedding_size,
     )
-    kernel = create_kernel(config.kernel, device, dtype)
-    runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, dtype, device), kernel))
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-    adapters = ModelAdapters(Sites(model), dtype, device)
+    products = create_products(config.adapter_kernel, device, dtype)
+    adapters = ModelAdapters(Sites(model), dtype, device, products)
 
     def over(num_blocks: int, sampler: Sampler) -> LocalExecutor:
         room = num_blocks * block_size if config.max_model_len is None else max_model_len

@@ -71,7 +71,6 @@ class ScriptedExecutor:
         record: bool = False,
         embedding_size: int = 0,
     ) -> None:
-        self._embedding_size = embedding_size
         self._info = ExecutorInfo(
             model="scripted",
             vocab_size=vocab_size,
@@ -82,6 +81,7 @@ class ScriptedExecutor:
             eos_token_ids=tuple(eos_token_ids),
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
+            embedding_size=embedding_size,
         )
         if device_time is not None and clock is None:
             raise ValueError("device_time needs a clock to be measured with")
@@ -141,16 +141,14 @@ class ScriptedExecutor:
             scores = [self._score(run) for run in batch.scores]
         return StepResult(batch.step, [token for token, _ in drawn], [logprob for _, logprob in drawn], scores)
 
-    @property
-    def embedding_size(self) -> int:
-        return self._embedding_size
-
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """A vector of length 1 for each row: a hash of all that was read from the KV cache for it."""
         with _Recorded(self.violations):
             require(step == self._step, f"embeds step {step}; the last forward was {self._step}")
-            rows = [self._rows[index] for index in logits_rows]
-            return [embedding_of(row.logits, self._embedding_size) for row in rows]
+            require(self._is_sampled, f"step {step} is to be embedded before it is sampled")
+            for index in logits_rows:
+                require(0 <= index < len(self._rows), f"logits row {index} of {len(self._rows)}")
+            return [embedding_of(self._rows[index].logits, self._info.embedding_size) for index in logits_rows]
 
     def reset(self) -> None:
         """Forget every mirror and all KV."""

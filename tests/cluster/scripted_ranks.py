@@ -10,6 +10,8 @@ import argparse
 import json
 import sys
 import threading
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,9 @@ class Rank:
 
     def sample(self, batch: SampleBatch) -> StepResult:
         return self._executor.sample(batch)
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        return self._executor.embed(step, logits_rows)
 
     def reset(self) -> None:
         self._executor.reset()

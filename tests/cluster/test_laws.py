@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from tests.cluster.ways import WAYS, OneShard, Way
 from tests.conftest import IS_FULL
 from tests.engine import test_forks, test_laws, test_rewind
-from tests.engine.support import Lab
+from tests.engine.support import Lab, make_request
+from tests.engine.test_embedding import alone
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -55,6 +56,16 @@ for module in (test_laws, test_forks, test_rewind):
     for name, law in vars(module).items():
         if name.startswith("test_"):
             globals()[f"{name}__{module.__name__.rpartition('.')[2]}"] = again(law)
+
+
+def test_vectors_are_those_of_an_engine_here(way: Way) -> None:
+    """Of texts that are computed in one step and in many, beside the tokens of others, in little room."""
+    lab = Lab(vocab_size=8, num_blocks=16, embedding_size=5, max_num_batched_tokens=7)
+    prompts = [[number % 8 for number in range(length)] for length in (1, 3, 8, 20, 33)]
+    texts = [make_request(prompt, max_tokens=1, embeds=True) for prompt in prompts]
+    *found, continued = lab.run(*texts, make_request(prompts[3], max_tokens=6))
+    assert [one.first.vector for one in found] == [alone(prompt) for prompt in prompts]
+    assert continued.first.vector is None and len(continued.first.tokens) == 6
 
 
 def test_the_laws_ran_that_way(way: Way) -> None:

@@ -30,7 +30,8 @@ def requests() -> list[Request]:
     ]
     plain = [Request(f"r{i}", tuple(range(5, 40 + i)), params) for i, params in enumerate(samplings)]
     steered = Request("steered", (9, 8, 7), SamplingParams(max_tokens=20, seed=6, logprobs=1), controller=Masked())
-    return [*plain, steered]
+    embedded = Request("embedded", tuple(range(5, 30)), SamplingParams(max_tokens=1), embeds=True)
+    return [*plain, steered, embedded]
 
 
 def run(executor: Executor) -> list[object]:
@@ -42,7 +43,7 @@ def run(executor: Executor) -> list[object]:
         events += engine.step()
     engine.close()
     return [
-        [(one.path, one.tokens, one.logprobs, one.reason) for one in each.outputs.values()]
+        [(one.path, one.tokens, one.logprobs, one.vector, one.reason) for one in each.outputs.values()]
         + [each.prompt and each.prompt.logprobs]
         for _, each in sorted(replay(events).items())
     ]

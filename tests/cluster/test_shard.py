@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -172,6 +173,64 @@ def test_columns_that_do_not_fit_fail_the_step(host: Host) -> None:
     link.send(pb.StepRequest(plan=pb.Plan(step=2, seq_ids=[1])))
     with pytest.raises(ProtocolError, match="a column has 0 entries"):
         executor.sample(SampleBatch(2))
+    executor.close()
+
+
+# -- vectors -----------------------------------------------------------------------------------------------------
+
+
+def embedding_host() -> contextlib.AbstractContextManager[Host]:
+    return hosted(ScriptedExecutor(num_blocks=8, embedding_size=5))
+
+
+def test_vectors_come_in_as_many_messages_as_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    with embedding_host() as host:
+        executor = host.connect()
+        executor.forward(three_rows(1))
+        executor.sample(SampleBatch(1))
+        whole = executor.embed(1, [0, 1, 2])
+        monkeypatch.setattr("bridle.cluster.remote.MAX_NUMBERS", 10)
+        assert executor.embed(1, [0, 1, 2]) == whole
+        assert executor.embed(1, [2]) == whole[2:] and len({tuple(vector) for vector in whole}) == 3
+        assert host.shard.num_steps == 1
+        executor.close()
+
+
+def three_rows(step: int) -> StepPlan:
+    return StepPlan(step, [PlanRow(step, 0, 3, 3, new_tokens=(1, 2, 3), new_blocks=(step,), num_prompt=3)])
+
+
+def test_more_vectors_than_a_message_holds_are_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.cluster.vectors.MAX_NUMBERS", 10)
+    with embedding_host() as host:
+        executor = host.connect()
+        executor.forward(plan(1))
+        executor.sample(batch(1))
+        with pytest.raises(ProtocolError, match="3 vectors of 5 numbers are asked for; at most 10 numbers"):
+            executor.embed(1, [0, 0, 0])
+        assert len(executor.embed(1, [0])) == 1  # the stream goes on
+        executor.close()
+
+
+def test_what_cannot_be_embedded_is_told() -> None:
+    with embedding_host() as host:
+        executor = host.connect()
+        with pytest.raises(InternalError, match="without a forward pass"):
+            executor.embed(1, [0])
+        executor.forward(plan(1))
+        executor.sample(batch(1))
+        with pytest.raises(InternalError, match="logits row 7 of 1"):
+            executor.embed(1, [7])
+        executor.close()
+
+
+def test_a_shard_that_gives_no_vectors_says_so(host: Host) -> None:
+    """The engine does not even ask."""
+    executor = host.connect()
+    assert executor.info.embedding_size == 0
+    executor.forward(plan(1))
+    with pytest.raises(UnsupportedFeature, match="gives no embeddings"):
+        executor.embed(1, [0])
     executor.close()
 
 

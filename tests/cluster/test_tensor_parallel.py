@@ -20,7 +20,7 @@ from bridle.engine.interfaces import Executor
 from bridle.errors import UnsupportedModel
 from bridle.model.loader import load_executor
 from bridle.model.tensor_parallel import _split, read_plan
-from bridle.outputs import TokenEvent
+from bridle.outputs import Embedded, TokenEvent
 from bridle.sampling import SamplingParams
 from bridle.testing import tiny
 
@@ -51,6 +51,20 @@ def tokens_of(engine: Engine) -> dict[tuple[str, int], list[int]]:
     return found
 
 
+def vectors_of(executor: Executor) -> list[list[float]]:
+    engine = Engine(executor)
+    try:
+        for number in range(3):
+            prompt = tuple(range(5, 9 + 20 * number))
+            engine.add(Request(f"e{number}", prompt, SamplingParams(max_tokens=1), embeds=True))
+        found: dict[str, list[float]] = {}
+        while engine.has_work:
+            found |= {event.request_id: list(event.vector) for event in engine.step() if isinstance(event, Embedded)}
+        return [found[name] for name in sorted(found)]
+    finally:
+        engine.close()
+
+
 def run(executor: Executor) -> dict[tuple[str, int], list[int]]:
     engine = Engine(executor)
     try:
@@ -64,6 +78,15 @@ def run(executor: Executor) -> dict[tuple[str, int], list[int]]:
 def test_two_ranks_say_what_one_process_says(family: str) -> None:
     there = launch_group(config_of(family))
     assert run(there) == run(load_executor(config_of(family)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_two_ranks_embed_as_one_process_does(family: str) -> None:
+    """But for the order in which parts are added up."""
+    found, wanted = vectors_of(launch_group(config_of(family))), vectors_of(load_executor(config_of(family)))
+    assert len(found) == 3
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
+from array import array
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from bridle.cluster.plans import decode_plan, encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.results import decode_result, encode_result
 from bridle.cluster.samplings import MAX_SLOTS, SamplingNames, SamplingSlots, decode_sampling, encode_sampling
+from bridle.cluster.vectors import decode_vectors, encode_vectors
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
 from bridle.errors import (
     BridleError,
@@ -106,6 +109,15 @@ def test_results(result: StepResult) -> None:
     assert decode_result(pb.Result.FromString(encode_result(result).SerializeToString())) == result
 
 
+@given(st.integers(1, 5), st.integers(0, 4), st.data())
+def test_vectors(size: int, count: int, data: st.DataObject) -> None:
+    numbers = st.lists(st.floats(width=32, allow_nan=False), min_size=size, max_size=size)
+    vectors = [array("f", data.draw(numbers)) for _ in range(count)]
+    message = pb.Vectors.FromString(encode_vectors(3, size, vectors).SerializeToString())
+    assert decode_vectors(message, count, size) == vectors
+    assert not message.values or message.values[:4] == struct.pack("<f", vectors[0][0])
+
+
 def test_a_sampling_object_is_sent_once() -> None:
     names, params = SamplingNames(), SamplingParams(temperature=0.5)
     rows = [SampleRow(i, i, params) for i in range(3)]
@@ -190,6 +202,12 @@ def test_results_that_do_not_fit() -> None:
                 tokens=[1], logprob_rows=[5], logprobs=pb.Logprobs(tokens=[1], logprobs=[0.0], ranks=[0], num_top=[0])
             )
         )
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 2), (3, 2), (4, 1), (2, 3)])
+def test_vectors_that_do_not_fit(count: int, size: int) -> None:
+    with pytest.raises(ProtocolError, match=f"16 bytes came for vectors of 2 numbers; {count} of {size} were asked"):
+        decode_vectors(encode_vectors(3, 2, [array("f", [1, 0])] * 2), count, size)
 
 
 def test_sampling_keeps_what_chooses_and_drops_the_rest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from bridle.engine.interfaces import ControllerPool, Executor, TextDecoder
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, root_key
 from bridle.outputs import (
+    Embedded,
     Event,
     Finished,
     FinishReason,
@@ -77,6 +79,7 @@ class Output:
     text: str = ""
     logs: str = ""
     stored: list[tuple[str, bytes]] = field(default_factory=list)
+    vector: array[float] | None = None
     finished: Finished | None = None
     num_children: int = 0
 
@@ -149,6 +152,8 @@ class Replay:
             output.logs += event.text
         elif isinstance(event, Stored):
             output.stored.append((event.name, event.value))
+        elif isinstance(event, Embedded):
+            output.vector = event.vector
         else:
             assert isinstance(event, Finished)
             output.finished = event

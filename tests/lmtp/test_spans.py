@@ -52,9 +52,11 @@ def spans() -> Spans:
 def connected(model: LoadedModel, spans: Spans, headers: dict[str, str]) -> Iterator[ClientConnection]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    with served(model, fronts=[websocket_front()], tracing=OtelTracing(provider)) as url:
-        with connect(url.replace("http", "ws"), additional_headers=headers, open_timeout=30) as socket:
-            yield socket
+    with (
+        served(model, fronts=[websocket_front()], tracing=OtelTracing(provider)) as url,
+        connect(url.replace("http", "ws"), additional_headers=headers, open_timeout=30) as socket,
+    ):
+        yield socket
 
 
 def ask(socket: ClientConnection, message: str) -> None:

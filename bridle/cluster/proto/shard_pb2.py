@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n bridle/cluster/proto/shard.proto\x12\x0f\x62ridle.shard.v1\"\x11\n\x0f\x44iscoverRequest\"\"\n\rDiscoverReply\x12\x11\n\taddresses\x18\x01 \x03(\t\"\r\n\x0bInfoRequest\"\x92\x03\n\tInfoReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x11\n\tnum_ranks\x18\x05 \x01(\r\x12\r\n\x05model\x18\x10 \x01(\t\x12\x12\n\nvocab_size\x18\x11 \x01(\r\x12\x15\n\rmax_model_len\x18\x12 \x01(\r\x12\x12\n\nnum_blocks\x18\x13 \x01(\r\x12\x12\n\nblock_size\x18\x14 \x01(\r\x12\n\n\x02kv\x18\x15 \x01(\t\x12\x15\n\reos_token_ids\x18\x16 \x03(\r\x12\r\n\x05\x64type\x18\x17 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x18 \x01(\t\x12\x1e\n\x16max_num_batched_tokens\x18\x19 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x1a \x01(\r\x12\x11\n\tnum_bytes\x18\x1b \x01(\x04\x12\x35\n\x0e\x61\x64\x61pter_layers\x18\x1c \x03(\x0b\x32\x1d.bridle.shard.v1.AdapterLayer\"^\n\x0c\x41\x64\x61pterLayer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bin_features\x18\x02 \x01(\r\x12\x14\n\x0cout_features\x18\x03 \x01(\r\x12\x15\n\ris_transposed\x18\x04 \x01(\x08\"\x0f\n\rHealthRequest\"Z\n\x0bHealthReply\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\x04\x12\x10\n\x08is_taken\x18\x03 \x01(\x08\x12\x14\n\x0cstep_seconds\x18\x04 \x01(\x01\"5\n\rWarmUpRequest\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x10\n\x08num_seqs\x18\x02 \x01(\r\"\\\n\x0bWarmUpReply\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x03 \x01(\x01\x12\x10\n\x08num_seqs\x18\x04 \x01(\r\"|\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0c\n\x04root\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12*\n\x04tier\x18\x05 \x01(\x0e\x32\x1c.bridle.shard.v1.AdapterTier\"=\n\x10LoadAdapterReply\x12)\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x18.bridle.shard.v1.Failure\"P\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x04tier\x18\x02 \x01(\x0e\x32\x1c.bridle.shard.v1.AdapterTier\"?\n\x12UnloadAdapterReply\x12)\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x18.bridle.shard.v1.Failure\"\x8c\x02\n\x0bStepRequest\x12%\n\x04plan\x18\x01 \x01(\x0b\x32\x15.bridle.shard.v1.PlanH\x00\x12\'\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x16.bridle.shard.v1.BatchH\x00\x12\'\n\x05reset\x18\x03 \x01(\x0b\x32\x16.bridle.shard.v1.ResetH\x00\x12;\n\x0cload_adapter\x18\x04 \x01(\x0b\x32#.bridle.shard.v1.LoadAdapterRequestH\x00\x12?\n\x0eunload_adapter\x18\x05 \x01(\x0b\x32%.bridle.shard.v1.UnloadAdapterRequestH\x00\x42\x06\n\x04kind\"\x07\n\x05Reset\"\xba\x03\n\x04Plan\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07seq_ids\x18\x02 \x03(\x04\x12\x0e\n\x06starts\x18\x03 \x03(\r\x12\x15\n\rnum_scheduled\x18\x04 \x03(\r\x12\x12\n\nnum_logits\x18\x05 \x03(\r\x12\x10\n\x08num_kept\x18\x06 \x03(\r\x12\x16\n\x0enum_new_tokens\x18\x07 \x03(\r\x12\x17\n\x0fnum_kept_blocks\x18\x08 \x03(\r\x12\x16\n\x0enum_new_blocks\x18\t \x03(\r\x12\x12\n\nnum_prompt\x18\n \x03(\r\x12\x12\n\nnew_tokens\x18\x0b \x03(\r\x12\x12\n\nnew_blocks\x18\x0c \x03(\r\x12\x10\n\x08\x61\x64\x61pters\x18\r \x03(\r\x12\x15\n\radapter_names\x18\x0e \x03(\t\x12\x14\n\x0c\x66ork_parents\x18\x10 \x03(\x04\x12\x15\n\rfork_children\x18\x11 \x03(\x04\x12\x17\n\x0f\x66ork_num_tokens\x18\x12 \x03(\r\x12\x17\n\x0f\x66ork_num_blocks\x18\x13 \x03(\r\x12\r\n\x05\x66reed\x18\x14 \x03(\x04\x12\x14\n\x0c\x63opy_sources\x18\x15 \x03(\r\x12\x14\n\x0c\x63opy_targets\x18\x16 \x03(\r\"\xa8\x02\n\x08Sampling\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05top_k\x18\x04 \x01(\x11\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x11\n\ttypical_p\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x13\n\x0b\x62ias_tokens\x18\n \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x0b \x03(\x01\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12processed_logprobs\x18\r \x01(\x08\x42\x0b\n\t_logprobs\"\xea\x02\n\x05\x42\x61tch\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12,\n\tsamplings\x18\x02 \x03(\x0b\x32\x19.bridle.shard.v1.Sampling\x12\x0f\n\x07seq_ids\x18\x03 \x03(\x04\x12\x16\n\x0elogits_indexes\x18\x04 \x03(\r\x12\r\n\x05slots\x18\x05 \x03(\r\x12\x0c\n\x04keys\x18\x06 \x03(\x06\x12\r\n\x05\x64raws\x18\x07 \x03(\r\x12\r\n\x05masks\x18\x08 \x03(\r\x12\x11\n\tmask_rows\x18\t \x03(\x0c\x12\x10\n\x08num_bias\x18\n \x03(\r\x12\x13\n\x0b\x62ias_tokens\x18\x0b \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x0c \x03(\x01\x12\x15\n\rscore_seq_ids\x18\x10 \x03(\x04\x12\x14\n\x0cscore_starts\x18\x11 \x03(\r\x12\x18\n\x10score_num_tokens\x18\x12 \x03(\r\x12\x15\n\rscore_num_top\x18\x13 \x03(\r\x12\x14\n\x0cscore_tokens\x18\x14 \x03(\r\"k\n\tStepReply\x12)\n\x06result\x18\x01 \x01(\x0b\x32\x17.bridle.shard.v1.ResultH\x00\x12+\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x18.bridle.shard.v1.FailureH\x00\x42\x06\n\x04kind\"v\n\x08Logprobs\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x01\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0f\n\x07num_top\x18\x04 \x03(\r\x12\x12\n\ntop_tokens\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x01\"\xa8\x01\n\x06Result\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\x11\x12\x14\n\x0clogprob_rows\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x01(\x0b\x32\x19.bridle.shard.v1.Logprobs\x12\x12\n\nnum_scores\x18\x05 \x03(\r\x12)\n\x06scores\x18\x06 \x01(\x0b\x32\x19.bridle.shard.v1.Logprobs\"T\n\x07\x46\x61ilure\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x12\n\x05param\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_param*#\n\x0b\x41\x64\x61pterTier\x12\x08\n\x04HOST\x10\x00\x12\n\n\x06\x44\x45VICE\x10\x01\x32\xa2\x04\n\x05Shard\x12L\n\x08\x44iscover\x12 .bridle.shard.v1.DiscoverRequest\x1a\x1e.bridle.shard.v1.DiscoverReply\x12@\n\x04Info\x12\x1c.bridle.shard.v1.InfoRequest\x1a\x1a.bridle.shard.v1.InfoReply\x12\x46\n\x06Health\x12\x1e.bridle.shard.v1.HealthRequest\x1a\x1c.bridle.shard.v1.HealthReply\x12\x46\n\x06WarmUp\x12\x1e.bridle.shard.v1.WarmUpRequest\x1a\x1c.bridle.shard.v1.WarmUpReply\x12U\n\x0bLoadAdapter\x12#.bridle.shard.v1.LoadAdapterRequest\x1a!.bridle.shard.v1.LoadAdapterReply\x12[\n\rUnloadAdapter\x12%.bridle.shard.v1.UnloadAdapterRequest\x1a#.bridle.shard.v1.UnloadAdapterReply\x12\x45\n\x05Steps\x12\x1c.bridle.shard.v1.StepRequest\x1a\x1a.bridle.shard.v1.StepReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n bridle/cluster/proto/shard.proto\x12\x0f\x62ridle.shard.v1\"\x11\n\x0f\x44iscoverRequest\"\"\n\rDiscoverReply\x12\x11\n\taddresses\x18\x01 \x03(\t\"\r\n\x0bInfoRequest\"\xaa\x03\n\tInfoReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x11\n\tnum_ranks\x18\x05 \x01(\r\x12\r\n\x05model\x18\x10 \x01(\t\x12\x12\n\nvocab_size\x18\x11 \x01(\r\x12\x15\n\rmax_model_len\x18\x12 \x01(\r\x12\x12\n\nnum_blocks\x18\x13 \x01(\r\x12\x12\n\nblock_size\x18\x14 \x01(\r\x12\n\n\x02kv\x18\x15 \x01(\t\x12\x15\n\reos_token_ids\x18\x16 \x03(\r\x12\r\n\x05\x64type\x18\x17 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x18 \x01(\t\x12\x1e\n\x16max_num_batched_tokens\x18\x19 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x1a \x01(\r\x12\x11\n\tnum_bytes\x18\x1b \x01(\x04\x12\x35\n\x0e\x61\x64\x61pter_layers\x18\x1c \x03(\x0b\x32\x1d.bridle.shard.v1.AdapterLayer\x12\x16\n\x0e\x65mbedding_size\x18\x1d \x01(\r\"^\n\x0c\x41\x64\x61pterLayer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bin_features\x18\x02 \x01(\r\x12\x14\n\x0cout_features\x18\x03 \x01(\r\x12\x15\n\ris_transposed\x18\x04 \x01(\x08\"\x0f\n\rHealthRequest\"Z\n\x0bHealthReply\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\x04\x12\x10\n\x08is_taken\x18\x03 \x01(\x08\x12\x14\n\x0cstep_seconds\x18\x04 \x01(\x01\"5\n\rWarmUpRequest\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x10\n\x08num_seqs\x18\x02 \x01(\r\"\\\n\x0bWarmUpReply\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x03 \x01(\x01\x12\x10\n\x08num_seqs\x18\x04 \x01(\r\"|\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0c\n\x04root\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12*\n\x04tier\x18\x05 \x01(\x0e\x32\x1c.bridle.shard.v1.AdapterTier\"=\n\x10LoadAdapterReply\x12)\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x18.bridle.shard.v1.Failure\"P\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x04tier\x18\x02 \x01(\x0e\x32\x1c.bridle.shard.v1.AdapterTier\"?\n\x12UnloadAdapterReply\x12)\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x18.bridle.shard.v1.Failure\"\xb5\x02\n\x0bStepRequest\x12%\n\x04plan\x18\x01 \x01(\x0b\x32\x15.bridle.shard.v1.PlanH\x00\x12\'\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x16.bridle.shard.v1.BatchH\x00\x12\'\n\x05reset\x18\x03 \x01(\x0b\x32\x16.bridle.shard.v1.ResetH\x00\x12;\n\x0cload_adapter\x18\x04 \x01(\x0b\x32#.bridle.shard.v1.LoadAdapterRequestH\x00\x12?\n\x0eunload_adapter\x18\x05 \x01(\x0b\x32%.bridle.shard.v1.UnloadAdapterRequestH\x00\x12\'\n\x05\x65mbed\x18\x06 \x01(\x0b\x32\x16.bridle.shard.v1.EmbedH\x00\x42\x06\n\x04kind\"\x07\n\x05Reset\"\xba\x03\n\x04Plan\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07seq_ids\x18\x02 \x03(\x04\x12\x0e\n\x06starts\x18\x03 \x03(\r\x12\x15\n\rnum_scheduled\x18\x04 \x03(\r\x12\x12\n\nnum_logits\x18\x05 \x03(\r\x12\x10\n\x08num_kept\x18\x06 \x03(\r\x12\x16\n\x0enum_new_tokens\x18\x07 \x03(\r\x12\x17\n\x0fnum_kept_blocks\x18\x08 \x03(\r\x12\x16\n\x0enum_new_blocks\x18\t \x03(\r\x12\x12\n\nnum_prompt\x18\n \x03(\r\x12\x12\n\nnew_tokens\x18\x0b \x03(\r\x12\x12\n\nnew_blocks\x18\x0c \x03(\r\x12\x10\n\x08\x61\x64\x61pters\x18\r \x03(\r\x12\x15\n\radapter_names\x18\x0e \x03(\t\x12\x14\n\x0c\x66ork_parents\x18\x10 \x03(\x04\x12\x15\n\rfork_children\x18\x11 \x03(\x04\x12\x17\n\x0f\x66ork_num_tokens\x18\x12 \x03(\r\x12\x17\n\x0f\x66ork_num_blocks\x18\x13 \x03(\r\x12\r\n\x05\x66reed\x18\x14 \x03(\x04\x12\x14\n\x0c\x63opy_sources\x18\x15 \x03(\r\x12\x14\n\x0c\x63opy_targets\x18\x16 \x03(\r\"\xa8\x02\n\x08Sampling\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05top_k\x18\x04 \x01(\x11\x12\r\n\x05min_p\x18\x05 \x01(\x01\x12\x11\n\ttypical_p\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x13\n\x0b\x62ias_tokens\x18\n \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x0b \x03(\x01\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12processed_logprobs\x18\r \x01(\x08\x42\x0b\n\t_logprobs\"\xea\x02\n\x05\x42\x61tch\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12,\n\tsamplings\x18\x02 \x03(\x0b\x32\x19.bridle.shard.v1.Sampling\x12\x0f\n\x07seq_ids\x18\x03 \x03(\x04\x12\x16\n\x0elogits_indexes\x18\x04 \x03(\r\x12\r\n\x05slots\x18\x05 \x03(\r\x12\x0c\n\x04keys\x18\x06 \x03(\x06\x12\r\n\x05\x64raws\x18\x07 \x03(\r\x12\r\n\x05masks\x18\x08 \x03(\r\x12\x11\n\tmask_rows\x18\t \x03(\x0c\x12\x10\n\x08num_bias\x18\n \x03(\r\x12\x13\n\x0b\x62ias_tokens\x18\x0b \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x0c \x03(\x01\x12\x15\n\rscore_seq_ids\x18\x10 \x03(\x04\x12\x14\n\x0cscore_starts\x18\x11 \x03(\r\x12\x18\n\x10score_num_tokens\x18\x12 \x03(\r\x12\x15\n\rscore_num_top\x18\x13 \x03(\r\x12\x14\n\x0cscore_tokens\x18\x14 \x03(\r\"*\n\x05\x45mbed\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0blogits_rows\x18\x02 \x03(\r\"\x98\x01\n\tStepReply\x12)\n\x06result\x18\x01 \x01(\x0b\x32\x17.bridle.shard.v1.ResultH\x00\x12+\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x18.bridle.shard.v1.FailureH\x00\x12+\n\x07vectors\x18\x03 \x01(\x0b\x32\x18.bridle.shard.v1.VectorsH\x00\x42\x06\n\x04kind\"v\n\x08Logprobs\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x01\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0f\n\x07num_top\x18\x04 \x03(\r\x12\x12\n\ntop_tokens\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x01\"\xa8\x01\n\x06Result\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\x11\x12\x14\n\x0clogprob_rows\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x01(\x0b\x32\x19.bridle.shard.v1.Logprobs\x12\x12\n\nnum_scores\x18\x05 \x03(\r\x12)\n\x06scores\x18\x06 \x01(\x0b\x32\x19.bridle.shard.v1.Logprobs\"5\n\x07Vectors\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04size\x18\x02 \x01(\r\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"T\n\x07\x46\x61ilure\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x12\n\x05param\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_param*#\n\x0b\x41\x64\x61pterTier\x12\x08\n\x04HOST\x10\x00\x12\n\n\x06\x44\x45VICE\x10\x01\x32\xa2\x04\n\x05Shard\x12L\n\x08\x44iscover\x12 .bridle.shard.v1.DiscoverRequest\x1a\x1e.bridle.shard.v1.DiscoverReply\x12@\n\x04Info\x12\x1c.bridle.shard.v1.InfoRequest\x1a\x1a.bridle.shard.v1.InfoReply\x12\x46\n\x06Health\x12\x1e.bridle.shard.v1.HealthRequest\x1a\x1c.bridle.shard.v1.HealthReply\x12\x46\n\x06WarmUp\x12\x1e.bridle.shard.v1.WarmUpRequest\x1a\x1c.bridle.shard.v1.WarmUpReply\x12U\n\x0bLoadAdapter\x12#.bridle.shard.v1.LoadAdapterRequest\x1a!.bridle.shard.v1.LoadAdapterReply\x12[\n\rUnloadAdapter\x12%.bridle.shard.v1.UnloadAdapterRequest\x1a#.bridle.shard.v1.UnloadAdapterReply\x12\x45\n\x05Steps\x12\x1c.bridle.shard.v1.StepRequest\x1a\x1a.bridle.shard.v1.StepReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bridle.cluster.proto.shard_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ADAPTERTIER']._serialized_start=3093
-  _globals['_ADAPTERTIER']._serialized_end=3128
+  _globals['_ADAPTERTIER']._serialized_start=3303
+  _globals['_ADAPTERTIER']._serialized_end=3338
   _globals['_DISCOVERREQUEST']._serialized_start=53
   _globals['_DISCOVERREQUEST']._serialized_end=70
   _globals['_DISCOVERREPLY']._serialized_start=72
@@ -40,43 +40,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFOREQUEST']._serialized_start=108
   _globals['_INFOREQUEST']._serialized_end=121
   _globals['_INFOREPLY']._serialized_start=124
-  _globals['_INFOREPLY']._serialized_end=526
-  _globals['_ADAPTERLAYER']._serialized_start=528
-  _globals['_ADAPTERLAYER']._serialized_end=622
-  _globals['_HEALTHREQUEST']._serialized_start=624
-  _globals['_HEALTHREQUEST']._serialized_end=639
-  _globals['_HEALTHREPLY']._serialized_start=641
-  _globals['_HEALTHREPLY']._serialized_end=731
-  _globals['_WARMUPREQUEST']._serialized_start=733
-  _globals['_WARMUPREQUEST']._serialized_end=786
-  _globals['_WARMUPREPLY']._serialized_start=788
-  _globals['_WARMUPREPLY']._serialized_end=880
-  _globals['_LOADADAPTERREQUEST']._serialized_start=882
-  _globals['_LOADADAPTERREQUEST']._serialized_end=1006
-  _globals['_LOADADAPTERREPLY']._serialized_start=1008
-  _globals['_LOADADAPTERREPLY']._serialized_end=1069
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1071
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1151
-  _globals['_UNLOADADAPTERREPLY']._serialized_start=1153
-  _globals['_UNLOADADAPTERREPLY']._serialized_end=1216
-  _globals['_STEPREQUEST']._serialized_start=1219
-  _globals['_STEPREQUEST']._serialized_end=1487
-  _globals['_RESET']._serialized_start=1489
-  _globals['_RESET']._serialized_end=1496
-  _globals['_PLAN']._serialized_start=1499
-  _globals['_PLAN']._serialized_end=1941
-  _globals['_SAMPLING']._serialized_start=1944
-  _globals['_SAMPLING']._serialized_end=2240
-  _globals['_BATCH']._serialized_start=2243
-  _globals['_BATCH']._serialized_end=2605
-  _globals['_STEPREPLY']._serialized_start=2607
-  _globals['_STEPREPLY']._serialized_end=2714
-  _globals['_LOGPROBS']._serialized_start=2716
-  _globals['_LOGPROBS']._serialized_end=2834
-  _globals['_RESULT']._serialized_start=2837
-  _globals['_RESULT']._serialized_end=3005
-  _globals['_FAILURE']._serialized_start=3007
-  _globals['_FAILURE']._serialized_end=3091
-  _globals['_SHARD']._serialized_start=3131
-  _globals['_SHARD']._serialized_end=3677
+  _globals['_INFOREPLY']._serialized_end=550
+  _globals['_ADAPTERLAYER']._serialized_start=552
+  _globals['_ADAPTERLAYER']._serialized_end=646
+  _globals['_HEALTHREQUEST']._serialized_start=648
+  _globals['_HEALTHREQUEST']._serialized_end=663
+  _globals['_HEALTHREPLY']._serialized_start=665
+  _globals['_HEALTHREPLY']._serialized_end=755
+  _globals['_WARMUPREQUEST']._serialized_start=757
+  _globals['_WARMUPREQUEST']._serialized_end=810
+  _globals['_WARMUPREPLY']._serialized_start=812
+  _globals['_WARMUPREPLY']._serialized_end=904
+  _globals['_LOADADAPTERREQUEST']._serialized_start=906
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1030
+  _globals['_LOADADAPTERREPLY']._serialized_start=1032
+  _globals['_LOADADAPTERREPLY']._serialized_end=1093
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1095
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1175
+  _globals['_UNLOADADAPTERREPLY']._serialized_start=1177
+  _globals['_UNLOADADAPTERREPLY']._serialized_end=1240
+  _globals['_STEPREQUEST']._serialized_start=1243
+  _globals['_STEPREQUEST']._serialized_end=1552
+  _globals['_RESET']._serialized_start=1554
+  _globals['_RESET']._serialized_end=1561
+  _globals['_PLAN']._serialized_start=1564
+  _globals['_PLAN']._serialized_end=2006
+  _globals['_SAMPLING']._serialized_start=2009
+  _globals['_SAMPLING']._serialized_end=2305
+  _globals['_BATCH']._serialized_start=2308
+  _globals['_BATCH']._serialized_end=2670
+  _globals['_EMBED']._serialized_start=2672
+  _globals['_EMBED']._serialized_end=2714
+  _globals['_STEPREPLY']._serialized_start=2717
+  _globals['_STEPREPLY']._serialized_end=2869
+  _globals['_LOGPROBS']._serialized_start=2871
+  _globals['_LOGPROBS']._serialized_end=2989
+  _globals['_RESULT']._serialized_start=2992
+  _globals['_RESULT']._serialized_end=3160
+  _globals['_VECTORS']._serialized_start=3162
+  _globals['_VECTORS']._serialized_end=3215
+  _globals['_FAILURE']._serialized_start=3217
+  _globals['_FAILURE']._serialized_end=3301
+  _globals['_SHARD']._serialized_start=3341
+  _globals['_SHARD']._serialized_end=3887
 # @@protoc_insertion_point(module_scope)

@@ -29,7 +29,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoReply(_message.Message):
-    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers")
+    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class InfoReply(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     instance: str
@@ -68,7 +69,8 @@ class InfoReply(_message.Message):
     max_num_seqs: int
     num_bytes: int
     adapter_layers: _containers.RepeatedCompositeFieldContainer[AdapterLayer]
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ...) -> None: ...
+    embedding_size: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ...) -> None: ...
 
 class AdapterLayer(_message.Message):
     __slots__ = ("name", "in_features", "out_features", "is_transposed")
@@ -153,18 +155,20 @@ class UnloadAdapterReply(_message.Message):
     def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("plan", "batch", "reset", "load_adapter", "unload_adapter")
+    __slots__ = ("plan", "batch", "reset", "load_adapter", "unload_adapter", "embed")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    EMBED_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     batch: Batch
     reset: Reset
     load_adapter: LoadAdapterRequest
     unload_adapter: UnloadAdapterRequest
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapterRequest, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapterRequest, _Mapping]] = ...) -> None: ...
+    embed: Embed
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapterRequest, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapterRequest, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ...) -> None: ...
 
 class Reset(_message.Message):
     __slots__ = ()
@@ -284,13 +288,23 @@ class Batch(_message.Message):
     score_tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, step: _Optional[int] = ..., samplings: _Optional[_Iterable[_Union[Sampling, _Mapping]]] = ..., seq_ids: _Optional[_Iterable[int]] = ..., logits_indexes: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., masks: _Optional[_Iterable[int]] = ..., mask_rows: _Optional[_Iterable[bytes]] = ..., num_bias: _Optional[_Iterable[int]] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., score_seq_ids: _Optional[_Iterable[int]] = ..., score_starts: _Optional[_Iterable[int]] = ..., score_num_tokens: _Optional[_Iterable[int]] = ..., score_num_top: _Optional[_Iterable[int]] = ..., score_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Embed(_message.Message):
+    __slots__ = ("step", "logits_rows")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_ROWS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    logits_rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., logits_rows: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class StepReply(_message.Message):
-    __slots__ = ("result", "failure")
+    __slots__ = ("result", "failure", "vectors")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
     result: Result
     failure: Failure
-    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    vectors: Vectors
+    def __init__(self, result: _Optional[_Union[Result, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., vectors: _Optional[_Union[Vectors, _Mapping]] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("tokens", "logprobs", "ranks", "num_top", "top_tokens", "top_logprobs")
@@ -323,6 +337,16 @@ class Result(_message.Message):
     num_scores: _containers.RepeatedScalarFieldContainer[int]
     scores: Logprobs
     def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprob_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., num_scores: _Optional[_Iterable[int]] = ..., scores: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+
+class Vectors(_message.Message):
+    __slots__ = ("step", "size", "values")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    size: int
+    values: bytes
+    def __init__(self, step: _Optional[int] = ..., size: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("step", "code", "message", "param")
