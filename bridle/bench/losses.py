@@ -39,19 +39,19 @@ _MANY = 5
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A way to serve. `victims` are words of the command lines of what is killed, in turn; `has_spare` says whether
-    another one takes over."""
+    """A way to serve. What is killed, in turn, are the `num_victims` oldest processes with the words `victims` in their
+    command lines (a younger one stands by). Where there are several, the others take over."""
 
     name: str
     arguments: tuple[str, ...]
     victims: str
-    has_spare: bool = False
+    num_victims: int = 1
 
 
 SETTINGS = (
     Setting("one shard", ("--isolate-model",), "bridle shard"),
     Setting("group of two, rank 1", ("--shards", "2"), "--rank 1"),
-    Setting("two replicas", ("--replicas", "2"), "bridle.deploy.replica_process", has_spare=True),
+    Setting("two replicas", ("--replicas", "2"), "bridle.deploy.replica_process", num_victims=2),
 )
 
 
@@ -135,11 +135,10 @@ async def _lose(
     service: Service, crowd: Crowd, readiness: Readiness, number: int, how: signal.Signals, usual: float
 ) -> Loss:
     """Take one process away; come back when everybody has gone on and the service is whole."""
-    victims = service.victims()
-    victim = victims[number % len(victims)]
+    victim = service.victims()[number % service.setting.num_victims]
     began = time.perf_counter()
     victim.send_signal(how)
-    if service.setting.has_spare:
+    if service.setting.num_victims > 1:
         await asyncio.to_thread(psutil.wait_procs, [victim], PATIENCE)  # a hung one is ended when it is noticed
         noticed = time.perf_counter()
         await crowd.wait(lambda client: client.after(noticed) > _MANY, PATIENCE)
@@ -175,7 +174,7 @@ class Service:
         self._num_blocks = self._metrics()["bridle_engine_blocks"]
 
     def victims(self) -> list[psutil.Process]:
-        """What may be killed now, in the order of its age."""
+        """What may be killed now, the oldest first."""
         found = []
         for child in self._process.children(recursive=True):
             with contextlib.suppress(psutil.Error):

@@ -87,6 +87,8 @@ class ShardOptions:
     "Run each model in a process of its own, which is started again when it ends: requests go on where they were."
     shards: int = 0
     "Processes that compute a model together, each with a part of every layer; 1 is `--isolate-model`."
+    spare: bool = True
+    "With `--isolate-model`: keep the process that would take a lost one's place ready, but for the model."
     replicas: int = 1
     "Engines for each model, each in a process of its own with weights of its own."
     shard: str | None = None
@@ -111,7 +113,7 @@ class ShardOptions:
         from bridle.deploy.launcher import connect_shard, launch_shard
         from bridle.service.model_set import EngineLoader
 
-        launch = partial(launch_shard, shards=num_shards)
+        launch = partial(launch_shard, shards=num_shards, stands_by=self.spare)
         executors = launch if self.shard is None else connect_shard(self.shard, self._tls())
         return replace(settings, make_loader=partial(EngineLoader, executors=executors))
 

@@ -2,34 +2,69 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
 from bridle.cli.options import ModelOptions, RoomOptions
 
+if TYPE_CHECKING:
+    from bridle.cluster.address import Tls
+    from bridle.config import ModelConfig
+
 _SHARD = Group("Shard", sort_key=5)
-_MODEL_DEFAULT = ModelOptions()
-_ROOM_DEFAULT = RoomOptions()
+
+
+@Parameter(name="*", group=_SHARD)
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions:
+    """Where routers reach the shard, and what it tells of itself."""
+
+    listen: str = "127.0.0.1:8090"
+    "`unix:/path/to/socket` or `host:port`; port 0 takes a free one. Without TLS only loopback is allowed."
+    tls_cert: Path | None = None
+    "Certificate of this shard, PEM."
+    tls_key: Path | None = None
+    "Its private key, PEM."
+    tls_ca: Path | None = None
+    "Authority that must have signed the router's certificate, PEM. Without it everybody who trusts ours may connect."
+    log_format: Literal["auto", "console", "json"] = "auto"
+    "`console`, `json`, or `auto`."
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    "The least important lines to log."
+
+    def to_tls(self) -> Tls | None:
+        from bridle.cluster.address import Tls
+
+        return Tls(self.tls_cert, self.tls_key, self.tls_ca) if self.tls_cert or self.tls_key else None
+
+
+@Parameter(name="*", show=False)
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """Which process of several this one is, as whoever starts it says."""
+
+    rank: Annotated[int, Parameter(show=False)] = 0
+    store: Annotated[Path | None, Parameter(show=False)] = None
+    parent: Annotated[int | None, Parameter(show=False)] = None
+    standby: Annotated[bool, Parameter(show=False)] = False
+
+
+_LISTEN, _PLACE = ListenOptions(), PlaceOptions()
+_MODEL, _ROOM = ModelOptions(), RoomOptions()
 
 
 def shard(
     name: Annotated[str, Parameter(name="MODEL")] = "demo",
     /,
     *,
-    listen: Annotated[str, Parameter(group=_SHARD)] = "127.0.0.1:8090",
-    tls_cert: Annotated[Path | None, Parameter(group=_SHARD)] = None,
-    tls_key: Annotated[Path | None, Parameter(group=_SHARD)] = None,
-    tls_ca: Annotated[Path | None, Parameter(group=_SHARD)] = None,
     shards: Annotated[int, Parameter(group=_SHARD)] = 1,
-    log_format: Annotated[Literal["auto", "console", "json"], Parameter(group=_SHARD)] = "auto",
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Parameter(group=_SHARD)] = "info",
-    rank: Annotated[int, Parameter(show=False)] = 0,
-    store: Annotated[Path | None, Parameter(show=False)] = None,
-    parent: Annotated[int | None, Parameter(show=False)] = None,
-    model: ModelOptions = _MODEL_DEFAULT,
-    room: RoomOptions = _ROOM_DEFAULT,
+    listen: ListenOptions = _LISTEN,
+    place: PlaceOptions = _PLACE,
+    model: ModelOptions = _MODEL,
+    room: RoomOptions = _ROOM,
 ) -> int:
     """Compute for a router in another process, over gRPC.
 
@@ -41,45 +76,40 @@ def shard(
     ----------
     name
         Folder, hub id or `demo`.
-    listen
-        `unix:/path/to/socket` or `host:port`; port 0 takes a free one. Without TLS only loopback is allowed.
-    tls_cert
-        Certificate of this shard, PEM.
-    tls_key
-        Its private key, PEM.
-    tls_ca
-        Authority that must have signed the router's certificate, PEM. Without it everybody who trusts ours may connect.
     shards
         Processes that compute the model together, each with a part of every layer (tensor parallelism).
-    log_format
-        `console`, `json`, or `auto`.
-    log_level
-        The least important lines to log.
     """
-    from bridle.cluster.address import Tls, check_address
+    from bridle.cluster.address import check_address
     from bridle.cluster.parent import die_with_parent
+    from bridle.http.logs import configure_logs
+
+    if place.parent is not None:
+        die_with_parent(place.parent)
+    configure_logs(listen.log_format, listen.log_level)
+    check_address(listen.listen)
+    config = room.add_to(model.to_config(name))
+    if place.rank:
+        from bridle.deploy.group import run_member
+
+        return run_member(config, shards, place.rank, place.store)
+    return _serve(config, shards, listen, place)
+
+
+def _serve(config: ModelConfig, shards: int, listen: ListenOptions, place: PlaceOptions) -> int:
+    """Load, then compute for routers until a signal comes; gives the exit status."""
     from bridle.cluster.process import run_shard
     from bridle.deploy.group import load_group
-    from bridle.http.logs import configure_logs
+    from bridle.deploy.spare import stand_by
     from bridle.model import load_executor
     from bridle.telemetry import traced_process
 
-    if parent is not None:
-        die_with_parent(parent)
-    configure_logs(log_format, log_level)
-    check_address(listen)
-    tls = Tls(tls_cert, tls_key, tls_ca) if tls_cert or tls_key else None
-    config = room.add_to(model.to_config(name))
-    if rank:
-        from bridle.deploy.group import run_member
-
-        return run_member(config, shards, rank, store)
-
     def announce(address: str) -> None:
-        if parent is None:
-            print(f"Shard of {name} at {address} (stop with Ctrl+C)", flush=True)
+        if place.parent is None:
+            print(f"Shard of {config.model} at {address} (stop with Ctrl+C)", flush=True)
 
+    if place.standby:
+        stand_by()
     with traced_process():
         executor = load_executor(config) if shards == 1 else load_group(config, shards)
         # Loading has run the largest step.
-        return run_shard(executor, listen, tls=tls, warm=False, on_listening=announce)
+        return run_shard(executor, listen.listen, tls=listen.to_tls(), warm=False, on_listening=announce)

@@ -1,4 +1,4 @@
-"""A child process that never outlives its parent, however that one ends."""
+"""A child process of ours: what it is told, and that it never outlives its parent, however that one ends."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 1.0
+_OPTIONS = "BRIDLE_"
+
+
+def child_environment() -> dict[str, str]:
+    """Ours without the variables that stand for flags: they were for this process, and what of them is for its child
+    stands on the child's command line, where a default need not be said."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
 
 
 def die_with_parent(parent: int) -> None:

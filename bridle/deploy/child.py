@@ -1,7 +1,7 @@
 """A child process that is started again when it ends: at once, then ever more slowly if it does not stay up.
 
-A thread of its own starts the process and waits for its end, as long as it is wanted. Knows nothing of what the process
-does; whoever uses it says when it has done something useful.
+A thread of its own starts the process and waits for its end, as long as it is wanted. Where another one stands by, that
+takes its place. Knows nothing of what the process does; whoever uses it says when it has done something useful.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from bridle.cluster.parent import child_environment
+from bridle.deploy.spare import Process, Spare, let_go
+
 _log = logging.getLogger(__name__)
 
 #: Pauses, in seconds, before a process is started again that was of no use so many times in a row; the last repeats.
@@ -23,9 +26,13 @@ _TERM_SECONDS = 5.0
 
 class Child:
     """A process under a command line. Its first start is not repeated: `has_failed` says that it ended. From `keep` on
-    it is started again whenever it ends, until `close`."""
+    it is started again whenever it ends, until `close`.
 
-    def __init__(self, name: str, command: Sequence[str], *, pauses: Sequence[float] = _PAUSES) -> None:
+    With `stands_by` it is one that begins by `stand_by`: once it has proven itself, the next one is kept ready."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, stands_by: bool = False, pauses: Sequence[float] = _PAUSES
+    ) -> None:
         self.name = name
         self.num_starts = 0
         self.num_ends = 0
@@ -33,7 +40,8 @@ class Child:
         self.command = list(command)  # of the next start
         self._pauses = pauses
         self._changed = threading.Condition()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
+        self._spare = Spare(name, self._launch) if stands_by else None
         self._is_kept = False
         self._is_proven = False  # this life was of use
         self._is_closed = False
@@ -63,8 +71,11 @@ class Child:
     def prove(self, pid: int) -> None:
         """Process `pid` has done what it is for: whatever ends it, the next one need not wait."""
         with self._changed:
-            if self._process is not None and self._process.pid == pid:
-                self._is_proven = True
+            if self._process is None or self._process.pid != pid:
+                return
+            self._is_proven = True
+        if self._spare is not None:
+            self._spare.prepare_nowait()
 
     def kill(self, pid: int | None = None) -> None:
         """End the process, even if it is stopped; with `pid` only if it is still that one. It is started again."""
@@ -85,6 +96,8 @@ class Child:
                 process.wait(_TERM_SECONDS)
             process.kill()
         self._thread.join()
+        if self._spare is not None:
+            self._spare.close()
 
     # -- the thread ----------------------------------------------------------------------------------------
 
@@ -98,22 +111,34 @@ class Child:
             if not self._note_end(process, status, time.monotonic() - born, pause):
                 return
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
+    def _start(self) -> Process | None:
         with self._changed:
             if self._is_closed:
                 return None
-            # In a session of its own: Ctrl-C in a terminal is for the parent, which then ends its children.
-            process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+            process = self._spare.take() if self._spare is not None else None
+            how = "started" if process is None else "goes on where it stood by"
+            if process is None:
+                process = self._launch()
+                if self._spare is not None:
+                    let_go(process)
             self._process, self._is_proven = process, False
             self.num_starts += 1
-        _log.info("%s started, pid %d", self.name, process.pid)
+        _log.info("%s %s, pid %d", self.name, how, process.pid)
         return process
 
-    def _note_end(self, process: subprocess.Popen[bytes], status: int, lived: float, pause: float) -> bool:
+    def _launch(self) -> Process:
+        """A process under the command. In a session of its own: Ctrl-C in a terminal is for the parent, which then ends
+        its children."""
+        stdin = subprocess.DEVNULL if self._spare is None else subprocess.PIPE
+        environment = child_environment()
+        return subprocess.Popen(self.command, stdin=stdin, env=environment, start_new_session=True)  # noqa: S603
+
+    def _note_end(self, process: Process, status: int, lived: float, pause: float) -> bool:
         """Book an end, wait; whether to start again."""
         with self._changed:
             self._process, self.status = None, status
             self.num_ends += 1
+            self._changed.notify_all()
             if self._is_closed:
                 return False
             _log.error("%s (pid %d) ended after %.1f s: %s", self.name, process.pid, lived, describe(status))

@@ -31,7 +31,7 @@ _WHAT = {"step_tokens": "prompt tokens", "step_seqs": "sequences"}
 
 
 class LaunchedShard(ShardExecutor):
-    """A shard executor that owns its shard's process."""
+    """A shard executor that owns its shard's process, and with `stands_by` one that takes its place when it ends."""
 
     def __init__(
         self,
@@ -40,11 +40,14 @@ class LaunchedShard(ShardExecutor):
         name: str = "shard",
         timings: Timings | None = None,
         start_timeout: float = START_SECONDS,
+        stands_by: bool = False,
     ) -> None:
-        """`command` starts the shard; it is given `--listen ADDRESS --parent PID` as well."""
+        """`command` starts the shard; it is given `--listen ADDRESS --parent PID` as well, and `--standby` if it is to
+        begin by waiting for a line on its standard input."""
         self._folder = make_socket_folder()
         address = f"unix:{self._folder / 'shard.sock'}"
-        self.child = Child(name, [*command, "--listen", address, "--parent", str(os.getpid())])
+        command = [*command, "--listen", address, "--parent", str(os.getpid()), *(["--standby"] if stands_by else [])]
+        self.child = Child(name, command, stands_by=stands_by)
         try:
             super().__init__(
                 address,
@@ -68,7 +71,7 @@ class LaunchedShard(ShardExecutor):
             return error
         return ShardUnavailable(f"the {self.child.name} ended while it started, {describe(status)}; see its log above")
 
-    def _end_shard(self, pid: int, reason: str) -> None:
+    def _end_shard(self, pid: int | None, reason: str) -> None:
         """What is lost to us is of no use: a fresh one takes its place."""
         self.child.kill(pid)
 
@@ -88,16 +91,19 @@ def launch_shard(
     sampler: Sampler | None = None,
     *,
     shards: int = 1,
+    stands_by: bool = True,
 ) -> ShardExecutor:
     """A model in a process of its own on this machine, or in `shards` of them, each with a part of every layer; up and
-    warm. Raises `ShardUnavailable` if it does not start."""
+    warm. With `stands_by` the next process of a single shard waits until it is needed, with all but the model in its
+    memory. Raises `ShardUnavailable` if it does not start."""
     _refuse_sampler(sampler)
     if progress is not None:
         progress("starting a shard", 0.0)
     command = [sys.executable, "-m", "bridle", "shard", *shard_arguments(config)]
     if shards > 1:
         command += ["--shards", str(shards)]
-    executor = LaunchedShard(command, name="shard" if shards == 1 else f"group of {shards} shards")
+    name = "shard" if shards == 1 else f"group of {shards} shards"
+    executor = LaunchedShard(command, name=name, stands_by=stands_by and shards == 1)
     if config.num_blocks is None:  # the next one must have as much room, whatever is free by then
         executor.child.command += ["--num-blocks", str(executor.info.num_blocks)]
     if progress is not None:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -51,9 +52,12 @@ def main() -> int:
     parser.add_argument("--listen", required=True, type=Path)
     parser.add_argument("--parent", required=True, type=int)
     parser.add_argument("--config", required=True)
+    parser.add_argument("--num-blocks", type=int)
     options = parser.parse_args()
     die_with_parent(options.parent)
     config = ReplicaConfig.decode(options.config)
+    if options.num_blocks is not None:
+        config.model = replace(config.model, num_blocks=options.num_blocks)
     from bridle.cluster.replica_server import serve_replica
     from bridle.controllers.free_part import compile_grammar
     from bridle.deploy.launcher import launch_shard
@@ -61,7 +65,9 @@ def main() -> int:
     from bridle.service import load_model
 
     configure_logs(config.log_format, config.log_level)  # type: ignore[arg-type]
-    executors: ExecutorLoader = partial(launch_shard, shards=config.shards) if config.shards else load_watched
+    # Nothing stands by for a shard of a replica: the other replicas take its place.
+    launch = partial(launch_shard, shards=config.shards, stands_by=False)
+    executors: ExecutorLoader = launch if config.shards else load_watched
     try:
         model = load_model(config.model, config.engine, control=config.control, executors=executors)
     except BridleError as error:

@@ -7,15 +7,19 @@ The model that comes out is used like any other. Its replicas need a weight copy
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridle.cluster.replica_messages import Hello
 from bridle.cluster.replicas import ReplicaSet
 from bridle.config import EngineConfig, ModelConfig
 from bridle.deploy.child import Child
@@ -30,17 +34,27 @@ from bridle.service.loading import LoadedModel, model_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bridle.aici.client import RuntimePool
+    from bridle.constraints import ConstraintPool
+
+_log = logging.getLogger(__name__)
+
 
 class LaunchedReplicas(ReplicaSet):
-    """A replica set that owns its processes. `commands` start them; each is given `--listen PATH --parent PID` too."""
+    """A replica set that owns its processes. `commands` start them; each is given `--listen PATH --parent PID` too, and
+    once it is known how many blocks it has, `--num-blocks COUNT`: the next one shall have as many, although others have
+    taken their part of the memory by then, and need not find out what fits."""
 
     def __init__(self, commands: Sequence[Sequence[str]], *, start_timeout: float = START_SECONDS) -> None:
         self._folder = make_socket_folder()
         paths = [str(self._folder / f"replica-{number}.sock") for number in range(len(commands))]
-        self.children = [
-            Child(f"replica {number}", [*command, "--listen", path, "--parent", str(os.getpid())])
-            for number, (command, path) in enumerate(zip(commands, paths, strict=True))
+        self._commands = [
+            [*command, "--listen", path, "--parent", str(os.getpid())]
+            for command, path in zip(commands, paths, strict=True)
         ]
+        self.children = [Child(f"replica {number}", command) for number, command in enumerate(self._commands)]
+        self._start_timeout = start_timeout
+        self._away_since: dict[int, float] = {}
         super().__init__(
             paths,
             on_loss=lambda number, pid: self.children[number].kill(pid),
@@ -53,6 +67,20 @@ class LaunchedReplicas(ReplicaSet):
             raise
         for child in self.children:
             child.keep()
+
+    def note_up(self, number: int, hello: Hello) -> None:
+        super().note_up(number, hello)
+        self._away_since.pop(number, None)
+        self.children[number].command = [*self._commands[number], "--num-blocks", str(hello.info.num_blocks)]
+
+    def note_absent(self, number: int) -> None:
+        """A replica is still away. One that does not come up in time hangs: the next one may do better."""
+        super().note_absent(number)
+        now = time.monotonic()
+        if now - self._away_since.setdefault(number, now) > self._start_timeout:
+            self._away_since[number] = now
+            _log.error("replica %d has not come up for %g s", number, self._start_timeout)
+            self.children[number].kill()
 
     def close(self, drain: float = 0.0) -> None:
         super().close(drain)
@@ -80,45 +108,51 @@ def load_replicated(
 
     if count < 1:
         raise InvalidRequest(f"replicas is {count}; must be at least 1", "replicas")
+    report = progress or (lambda what, share: None)
     path = resolve_model(config.model, config.revision)
     tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
-    if progress is not None:
-        progress(f"starting {count} replicas", 0.0)
-    with ExitStack() as undo:
-        control = control or ControlSettings("off")
-        store = _begin_store(control, config, path)
-        if store is not None:
-            undo.callback(store.abandon)
-        told = ReplicaConfig(_share(config, count), engine, shards, _own_control(control, store)).encode()
-        command = [sys.executable, "-m", "bridle.deploy.replica_process", "--config", told]
-        client = LaunchedReplicas([command] * count)
-        undo.callback(client.close)
-        info = client.info
-        runtime = finish_control(control, store, info.vocab_size)
-        undo.pop_all()
+    report(f"starting {count} replicas", 0.0)
+    client, store = _start(_share(config, count), engine, count, shards, path, control or ControlSettings("off"))
+    info, name = client.info, name or model_name(config.model)
     constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
-
-    def shut_down(drain: float) -> None:
-        client.close(drain)
-        constraints.shutdown()
-        if runtime is not None:
-            runtime.shutdown()
-
-    if runtime is not None:
-        runtime.is_store = True
-    if progress is not None:
-        progress("ready", 1.0)
-    name = name or model_name(config.model)
+    report("ready", 1.0)
     return LoadedModel(
         name,
         client,
         tokenizer,
         adapters=AdapterRegistry(client.adapters, (name, config.model)),
-        control=runtime,
+        control=store,
         constraints=constraints,
         engine=engine,
-        shutdown=shut_down,
+        shutdown=partial(_shut_down, client, constraints, store),
     )
+
+
+def _start(
+    config: ModelConfig, engine: EngineConfig, count: int, shards: int, path: Path, control: ControlSettings
+) -> tuple[LaunchedReplicas, RuntimePool | None]:
+    """The replicas, and the store of their controllers. If one of them does not start, none is left behind."""
+    with ExitStack() as undo:
+        starting = _begin_store(control, config, path)
+        if starting is not None:
+            undo.callback(starting.abandon)
+        told = ReplicaConfig(config, engine, shards, _own_control(control, starting)).encode()
+        client = LaunchedReplicas([[sys.executable, "-m", "bridle.deploy.replica_process", "--config", told]] * count)
+        undo.callback(client.close)
+        store = finish_control(control, starting, client.info.vocab_size)
+        undo.pop_all()
+    if store is not None:
+        store.is_store = True
+    return client, store
+
+
+def _shut_down(
+    client: LaunchedReplicas, constraints: ConstraintPool, store: RuntimePool | None, drain: float = 0.0
+) -> None:
+    client.close(drain)
+    constraints.shutdown()
+    if store is not None:
+        store.shutdown()
 
 
 def _begin_store(control: ControlSettings, config: ModelConfig, path: Path) -> ControlStart | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from bridle.cluster.link import Timings
+from bridle.deploy.child import Child
 from bridle.deploy.launcher import LaunchedShard
 from bridle.engine import AsyncEngine, Engine, EngineClient, EventStream, Request
 from bridle.outputs import Event, Finished, FinishReason, Resuming, TokenEvent
@@ -22,9 +23,9 @@ QUICK = Timings(beat=0.05, patience=0.4, connect=20.0)
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def launch(*arguments: str, timings: Timings = QUICK) -> LaunchedShard:
+def launch(*arguments: str, timings: Timings = QUICK, **options: bool) -> LaunchedShard:
     command = [sys.executable, "-m", "tests.deploy.scripted_shard", *arguments]
-    return LaunchedShard(command, name="scripted shard", timings=timings, start_timeout=60)
+    return LaunchedShard(command, name="scripted shard", timings=timings, start_timeout=60, **options)
 
 
 def requests(count: int, num_tokens: int, max_n: int = 2, **fields: object) -> list[Request]:
@@ -125,6 +126,16 @@ def expected(made: list[Request]) -> list[dict[int, list[int]]]:
 
 def num_descriptors() -> int:
     return psutil.Process().num_fds()
+
+
+def await_spare(child: Child) -> int:
+    """The process that stands by, once there is one."""
+    spare = child._spare
+    assert spare is not None
+    with spare._changed:
+        assert spare._changed.wait_for(lambda: spare.pid is not None, 60)
+        assert spare.pid is not None
+        return spare.pid
 
 
 def children() -> set[int]:

@@ -22,8 +22,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--listen", required=True, type=Path)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--num-blocks", type=int, default=1 << 15)
     options = parser.parse_args()
     die_with_parent(options.parent)
     config = EngineConfig()
-    with AsyncEngine(Engine(make_executor(on_forward=on_forward, num_blocks=1 << 15), config)) as engine:
+    with AsyncEngine(Engine(make_executor(on_forward=on_forward, num_blocks=options.num_blocks), config)) as engine:
         serve_replica(engine, config, options.listen)

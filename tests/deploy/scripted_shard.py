@@ -10,6 +10,7 @@ from typing import Any
 
 from bridle.cluster.parent import die_with_parent
 from bridle.cluster.process import run_shard
+from bridle.deploy.spare import stand_by
 from bridle.testing.scripted import ScriptedExecutor
 
 STEP_SECONDS = 0.002
@@ -32,8 +33,11 @@ if __name__ == "__main__":
     parser.add_argument("--listen", required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--fail", action="store_true")
+    parser.add_argument("--standby", action="store_true")
     options = parser.parse_args()
     die_with_parent(options.parent)
+    if options.standby:
+        stand_by()
     if options.fail:
         sys.exit("no such model")
     sys.exit(run_shard(make_executor(on_forward=on_forward, num_blocks=1 << 15), options.listen, warm=False))

@@ -21,7 +21,7 @@ from bridle.engine import AsyncEngine, Engine, Request
 from bridle.errors import ShardUnavailable, UnsupportedFeature
 from bridle.outputs import Finished, FinishReason
 from bridle.sampling import SamplingParams
-from tests.deploy.kit import ROOT, Crowd, Reader, children, expected, launch, num_descriptors, requests
+from tests.deploy.kit import ROOT, Crowd, Reader, await_spare, children, expected, launch, num_descriptors, requests
 from tests.deploy.scripted_shard import DEADLY_TOKEN
 
 
@@ -68,6 +68,20 @@ def test_streams_survive_the_loss_of_their_shard(shard: LaunchedShard, how: sign
         check_nothing_left(engine)
         assert engine.is_healthy
     assert all(reader.num_resuming for reader in crowd.readers[::2])
+
+
+def test_the_shard_that_stands_by_takes_the_place() -> None:
+    before, made = children(), requests(10, 120)
+    shard = launch(stands_by=True)
+    with AsyncEngine(Engine(shard)) as engine:
+        crowd = Crowd(engine, made)
+        assert crowd.wait(200)
+        spare = await_spare(shard.child)
+        lose(shard, signal.SIGKILL, crowd)
+        assert shard.child.pid == spare
+        check_streams(crowd, made)
+        check_nothing_left(engine)
+    assert children() == before
 
 
 @pytest.mark.slow

@@ -58,6 +58,24 @@ def test_streams_go_on_at_the_other_replica(replicas: LaunchedReplicas, how: sig
     assert replicas.num_losses >= 1
 
 
+def test_the_next_replica_has_as_many_blocks(replicas: LaunchedReplicas) -> None:
+    """It is told: what is free by then is what the others have left."""
+    assert [child.command[-2:] for child in replicas.children] == [["--num-blocks", str(1 << 15)]] * 2
+
+
+@pytest.mark.slow
+def test_a_replica_that_does_not_come_up_is_started_again(replicas: LaunchedReplicas) -> None:
+    child = replicas.children[0]
+    replicas._start_timeout = 0.0  # nobody is as quick as that
+    child.kill()
+    with child._changed:
+        assert child._changed.wait_for(lambda: child.num_ends > 1, 60)
+    assert replicas.is_healthy
+    replicas._start_timeout = 60.0
+    with replicas._first:
+        assert replicas._first.wait_for(lambda: replicas.num_up == 2, 60)
+
+
 @pytest.mark.slow
 def test_twenty_losses_under_a_hundred_streams(replicas: LaunchedReplicas) -> None:
     Crowd(replicas, requests(100, 5)).join()
