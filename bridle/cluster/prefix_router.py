@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 #: The load of a replica that is away.
 AWAY = math.inf
@@ -20,12 +20,19 @@ _SLACK_TOKENS = 1024
 _SLACK_FACTOR = 1.5
 
 
+class Choice(NamedTuple):
+    """A replica, and how many of the prompt's tokens are in its cache already, as far as is known."""
+
+    replica: int
+    num_cached: int = 0
+
+
 class Router(Protocol):
     """Chooses replicas."""
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> int | None:
-        """The replica for a prompt; None if none is up. `loads` are tokens waiting or running, `AWAY` for a replica
-        that is not there; prompts share blocks only under an equal `salt`."""
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> Choice | None:
+        """The replica for a prompt; None if none is up. `loads` are tokens to be computed, `AWAY` for a replica that is
+        not there; prompts share blocks only under an equal `salt`."""
         raise NotImplementedError
 
     def forget(self, replica: int) -> None:
@@ -51,17 +58,18 @@ class PrefixRouter:
         """Blocks that are remembered."""
         return len(self._recent) + len(self._older)
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> int | None:
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> Choice | None:
         """See `Router`."""
         least = min(loads)
         if least == AWAY:
             return None
         chain = self._chain(prompt, salt)
-        chosen = self._home(chain)
+        chosen, num_blocks = self._home(chain)
         if chosen is None or loads[chosen] > max(least * _SLACK_FACTOR, least + _SLACK_TOKENS):
             self._next = chosen = first_from(self._next + 1, loads, least)
+            _, num_blocks = self._home(chain, chosen)
         self._remember(chain, chosen)
-        return chosen
+        return Choice(chosen, num_blocks * self._block_size)
 
     def forget(self, replica: int) -> None:
         """See `Router`. What it was sent in its last life is passed over from now on, and goes with time."""
@@ -75,15 +83,20 @@ class PrefixRouter:
             chain.append(value)
         return chain
 
-    def _home(self, chain: list[int]) -> int | None:
-        """The replica that has most of the chain."""
-        for value in reversed(chain):
+    def _home(self, chain: list[int], only: int | None = None) -> tuple[int | None, int]:
+        """The replica that has most of the chain, and how many blocks of it; with `only`, how many that one has."""
+        for num_blocks in range(len(chain), 0, -1):
+            value = chain[num_blocks - 1]
             life = self._recent.get(value)
             if life is None:
                 life = self._older.get(value)
-            if life is not None and self._lives[replica := life % self.num_replicas] == life:
-                return replica
-        return None
+            if (
+                life is not None
+                and self._lives[replica := life % self.num_replicas] == life
+                and only in (None, replica)
+            ):
+                return replica, num_blocks
+        return only, 0
 
     def _remember(self, chain: list[int], replica: int) -> None:
         if len(self._recent) + len(chain) > self._half:

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 #: So many replicas may be lost under a request before it ends, unless it gets on in between. Others may be at fault,
 #: and it may have waited for its turn all the time; but one that makes them die must end.
 _MAX_LOSSES = 10
-#: What a running request counts for beside its prompt, in tokens of load.
+#: What a running request counts for beside the tokens of its prompt that are to be computed, in tokens of load.
 _RUNNING_TOKENS = 32
 
 
@@ -184,12 +184,13 @@ class ReplicaSet:
         assert self._router is not None
         tokens = live.tokens
         salt = live.request.tenant, live.request.adapter
-        live.replica = self._router.choose((*live.request.prompt, *tokens), salt, self._loads)
-        if live.replica is None:
+        prompt = (*live.request.prompt, *tokens)
+        choice = self._router.choose(prompt, salt, self._loads)
+        if choice is None:
             return
         request = replace(live.request, generated=tokens) if tokens else live.request
         live.begin_again()
-        live.load = len(request.prompt) + len(tokens) + _RUNNING_TOKENS
+        live.replica, live.load = choice.replica, len(prompt) - choice.num_cached + _RUNNING_TOKENS
         self._loads[live.replica] += live.load
         self._links[live.replica].send(pack_request(request))
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 from typing import Any
 
 import pytest
 
-from bridle.cluster.replicas import ReplicaSet
+from bridle.cluster.prefix_router import Choice, PrefixRouter
+from bridle.cluster.replicas import _RUNNING_TOKENS, ReplicaSet
 from bridle.config import EngineConfig
 from bridle.constraints import Regex
 from bridle.engine import AsyncEngine, Engine, Request
@@ -70,6 +73,25 @@ def test_two_replicas_say_what_one_engine_says() -> None:
         shares = [replica.engine.statistics().num_requests for replica in made.replicas]
         assert sum(shares) == 40
         assert min(shares) > 5
+
+
+def test_a_replicas_load_is_what_it_has_to_compute() -> None:
+    """A prompt that its cache has counts for little, so that others do not look less busy than it is."""
+    loads: list[list[float]] = []
+
+    class Watching(PrefixRouter):
+        def choose(self, prompt: Sequence[int], salt: object, given: Sequence[float]) -> Choice | None:
+            loads.append(list(given))
+            return super().choose(prompt, salt, given)
+
+    gate = Gate(1)
+    with replicated(1, make=lambda: make_executor(on_forward=gate), make_router=Watching) as made:
+        prompt = tuple(range(30))
+        for length in (30, 30, 10):
+            made.client.submit(make_request(prompt[:length], max_tokens=2))
+        gate.is_open.set()
+    steps = [after[0] - before[0] for before, after in pairwise(loads)]
+    assert steps == [30 + _RUNNING_TOKENS, 2 + _RUNNING_TOKENS]  # 28 tokens are whole blocks of 4
 
 
 class Gate:

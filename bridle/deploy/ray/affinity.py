@@ -17,7 +17,7 @@ Engine = TypeVar("Engine", bound=Hashable)
 
 #: Adapters whose engines are remembered.
 _MAX_ADAPTERS = 4096
-#: What a request counts for beside its prompt, in tokens of load.
+#: What a request counts for beside the tokens of its prompt that are to be computed, in tokens of load.
 RUNNING_TOKENS = 32
 _SLACK_TOKENS, _SLACK_FACTOR = 1024, 1.5
 
@@ -73,13 +73,13 @@ class Places(Generic[Engine]):
         loads = self._loads(by_slot)
         if adapter is not None:
             loads = self._prefer(self._homes.get(adapter, set()), loads)
-        slot = self._router.choose(prompt, (tenant, adapter), loads)
-        if slot is None:
+        choice = self._router.choose(prompt, (tenant, adapter), loads)
+        if choice is None:
             return list(candidates)
-        chosen = by_slot.pop(slot)
-        self._places[chosen].since += len(prompt) + RUNNING_TOKENS
+        chosen = by_slot.pop(choice.replica)
+        self._places[chosen].since += len(prompt) - choice.num_cached + RUNNING_TOKENS
         if adapter is not None:
-            self._note_home(adapter, slot)
+            self._note_home(adapter, choice.replica)
         others = sorted(by_slot.values(), key=self._load)
         return [chosen, *others]
 
