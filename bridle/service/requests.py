@@ -35,6 +35,7 @@ class EmbeddingOptions(TypedDict, total=False):
     timeout: float | None
     tenant: str
     terms: Terms
+    metadata: Mapping[str, str]
 
 
 #: No tokenizer in use packs more characters than this into a token on average; longer texts are refused
@@ -122,29 +123,45 @@ def _steering(controller: object | None, constraint: Constraint | Mapping[str, A
     return parse_constraint(constraint)
 
 
-async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
+async def tokenize(
+    model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate: int | None = None
+) -> tuple[int, ...]:
     """`encode_prompt` for an event loop: a long text is tokenized in a thread."""
     if isinstance(prompt, str) and len(prompt) > MAX_INLINE_CHARS:
-        return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens)
-    return encode_prompt(model, prompt, add_special_tokens)
+        return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens, truncate)
+    return encode_prompt(model, prompt, add_special_tokens, truncate)
 
 
-def encode_prompt(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
-    """The tokens of a prompt, checked. An empty text stands for the token that begins a document, if there is
-    one."""
+def encode_prompt(
+    model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate: int | None = None
+) -> tuple[int, ...]:
+    """The tokens of a prompt, checked; with `truncate` only the last so many count. An empty text stands for the token
+    that begins a document, if there is one."""
     if isinstance(prompt, str):
-        check_text(model, prompt, "prompt")
-        tokens = tuple(model.tokenizer.encode(prompt, add_special_tokens))
+        tokens = tuple(model.tokenizer.encode(_readable(model, prompt, truncate), add_special_tokens))
         if not tokens and model.tokenizer.bos_token_id is not None:
             tokens = (model.tokenizer.bos_token_id,)
     else:
-        _check_prompt_length(model, len(prompt))
+        if truncate is None:
+            _check_prompt_length(model, len(prompt))
         tokens = tuple(prompt)
         _check_ids("prompt", tokens, model.info.vocab_size)
     if not tokens:
         raise InvalidRequest("the prompt is empty; it must have at least one token", "prompt")
+    if truncate is not None:
+        tokens = tokens[-truncate:]
     _check_prompt_length(model, len(tokens))
     return tokens
+
+
+def _readable(model: LoadedModel, text: str, truncate: int | None) -> str:
+    """As much of a text as a tokenizer is to read: all of it, or of one that may be cut what its last tokens can come
+    from."""
+    if truncate is None:
+        check_text(model, text, "prompt")
+        return text
+    check_unicode(text, "prompt")
+    return text[-max_chars(model) :]
 
 
 def check_text(model: LoadedModel, text: str, param: str) -> None:
@@ -155,13 +172,18 @@ def check_text(model: LoadedModel, text: str, param: str) -> None:
 
 def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
     """Refuse texts of so many characters that their tokens cannot fit into the context, whatever they are."""
-    limit = model.max_sequence_tokens * MAX_CHARS_PER_TOKEN
+    limit = max_chars(model)
     if num_chars > limit:
         raise ContextOverflow(
             f"{param} has {num_chars} characters; the context of {model.max_sequence_tokens} tokens "
             f"cannot hold more than {limit}",
             param,
         )
+
+
+def max_chars(model: LoadedModel) -> int:
+    """No context holds more characters than this."""
+    return model.max_sequence_tokens * MAX_CHARS_PER_TOKEN
 
 
 def check_unicode(text: str, param: str) -> None:

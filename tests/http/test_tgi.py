@@ -95,6 +95,19 @@ def test_length_ends_an_answer_and_the_prompt_can_be_cut(http: httpx.Client) -> 
     assert len(answer["details"]["prefill"]) == 3
 
 
+def test_a_prompt_is_cut_before_it_is_measured(http: httpx.Client) -> None:
+    """On every native route, also where no context could hold the whole."""
+    text = "q; " * 1000 + "Say it:"
+    cut = _generate(http, inputs=text, truncate=9, details=True, decoder_input_details=True)
+    assert [row["id"] for row in cut["details"]["prefill"]] == tokenizer().encode(text)[-9:]
+    assert cut["generated_text"] == REPLY
+    assert _events(http, inputs=text, truncate=9, details=True)[-1]["details"]["input_length"] == 9
+    for path in ("/", "/invocations"):
+        assert _generate(http, path, text, truncate=9) == [{"generated_text": text + REPLY}]
+        assert http.post(path, json={"inputs": text}).status_code == 422
+    assert _generate(http, inputs="x" * 100_000 + "Say it:", truncate=3) == {"generated_text": REPLY}
+
+
 def test_sampling_is_replayed_by_its_seed(random_http: httpx.Client) -> None:
     first = _generate(random_http, do_sample=True, max_new_tokens=12, details=True)
     seed = first["details"]["seed"]
@@ -143,7 +156,8 @@ def test_a_grammar_rules_the_text(random_http: httpx.Client, grammar: dict[str, 
         ({"best_of": 2, "do_sample": True, "seed": 1}, "does not go with a seed"),
         ({"best_of": 99, "do_sample": True}, "best_of is 99"),
         ({"seed": -1}, "seed is -1"),
-        ({"truncate": 0}, "truncate is 0"),
+        ({"truncate": 0}, "truncate is 0; must be between 1 and 511"),
+        ({"truncate": 512}, "truncate is 512"),
         ({"top_n_tokens": 1000}, "top_n_tokens is 1000"),
         ({"stop": ["x"] * 1000}, "stop has 1000 strings"),
         ({"grammar": {"type": "regex", "value": "("}}, "regex"),

@@ -49,6 +49,22 @@ def test_ids_are_unique_and_options_are_passed_on() -> None:
     assert request.id != build_request(model, "a", SamplingParams()).id
 
 
+@pytest.mark.parametrize("prompt", ["abc" * 500, list(b"abc" * 500), "abc" * 20_000, "ab"])
+async def test_what_is_cut_is_measured_afterwards(prompt: str | list[int]) -> None:
+    """However long it was, and no tokenizer reads more of it than a context could hold."""
+    model = fake_model(max_model_len=100)
+    read: list[int] = []
+    encode = model.tokenizer.encode
+    model.tokenizer.encode = lambda text, special=True: read.append(len(text)) or encode(text, special)  # type: ignore
+    given = prompt.encode() if isinstance(prompt, str) else prompt
+    assert await tokenize(model, prompt, truncate=7) == tuple(given[-7:])
+    assert all(num_chars <= 100 * MAX_CHARS_PER_TOKEN for num_chars in read)
+    assert build_request(model, await tokenize(model, prompt, truncate=7), SamplingParams(max_tokens=93))
+    if len(prompt) > 100:
+        with pytest.raises(ContextOverflow):
+            await tokenize(model, prompt, truncate=101)
+
+
 @pytest.mark.parametrize(
     ("prompt", "param", "message"),
     [

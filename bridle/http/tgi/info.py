@@ -16,7 +16,7 @@ from bridle.http.models import hold_model
 from bridle.http.schemas import ChatBody
 from bridle.http.state import HttpState, http_state
 from bridle.http.tgi.errors import NativeRoute
-from bridle.http.tgi.plan import MAX_BEST_OF, MAX_TOP_TOKENS
+from bridle.http.tgi.plan import MAX_BEST_OF, MAX_TOP_TOKENS, max_input_tokens
 from bridle.http.tgi.schemas import TokenizeBody
 from bridle.sampling import MAX_STOP_STRINGS
 from bridle.service import LoadedModel, check_text
@@ -80,7 +80,7 @@ def _info(http: HttpState, model: LoadedModel) -> dict[str, Any]:
         "max_best_of": MAX_BEST_OF,
         "max_stop_sequences": MAX_STOP_STRINGS,
         "max_top_n_tokens": MAX_TOP_TOKENS,
-        "max_input_tokens": min(batching.max_input_tokens, limit - 1),
+        "max_input_tokens": max_input_tokens(model),
         "max_total_tokens": limit,
         "max_batch_size": batching.max_batch_size,
         "max_batch_prefill_tokens": batching.max_batch_prefill_tokens,

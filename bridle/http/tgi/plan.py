@@ -13,6 +13,7 @@ from bridle.constraints import Constraint, JsonObject, parse
 from bridle.errors import InvalidRequest
 from bridle.http.tgi.schemas import Grammar, Parameters
 from bridle.sampling import SamplingParams
+from bridle.service import LoadedModel
 
 MAX_BEST_OF = 16
 MAX_TOP_TOKENS = 20
@@ -55,8 +56,6 @@ def plan_of(given: Parameters, is_stream: bool, full_text: bool = False) -> Plan
     """What `given` comes down to; `full_text` is what `return_full_text` is by default. Raises `InvalidRequest`."""
     best_of = _best_of(given, is_stream)
     num_top = _within("top_n_tokens", given.top_n_tokens or 0, 0, MAX_TOP_TOKENS)
-    if given.truncate is not None and given.truncate < 1:
-        raise InvalidRequest(f"truncate is {given.truncate}; must be at least 1", "truncate")
     wants_prefill = bool(given.decoder_input_details)
     if wants_prefill and is_stream:
         raise InvalidRequest("decoder_input_details is not available while streaming", "decoder_input_details")
@@ -71,6 +70,17 @@ def plan_of(given: Parameters, is_stream: bool, full_text: bool = False) -> Plan
         truncate=given.truncate,
         constraint=_constraint(given),
     )
+
+
+def check_truncate(plan: Plan, model: LoadedModel) -> None:
+    """Refuse to cut a prompt to nothing, or to more than one may have."""
+    if plan.truncate is not None:
+        _within("truncate", plan.truncate, 1, max_input_tokens(model))
+
+
+def max_input_tokens(model: LoadedModel) -> int:
+    """The longest prompt, which leaves room for a token."""
+    return min(model.batching.max_input_tokens, model.max_sequence_tokens - 1)
 
 
 def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool) -> SamplingParams:

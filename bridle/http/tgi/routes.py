@@ -20,7 +20,7 @@ from bridle.http.state import http_state
 from bridle.http.terms import take_terms
 from bridle.http.tgi.answer import Answer
 from bridle.http.tgi.errors import NativeRoute, native_body
-from bridle.http.tgi.plan import Plan, plan_of
+from bridle.http.tgi.plan import Plan, check_truncate, plan_of
 from bridle.http.tgi.schemas import GenerateBody, Parameters
 from bridle.http.tgi.shapes import headers, stream_headers
 from bridle.service import LoadedModel, tokenize
@@ -56,11 +56,10 @@ async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_t
     if not body.inputs:
         raise InvalidRequest("inputs is empty; it must have at least one character", "inputs")
     model, adapter = await hold(request, body.model, body.parameters.adapter_id)
+    check_truncate(plan, model)
     ticket = reserve(http, call, model, 1, plan.best_of)
     steering = _steering(body.parameters, plan, request, model)
-    prompt = list(await tokenize(model, body.inputs))
-    if plan.truncate is not None:
-        prompt = prompt[-plan.truncate :]
+    prompt = list(await tokenize(model, body.inputs, truncate=plan.truncate))
     tenant = identity_of(request).user
     generation = await prepare(http, call, model, ticket, [prompt], plan.sampling, tenant, steering, adapter)
     return Answer(generation, plan, body.inputs)
