@@ -197,7 +197,7 @@ async def _engine_request(body: RunBody, request: Request, model: LoadedModel, a
         timeout=settings.request_timeout,
         tenant=identity_of(request).user,
         terms=call.terms,
-        metadata={} if call.span is None else {"traceparent": call.span.traceparent},
+        metadata=call.metadata,
     )
 
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bridle.http.errors import internal_error_body, json_response
 from bridle.service import new_request_id
 from bridle.service.story import Story
-from bridle.service.tracing import Tracing
+from bridle.service.tracing import Tracing, trace_headers
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 #: Routes that generate text.
@@ -44,7 +44,6 @@ _OPERATIONS = {
     "/v1/embeddings": "embeddings",
 }
 _QUIET = ("/health", "/metrics", "/v1/status")
-_TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +87,7 @@ class CallMiddleware:
         method, path = scope["method"], scope["path"][:200]
         call = Call(id=new_request_id(), route=f"{method} {path}", method=method, path=path)
         if self._tracing is not None and call.method == "POST" and call.path in MODEL_ROUTES:
-            call.span = self._tracing.begin(_trace_headers(scope))
+            call.span = self._tracing.begin(trace_headers(scope["headers"]))
         scope.setdefault("state", {})["call"] = call
         try:
             await self._run(call, scope, receive, _naming(call, send))
@@ -104,11 +103,6 @@ class CallMiddleware:
             _log.exception("bug", id=call.id, path=call.path)
             if call.status is None:
                 await json_response(internal_error_body(call.id), 500)(scope, receive, send)
-
-
-def _trace_headers(scope: Scope) -> dict[str, str]:
-    """The trace that a request belongs to, as far as its client says."""
-    return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE_HEADERS}
 
 
 def _naming(call: Call, send: Send) -> Send:

@@ -93,6 +93,7 @@ async def _requests(
             timeout=http.settings.request_timeout,
             tenant=user,
             terms=call.terms,
+            metadata=call.metadata,
         )
         found.append(ticket.seat(made))
         await asyncio.sleep(0)  # many short texts must not keep others waiting

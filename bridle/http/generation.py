@@ -231,7 +231,7 @@ async def prepare(
             timeout=timeout,
             tenant=tenant,
             terms=call.terms,
-            metadata={} if call.span is None else {"traceparent": call.span.traceparent},
+            metadata=call.metadata,
         )
         turn = ticket.charge(len(tokens) * num_copies, max_output(sampling, num_copies))
         request = replace(request, turn=turn, tell_resuming=tell_resuming)
