@@ -41,7 +41,7 @@ chat: $(STAMP)-core ## talk to the demo model (or MODEL=...) in the terminal
 test: $(STAMP)-test ## run the tests that every change must pass (minutes)
 	$(TEST_ENV) $(PYTEST) -m "not slow and not gpu" $(ARGS)
 
-test-all: $(STAMP)-test ## run everything, with full example counts
+test-all: $(STAMP)-all ## run everything, with full example counts
 	$(TEST_ENV) BRIDLE_FULL=1 $(PYTEST) $(ARGS)
 
 check: $(STAMP)-dev ## format, lint, strict types, import rule, forbidden calls
@@ -88,6 +88,13 @@ $(STAMP)-test: | $(PY)
 	@$(NEED_PIP)
 	@$(INSTALL) -e '.[test]'
 	@touch $@ $(STAMP)-core
+
+# Triton is 200 MB to fetch: for those alone who run everything.
+$(STAMP)-all: | $(PY)
+	@echo "Installing bridle and what all of its tests need into $(VENV) (minutes the first time) ..."
+	@$(NEED_PIP)
+	@$(INSTALL) -e '.[test,fused]'
+	@touch $@ $(STAMP)-test $(STAMP)-core
 
 $(STAMP)-dev: | $(PY)
 	@echo "Installing bridle and its development tools into $(VENV) (minutes the first time) ..."

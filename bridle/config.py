@@ -62,6 +62,7 @@ class ModelConfig:
     dtype: DType = "auto"
     device: str = "auto"
     kernel: str = "auto"
+    adapter_kernel: str = "auto"
     quantization: Literal["none", "int8"] = "none"
     max_model_len: int | None = None
     block_size: int | None = None

@@ -4,7 +4,8 @@ Every measurement keeps the same number of sequences running: one that ends make
 adapter in turn, so that adapters come and go as they do in a service. All share one model, one process and the same
 lengths of prompts and outputs; they are measured in turns, and each figure is the median of its rounds. Beside the
 clock stands the processor time of all threads, which other work on the machine disturbs less. PEFT computes the
-requests of each adapter as a batch of its own, one adapter after the other.
+requests of each adapter as a batch of its own, one adapter after the other. On a GPU the products alone follow, fused
+and in plain torch.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     import torch
     from transformers.utils import logging
 
+    from bridle.bench.lora_products import measure_products
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     if settings.threads is not None:
@@ -99,7 +102,13 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
         figures += _measure_peft(checkpoint, Path(folder) / "adapters", size, console)
     _compare(figures)
     _print_table(console, checkpoint, size, figures)
-    return {"model": name, "size": asdict(size), "figures": [asdict(figure) for figure in figures]}
+    products = measure_products(console) if torch.cuda.is_available() else []
+    return {
+        "model": name,
+        "size": asdict(size),
+        "figures": [asdict(figure) for figure in figures],
+        "products": [asdict(figure) for figure in products],
+    }
 
 
 def _choose_size(settings: Settings) -> Size:

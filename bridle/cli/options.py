@@ -38,6 +38,8 @@ class ModelOptions:
     "`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."
     quantization: Literal["none", "int8"] = "none"
     "Compress weights at load time."
+    adapter_kernel: Literal["auto", "fused", "torch"] = "auto"
+    "What multiplies adapters: `fused` kernels on a GPU, or plain `torch`."
     max_model_len: Count = None
     "Longest sequence, prompt and output together (`32k` works). Default: what the checkpoint says."
     kv_memory: Bytes = None
@@ -55,6 +57,7 @@ class ModelOptions:
             dtype=self.dtype,
             device=self.device,
             quantization=self.quantization,
+            adapter_kernel=self.adapter_kernel,
             max_model_len=self.max_model_len,
             kv_memory=self.kv_memory,
             block_size=self.block_size,

@@ -1,30 +1,19 @@
 """What a step's adapters add to the outputs of linear layers: `rows @ A @ B`, each row with its own A and B.
 
-Rows of one adapter lie side by side and are a *segment*. A long segment is multiplied by itself. Many short ones are
-one product: their adapters' weights lie in a stack, which is kept between steps and changed only where the step has
-other adapters than the one before, and their rows are padded to one length. Both give the same sums up to rounding.
+Rows of one adapter lie side by side and are a *segment*. How segments are multiplied is a matter of the device:
+`torch_product` is the plain way, `fused` that of CUDA.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from bridle.errors import InternalError
-from bridle.lora.layout import Layout
-from bridle.lora.weights import PlacedAdapter, SiteWeights
-
-#: Segments longer than this are multiplied by themselves.
-MAX_SHORT = 16
-#: Fewer short segments of one layout than this are, too.
-MIN_STACKED = 3
-#: Bytes that one stack may take. With more, segments are multiplied one by one, or, where it is the number of calls
-#: that costs, each site's weights are brought together when they are needed.
-MAX_STACK_BYTES = 1 << 29
+from bridle.lora.weights import PlacedAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,171 +29,43 @@ class Segment:
         return self.stop - self.start
 
 
-class _Sites(Protocol):
-    """Weights of several adapters side by side, by site."""
+class Product(Protocol):
+    """What some segments of a step add, at the sites that their adapters touch."""
 
-    def __getitem__(self, site: int) -> SiteWeights: ...
-
-
-class _Product(Protocol):
-    layout: Layout
-
-    def add(self, site: int, out: Tensor, rows: Tensor) -> None: ...
-
-
-class SingleProduct:
-    """Segments of one layout, one after the other."""
-
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self.layout = segments[0].adapter.layout
-        self._segments = [(segment.start, segment.stop, segment.adapter.sites) for segment in segments]
+    @property
+    def sites(self) -> Iterable[int]: ...
 
     def add(self, site: int, out: Tensor, rows: Tensor) -> None:
         """Add what the adapters give for `rows` [T, in] to `out` [T, columns], in place."""
-        for start, stop, sites in self._segments:
-            weights = sites[site]
-            hidden = rows[start:stop] @ weights.first  # [n, rank]
-            part_of = out[start:stop]
-            for part, second in zip(weights.block.parts, weights.seconds, strict=True):
-                columns, ranks = part.columns, part.ranks
-                part_of[:, columns.begin : columns.end].addmm_(hidden[:, ranks.begin : ranks.end], second)
+        ...
 
 
-class StackedProduct:
-    """Short segments of one layout, all at once. `slots[i]` is where the weights of segment i lie in the stack."""
+class Products(Protocol):
+    """A way of multiplying."""
 
-    def __init__(self, segments: Sequence[Segment], slots: Sequence[int], sites: _Sites) -> None:
-        self.layout = segments[0].adapter.layout
-        self._sites = sites
-        self._num, self._length = len(segments), max(segment.length for segment in segments)
-        self._begin, self._end = segments[0].start, segments[-1].stop
-        is_gapless = sum(segment.length for segment in segments) == self._end - self._begin
-        device = segments[0].adapter.flat.device
-        taken, given, targets = _indices(segments, slots, self._length)
-        is_plain = is_gapless and taken == targets
-        # Where the padded rows come from, which of them count, and which rows they are.
-        self._taken = None if is_plain else torch.tensor(taken, device=device)
-        self._given = None if is_plain else torch.tensor(given, device=device)
-        self._targets = None if is_gapless else torch.tensor(targets, device=device)
+    def prepare(self, adapter: PlacedAdapter) -> None:
+        """Do what takes long the first time. Called before steps have the adapter, by the thread that placed it."""
+        ...
 
-    def add(self, site: int, out: Tensor, rows: Tensor) -> None:
-        """As `SingleProduct.add`."""
-        weights = self._sites[site]
-        num, length = self._num, self._length
-        if self._taken is None:
-            padded = rows[self._begin : self._end]
-        else:
-            padded = rows.index_select(0, self._taken)
-        hidden = torch.bmm(padded.view(num, length, -1), weights.first[:num])  # [S, n, rank]
-        for part, second in zip(weights.block.parts, weights.seconds, strict=True):
-            columns, ranks = part.columns, part.ranks
-            added = torch.bmm(hidden[:, :, ranks.begin : ranks.end], second[:num]).view(num * length, -1)
-            if self._given is not None:
-                added = added.index_select(0, self._given)
-            if self._targets is None:
-                out[self._begin : self._end, columns.begin : columns.end] += added
-            else:
-                out[:, columns.begin : columns.end].index_add_(0, self._targets, added)
-
-
-def _indices(segments: Sequence[Segment], slots: Sequence[int], length: int) -> tuple[list[int], list[int], list[int]]:
-    """For a padded product in the order of slots: the row that each padded row is taken from; the padded row that each
-    row is given by; the rows, in the segments' order."""
-    taken = [segments[0].start] * (len(segments) * length)
-    given: list[int] = []
-    targets: list[int] = []
-    for segment, slot in zip(segments, slots, strict=True):
-        first = slot * length
-        taken[first : first + segment.length] = range(segment.start, segment.stop)
-        given.extend(range(first, first + segment.length))
-        targets.extend(range(segment.start, segment.stop))
-    return taken, given, targets
-
-
-class Stack:
-    """Weights of adapters of one layout side by side, kept between steps: the first rows are those of the last step."""
-
-    def __init__(self, layout: Layout, like: Tensor) -> None:
-        self._layout = layout
-        self._buffer = like.new_empty(0, layout.num_values)  # [capacity, values]
-        self._owners: list[int] = []  # serial of the adapter in each row
-        self.sites: dict[int, SiteWeights] = {}
-
-    def take(self, adapters: Sequence[PlacedAdapter]) -> list[int]:
-        """Bring these into the first rows of the stack; gives the row of each."""
-        num = len(adapters)
-        if num > len(self._owners):
-            self._grow(num)
-        wanted = {adapter.serial for adapter in adapters}
-        rows: dict[int, int] = {}
-        free = []
-        for row, owner in enumerate(self._owners[:num]):
-            if owner in wanted and owner not in rows:  # an old copy may lie further back
-                rows[owner] = row
-            else:
-                free.append(row)
-        for adapter in adapters:
-            if adapter.serial not in rows:
-                row = rows[adapter.serial] = free.pop(0)
-                self._buffer[row].copy_(adapter.flat)
-                self._owners[row] = adapter.serial
-        return [rows[adapter.serial] for adapter in adapters]
-
-    def _grow(self, num: int) -> None:
-        old = self._buffer
-        self._buffer = old.new_empty(num, self._layout.num_values)
-        self._buffer[: old.shape[0]].copy_(old)
-        self._owners += [0] * (num - len(self._owners))
-        self.sites = {site: SiteWeights(block, self._buffer) for site, block in self._layout.blocks.items()}
-
-
-class PassingStack:
-    """Weights of adapters of one layout, side by side for as long as one site is computed."""
-
-    def __init__(self, adapters: Sequence[PlacedAdapter]) -> None:
-        self._blocks = adapters[0].layout.blocks
-        self._flats = [adapter.flat for adapter in adapters]
-
-    def __getitem__(self, site: int) -> SiteWeights:
-        block = self._blocks[site]
-        return SiteWeights(block, torch.stack([flat[block.begin : block.end] for flat in self._flats]), block.begin)
-
-
-class Stacks:
-    """The stacks of a device, by layout; a few of them, the least recently used one makes way."""
-
-    MAX_STACKS = 2
-
-    def __init__(self) -> None:
-        self._stacks: dict[int, tuple[Layout, Stack]] = {}
-
-    def of(self, layout: Layout, like: Tensor) -> Stack:
-        known = self._stacks.pop(id(layout), None)
-        stack = Stack(layout, like) if known is None else known[1]
-        self._stacks[id(layout)] = layout, stack
-        while len(self._stacks) > self.MAX_STACKS:
-            del self._stacks[next(iter(self._stacks))]
-        return stack
+    def of(self, segments: Sequence[Segment]) -> list[Product]:
+        """How these segments are computed."""
+        ...
 
     def clear(self) -> None:
-        """Give their memory back."""
-        self._stacks.clear()
+        """Give memory back that was kept for further steps."""
+        ...
 
 
 class AdapterStep:
     """All that the adapters of one step add. `num_tokens` is the number of its rows."""
 
-    def __init__(self, segments: Sequence[Segment], num_tokens: int, stacks: Stacks) -> None:
+    def __init__(self, segments: Sequence[Segment], num_tokens: int, products: Products) -> None:
         self.num_tokens = num_tokens
         self.num_added = 0
-        self.by_site: dict[int, list[_Product]] = {}
-        groups: dict[int, list[Segment]] = {}
-        for segment in segments:
-            groups.setdefault(id(segment.adapter.layout), []).append(segment)
-        for group in groups.values():
-            for product in _products(group, stacks):
-                for site in product.layout.blocks:
-                    self.by_site.setdefault(site, []).append(product)
+        self.by_site: dict[int, list[Product]] = {}
+        for product in products.of(segments):
+            for site in product.sites:
+                self.by_site.setdefault(site, []).append(product)
 
     def add(self, site: int, out: Tensor, rows: Tensor) -> None:
         """Add to the outputs of a site in place. `out` and `rows` may have leading dimensions of one."""
@@ -217,25 +78,3 @@ class AdapterStep:
         for product in self.by_site[site]:
             product.add(site, flat_out, flat_rows)
         self.num_added += 1
-
-
-def _products(segments: Sequence[Segment], stacks: Stacks) -> list[_Product]:
-    """How the segments of one layout are computed."""
-    short = [segment for segment in segments if segment.length <= MAX_SHORT]
-    adapters = list({segment.adapter.serial: segment.adapter for segment in short}.values())
-    flat = segments[0].adapter.flat
-    is_small = len(short) * flat.nbytes <= MAX_STACK_BYTES
-    if len(adapters) < len(short) or len(short) < MIN_STACKED or not (is_small or flat.is_cuda):
-        return [SingleProduct(segments)]
-    products: list[_Product] = [_stacked(short, adapters, stacks if is_small else None)]
-    if len(short) < len(segments):
-        products.append(SingleProduct([segment for segment in segments if segment.length > MAX_SHORT]))
-    return products
-
-
-def _stacked(segments: Sequence[Segment], adapters: Sequence[PlacedAdapter], stacks: Stacks | None) -> StackedProduct:
-    """One product for segments of as many adapters, from a stack that is kept, or one that is not (None)."""
-    if stacks is None:
-        return StackedProduct(segments, range(len(segments)), PassingStack(adapters))
-    stack = stacks.of(adapters[0].layout, adapters[0].flat)
-    return StackedProduct(segments, stack.take(adapters), stack.sites)

@@ -15,22 +15,25 @@ from bridle.engine.plan import PlanRow
 from bridle.errors import InternalError
 from bridle.lora import AdapterFiles, LayerShape
 from bridle.lora.layout import Layouts
-from bridle.lora.product import AdapterStep, Segment, Stacks
+from bridle.lora.product import AdapterStep, Products, Segment
+from bridle.lora.torch_product import TorchProducts
 from bridle.lora.weights import HostAdapter, PlacedAdapter, place, read_weights
 from bridle.model.adapter_sites import Sites
 
 
 class ModelAdapters:
-    """Both tiers of one model's adapters, by key."""
+    """Both tiers of one model's adapters, by key. `products` is how they are multiplied (None: in plain torch)."""
 
-    def __init__(self, sites: Sites, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, sites: Sites, dtype: torch.dtype, device: torch.device, products: Products | None = None
+    ) -> None:
         self._sites = sites
         self._dtype = dtype
         self._device = device
         self._layouts = Layouts(sites.places)
         self._on_host: dict[str, HostAdapter] = {}
         self._on_device: dict[str, PlacedAdapter] = {}
-        self._stacks = Stacks()
+        self._products: Products = products or TorchProducts()
 
     @property
     def layers(self) -> Mapping[str, LayerShape]:
@@ -51,7 +54,9 @@ class ModelAdapters:
         if adapter is None:
             raise InternalError(f"adapter {key!r} is to be placed, but was not read")
         layout = self._layouts.of(adapter.files.shapes)
-        self._on_device[key] = place(adapter, layout, self._sites.places, self._dtype, self._device)
+        placed = place(adapter, layout, self._sites.places, self._dtype, self._device)
+        self._products.prepare(placed)
+        self._on_device[key] = placed
 
     def displace(self, key: str) -> None:
         """Give up the place on the device."""
@@ -65,7 +70,7 @@ class ModelAdapters:
         """Forget all."""
         self._on_host.clear()
         self._on_device.clear()
-        self._stacks.clear()
+        self._products.clear()
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -80,7 +85,7 @@ class ModelAdapters:
                 current, start = row.adapter, stop
             stop += row.num_scheduled
         self._close(segments, current, start, stop)
-        return AdapterStep(segments, stop, self._stacks) if segments else None
+        return AdapterStep(segments, stop, self._products) if segments else None
 
     def _close(self, segments: list[Segment], key: str | None, start: int, stop: int) -> None:
         if key is not None:

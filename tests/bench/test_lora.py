@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from bridle.bench.adapters import RANK, make_adapters
 from bridle.bench.lora import Scene, Size, _Feed, _scenes
+from bridle.bench.lora_products import MIXES, Mix, time_mix
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.lora import open_adapter
+from bridle.lora.torch_product import TorchProducts
 from bridle.testing.scripted import ScriptedExecutor
 from tests.lora.kit import LAYERS
 
@@ -45,6 +48,15 @@ def test_scenes_are_comparable_to_the_first() -> None:
     scenes = _scenes(SIZE)
     assert scenes[0].num_adapters == 0
     assert len(set(scenes)) == len(scenes)
+
+
+def test_products_are_timed_both_ways() -> None:
+    ways = {"torch": TorchProducts(), "other": TorchProducts()}
+    mix = Mix("x", (1, 1, 3), (8, 16))
+    figure = time_mix(mix, ways, torch.empty(0), sides=(8, (8, 4)), num_repeats=2)
+    assert figure.name == "x"
+    assert all(taken > 0 for taken in figure.microseconds.values()) and list(figure.microseconds) == ["torch", "other"]
+    assert len({mix.name for mix in MIXES}) == len(MIXES)
 
 
 def test_adapters_are_such_as_peft_saves(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 from bridle.errors import InternalError
 from bridle.lora.layout import Layouts, Place, Span
 from bridle.lora.peft_config import LoraShape
-from bridle.lora.product import MAX_SHORT, AdapterStep, Segment, StackedProduct, Stacks, _stacked
+from bridle.lora.product import AdapterStep, Products, Segment
+from bridle.lora.torch_product import MAX_SHORT, StackedProduct, Stacks, TorchProducts, _stacked
 from bridle.lora.weights import PlacedAdapter
 
 # Two sites: one of three parts side by side, one of its own.
@@ -57,8 +58,8 @@ def random_segments(random: Random, adapters: list[PlacedAdapter]) -> tuple[list
     return segments, position + random.choice([0, 3])
 
 
-def check(segments: list[Segment], num_tokens: int, stacks: Stacks) -> None:
-    step = AdapterStep(segments, num_tokens, stacks)
+def check(segments: list[Segment], num_tokens: int, products: Products) -> None:
+    step = AdapterStep(segments, num_tokens, products)
     generator = torch.Generator().manual_seed(num_tokens)
     for site in step.by_site:
         rows = torch.randn(num_tokens, WIDTHS[site][0], generator=generator)
@@ -76,24 +77,24 @@ def check(segments: list[Segment], num_tokens: int, stacks: Stacks) -> None:
 @given(st.integers(0, 1 << 30))
 def test_any_mixture_gives_what_each_row_has(seed: int) -> None:
     """Several layouts and ranks; the same stacks through many steps, as adapters come and go."""
-    random, layouts, stacks = Random(seed), Layouts(PLACES), Stacks()
+    random, layouts, products = Random(seed), Layouts(PLACES), TorchProducts()
     kinds = [("q", "v"), ("q", "v"), ("q", "k", "v", "down"), ("down",)]
     adapters = [
         make_adapter(layouts, random.choice(kinds), random.choice([1, 4, 8, 9]), number) for number in range(12)
     ]
     for _ in range(4):
-        check(*random_segments(random, adapters), stacks)
+        check(*random_segments(random, adapters), products)
 
 
 def test_many_short_segments_are_one_product() -> None:
-    layouts, stacks = Layouts(PLACES), Stacks()
+    layouts, products = Layouts(PLACES), TorchProducts()
     adapters = [make_adapter(layouts, ("q", "v"), 4, number) for number in range(8)]
     segments = [Segment(number, number + 1, adapter) for number, adapter in enumerate(adapters)]
-    step = AdapterStep(segments, 8, stacks)
+    step = AdapterStep(segments, 8, products)
     assert [type(product) for product in step.by_site[0]] == [StackedProduct]
-    check(segments, 8, stacks)
+    check(segments, 8, products)
     # The next step has two others, and fewer of them: only those are copied.
-    stack = stacks.of(adapters[0].layout, adapters[0].flat)
+    stack = Stacks().of(adapters[0].layout, adapters[0].flat)
     before = stack.take(adapters)
     fresh = [make_adapter(layouts, ("q", "v"), 4, 20 + number) for number in range(2)]
     after = stack.take([*adapters[:3], *fresh])
@@ -124,6 +125,6 @@ def test_ranks_that_differ_a_little_share_a_layout() -> None:
 
 def test_a_layer_that_sees_other_rows_than_the_step_is_an_error() -> None:
     layouts = Layouts(PLACES)
-    step = AdapterStep([Segment(0, 1, make_adapter(layouts, ("q",), 4, 0))], 3, Stacks())
+    step = AdapterStep([Segment(0, 1, make_adapter(layouts, ("q",), 4, 0))], 3, TorchProducts())
     with pytest.raises(InternalError, match="2 of 3 rows"):
         step.add(0, torch.zeros(2, 20), torch.zeros(2, 8))

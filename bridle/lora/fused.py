@@ -1,0 +1,284 @@
+"""Products of many adapters in two Triton kernels per site: the way of CUDA.
+
+The first kernel takes rows down to the ranks of their adapter, the second from there to columns, which it adds to.
+Rows are cut into *tiles*, each of one adapter; a program of a kernel computes a part of one tile. Weights are read
+where each adapter lies: a tile has the address of its adapter's flat tensor, and that of a *table* which says where in
+it the matrices of each site are. So adapters of any ranks and layers are one launch, nothing is copied together, and
+rows without an adapter belong to no tile.
+
+Sums are in float32, of both kernels; between them they stay float32 in memory, and are rounded to the weights' type as
+the second kernel multiplies them, as plain torch does. Nothing is added atomically: a step gives the same bits each
+time.
+
+Sizes of blocks follow from a step's longest segment, from ranks, and from the type. They are not tuned at run time:
+each size is a kernel to be compiled, so there are few of them, and all that an adapter needs can be compiled before it
+is used. What the first kernel lacks in parallel work, when a step has few tiles, is made up for by dividing the inputs:
+each part's sums are kept apart, and the second kernel adds them up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bridle.errors import InternalError
+from bridle.lora.layout import Block, Layout
+from bridle.lora.product import Product, Segment
+from bridle.lora.weights import PlacedAdapter
+
+#: Rows of a tile where every segment is short, as when decoding, and else. 16 is the least that tensor cores multiply.
+SHORT_TILE, LONG_TILE = 16, 64
+#: Bytes of a row of inputs that a program loads at once: few enough for the shared memory of any GPU.
+INPUT_BYTES = {SHORT_TILE: 256, LONG_TILE: 128}
+#: Ranks that one program multiplies at once; more are a matter of further programs, or rounds of a loop.
+MIN_RANKS, MAX_RANKS = 16, 64
+#: Columns that one program of the second kernel adds to.
+COLUMNS = 128
+#: The inputs are divided as long as each part has so many, into so many at most.
+MIN_SHARE, MAX_SHARES = 256, 16
+#: Programs per multiprocessor that are enough.
+_ENOUGH = 2
+#: Tables that are kept, about 10 KB each.
+_MAX_TABLES = 256
+#: Alignment of columns that is worth knowing.
+_MAX_STEP = 16
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+
+
+class Tile(NamedTuple):
+    """Rows `start` to before `stop`; addresses of their adapter's weights and of its layout's table. The kernels read
+    it in this order."""
+
+    start: int
+    stop: int
+    weights: int
+    table: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How large a site is with the largest of its adapters: ranks of all parts and of the largest part, parts, columns
+    of the largest part. `step` divides where columns begin and end."""
+
+    rank: int
+    part_rank: int
+    num_parts: int
+    num_columns: int
+    step: int
+
+    def over(self, other: Extent) -> Extent:
+        """One that holds both."""
+        return Extent(
+            max(self.rank, other.rank),
+            max(self.part_rank, other.part_rank),
+            max(self.num_parts, other.num_parts),
+            max(self.num_columns, other.num_columns),
+            min(self.step, other.step),
+        )
+
+
+class Table:
+    """A layout as the kernels read it: the number of sites, then a row for each of them, then one for each part."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self.extents = {site: _extent(block) for site, block in layout.blocks.items()}
+        self.values = torch.tensor(table_values(layout), dtype=torch.int64, device=device)
+
+
+def table_values(layout: Layout) -> list[int]:
+    """Site: offset of A, its rank, where the rows of its parts begin, their number. Part: offset of B, first column,
+    columns, first rank, ranks."""
+    num_sites = max(layout.blocks) + 1
+    sites, parts = [], []
+    for site in range(num_sites):
+        block = layout.blocks.get(site)
+        if block is None:
+            sites += [0, 0, 0, 0]
+            continue
+        sites += [block.begin, block.rank, 1 + 4 * num_sites + len(parts), len(block.parts)]
+        for part in block.parts:
+            parts += [part.begin, part.columns.begin, part.columns.size, part.ranks.begin, part.ranks.size]
+    return [num_sites, *sites, *parts]
+
+
+def _extent(block: Block) -> Extent:
+    edges = [edge for part in block.parts for edge in part.columns]
+    return Extent(
+        block.rank,
+        max(part.ranks.size for part in block.parts),
+        len(block.parts),
+        max(part.columns.size for part in block.parts),
+        min(_MAX_STEP, *(edge & -edge for edge in edges if edge)),
+    )
+
+
+def tiles_of(segments: Sequence[Segment], tables: Sequence[int], size: int) -> Iterator[Tile]:
+    """Cut segments, whose tables are at these addresses, into tiles of at most `size` rows."""
+    for segment, table in zip(segments, tables, strict=True):
+        weights = segment.adapter.flat.data_ptr()
+        for start in range(segment.start, segment.stop, size):
+            yield Tile(start, min(start + size, segment.stop), weights, table)
+
+
+class FusedProducts:
+    """All segments of a step as one product."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tables: dict[int, Table] = {}
+        self._lock = Lock()  # adapters are prepared by other threads than steps are computed by
+        is_cuda = device.type == "cuda"
+        num_cores = torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else 1
+        self._enough = _ENOUGH * num_cores
+
+    @cached_property
+    def _kernels(self) -> Any:
+        """Takes a moment, and Triton; not before an adapter is there."""
+        from bridle.lora import fused_kernels
+
+        return fused_kernels
+
+    def prepare(self, adapter: PlacedAdapter) -> None:
+        """Write its table."""
+        self._table(adapter.layout)
+
+    def of(self, segments: Sequence[Segment]) -> list[Product]:
+        tables = [self._table(segment.adapter.layout) for segment in segments]
+        return [FusedProduct(segments, tables, self._kernels, self._device, self._enough)]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._tables.clear()
+
+    def _table(self, layout: Layout) -> Table:
+        with self._lock:
+            known = self._tables.get(id(layout))
+            if known is None:
+                if len(self._tables) >= _MAX_TABLES:
+                    del self._tables[next(iter(self._tables))]
+                known = self._tables[id(layout)] = Table(layout, self._device)
+            return known
+
+
+class FusedProduct:
+    """Segments of any layouts. Keeps adapters and tables alive, whose addresses its tiles have."""
+
+    def __init__(
+        self, segments: Sequence[Segment], tables: Sequence[Table], kernels: Any, device: torch.device, enough: int
+    ) -> None:
+        self._held = segments, tables
+        self._kernels = kernels
+        self._device = device
+        self._enough = enough
+        self._dtype = segments[0].adapter.flat.dtype
+        self._extents = _join(tables)
+        longest = max(segment.length for segment in segments)
+        self._tile_size = SHORT_TILE if longest <= SHORT_TILE else LONG_TILE
+        tiles = list(tiles_of(segments, [table.values.data_ptr() for table in tables], self._tile_size))
+        self._num_tiles = len(tiles)
+        self._tiles = torch.tensor(tiles, dtype=torch.int64, pin_memory=device.type == "cuda").to(
+            device, non_blocking=True
+        )  # [tiles, 4]
+
+    @property
+    def sites(self) -> Iterable[int]:
+        return self._extents
+
+    def add(self, site: int, out: Tensor, rows: Tensor) -> None:
+        if not rows.dtype is out.dtype is self._dtype or out.stride(1) != 1:
+            raise InternalError(f"adapters of {self._dtype} are added to {out.dtype}, strides {out.stride()}")
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        extent = self._extents[site]
+        with _on(self._device):
+            hidden = self._shrink(site, extent, rows)
+            self._expand(site, extent, hidden, out)
+
+    def _shrink(self, site: int, extent: Extent, rows: Tensor) -> Tensor:
+        """[T, in] -> [shares, T, ranks], float32; only rows of tiles, and ranks that their adapters have."""
+        num_inputs = rows.shape[1]
+        block_inputs = INPUT_BYTES[self._tile_size] // rows.element_size()
+        block_ranks = _block(extent.rank)
+        num_rank_blocks = _divide(extent.rank, block_ranks)
+        share = self._share(num_inputs, self._num_tiles * num_rank_blocks, block_inputs)
+        num_shares = _divide(num_inputs, share)
+        hidden = rows.new_empty(num_shares, rows.shape[0], num_rank_blocks * block_ranks, dtype=torch.float32)
+        self._kernels.shrink[(self._num_tiles, num_rank_blocks, num_shares)](
+            rows,
+            hidden,
+            self._tiles,
+            site,
+            num_inputs,
+            rows.stride(0),
+            share,
+            hidden.stride(0),
+            hidden.stride(1),
+            block_rows=self._tile_size,
+            block_ranks=block_ranks,
+            block_inputs=block_inputs,
+            is_wide=is_interpreted(),
+        )
+        return hidden
+
+    def _share(self, num_inputs: int, num_programs: int, block_inputs: int) -> int:
+        """Inputs that one program multiplies."""
+        num_shares = min(_divide(self._enough, num_programs), num_inputs // MIN_SHARE, MAX_SHARES)
+        return _divide(_divide(num_inputs, max(num_shares, 1)), block_inputs) * block_inputs
+
+    def _expand(self, site: int, extent: Extent, hidden: Tensor, out: Tensor) -> None:
+        """[shares, T, ranks] -> [T, columns], added."""
+        self._kernels.expand[(self._num_tiles, _divide(extent.num_columns, COLUMNS), extent.num_parts)](
+            hidden,
+            out,
+            self._tiles,
+            site,
+            hidden.shape[0],
+            hidden.stride(0),
+            hidden.stride(1),
+            out.stride(0),
+            block_rows=self._tile_size,
+            block_ranks=_block(extent.part_rank),
+            block_columns=COLUMNS,
+            column_step=extent.step,
+            is_wide=is_interpreted(),
+        )
+
+
+def _join(tables: Sequence[Table]) -> Mapping[int, Extent]:
+    """The extents of all tables' sites."""
+    distinct = list({id(table): table for table in tables}.values())
+    if len(distinct) == 1:
+        return distinct[0].extents
+    joined: dict[int, Extent] = {}
+    for table in distinct:
+        for site, extent in table.extents.items():
+            known = joined.get(site)
+            joined[site] = extent if known is None else known.over(extent)
+    return joined
+
+
+def _block(rank: int) -> int:
+    """A power of two that holds a rank, or part of it."""
+    return min(max(MIN_RANKS, 1 << (rank - 1).bit_length()), MAX_RANKS)
+
+
+def _divide(number: int, by: int) -> int:
+    """Rounded up."""
+    return -(-number // by)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the thread's current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

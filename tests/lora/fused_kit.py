@@ -1,0 +1,129 @@
+"""Steps of many adapters for the fused products, as random as can be, beside the same in plain torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+
+from bridle.lora.layout import Layout, Layouts, Place, Span
+from bridle.lora.peft_config import LoraShape
+from bridle.lora.product import AdapterStep, Products, Segment
+from bridle.lora.torch_product import TorchProducts
+from bridle.lora.trial import TOLERANCES
+from bridle.lora.weights import PlacedAdapter
+
+#: Ranks: padded or not, a block of the kernels and more than one.
+RANKS = (1, 4, 8, 9, 16, 24, 64, 72, 200)
+LENGTHS = (1, 1, 1, 1, 2, 3, 15, 16, 17, 40, 64, 65, 130)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Inputs of a site, the columns of its parts, and columns that no part has."""
+
+    num_inputs: int
+    columns: tuple[int, ...]
+    num_more: int = 0
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(self.columns) + self.num_more
+
+
+def random_sides(random: Random) -> list[Sides]:
+    """Three sites: of several parts, of one, and one whose sides are no multiple of anything."""
+    inputs, columns = (8, 64, 136, 272, 1040), (8, 16, 40, 128, 144, 264)
+    return [
+        Sides(random.choice(inputs), tuple(random.choices(columns, k=random.randint(2, 4))), random.choice((0, 16))),
+        Sides(random.choice(inputs), (random.choice(columns),)),
+        Sides(random.randint(1, 300), tuple(random.randint(1, 150) for _ in range(random.randint(1, 3))), 3),
+    ]
+
+
+def places_of(sites: list[Sides]) -> dict[str, Place]:
+    """Each part is a layer called by its site and number."""
+    places = {}
+    for site, sides in enumerate(sites):
+        begin = 0
+        for number, size in enumerate(sides.columns):
+            place = Place(site, Span(begin, begin + size), Span(0, sides.num_inputs), Span(0, size))
+            places[f"{site}.{number}"] = place
+            begin += size
+    return places
+
+
+def make_adapter(
+    layouts: Layouts, places: dict[str, Place], ranks: dict[str, int], like: Tensor, seed: int
+) -> PlacedAdapter:
+    """Of random numbers such that what it adds is about as large as 1."""
+    shapes = {
+        name: LoraShape(rank, places[name].inputs.size, places[name].columns.size, 1.0) for name, rank in ranks.items()
+    }
+    layout = layouts.of(shapes)
+    flat = torch.randn(layout.num_values, generator=torch.Generator().manual_seed(seed))
+    return PlacedAdapter(layout, (flat * _scale(layout)).to(like))
+
+
+def _scale(layout: Layout) -> float:
+    size = max(block.num_inputs * block.rank for block in layout.blocks.values())
+    return 1 / math.sqrt(math.sqrt(size))
+
+
+def random_adapters(random: Random, sites: list[Sides], like: Tensor, count: int) -> list[PlacedAdapter]:
+    """Of any layers and ranks; some of them of one layout."""
+    places, layouts = places_of(sites), Layouts(places_of(sites))
+    kinds = []
+    for _ in range(3):
+        names = random.sample(sorted(places), random.randint(1, len(places)))
+        kinds.append({name: random.choice(RANKS) for name in names})
+    return [make_adapter(layouts, places, random.choice(kinds), like, number) for number in range(count)]
+
+
+def random_segments(random: Random, adapters: list[PlacedAdapter], max_tokens: int) -> tuple[list[Segment], int]:
+    """Segments with gaps, in any order of adapters, which may come again; and the number of rows."""
+    position, segments = 0, []
+    for adapter in random.choices(adapters, k=random.randint(1, len(adapters))):
+        position += random.choice((0, 0, 0, 1, 5))
+        length = min(random.choice(LENGTHS), max_tokens - position)
+        if length <= 0:
+            break
+        segments.append(Segment(position, position + length, adapter))
+        position += length
+    return segments, position + random.choice((0, 3))
+
+
+def check_step(products: Products, segments: list[Segment], num_tokens: int, sites: list[Sides]) -> None:
+    """A step gives what plain torch gives, the same bits each time, and leaves the other rows alone."""
+    like = segments[0].adapter.flat
+    free = torch.ones(num_tokens, dtype=torch.bool)
+    for segment in segments:
+        free[segment.start : segment.stop] = False
+    generator = torch.Generator().manual_seed(num_tokens)
+    step, plain = AdapterStep(segments, num_tokens, products), AdapterStep(segments, num_tokens, TorchProducts())
+    assert set(step.by_site) == set(plain.by_site)
+    for site in step.by_site:
+        rows = torch.randn(num_tokens, sites[site].num_inputs, generator=generator)
+        rows[free] = math.nan  # nobody reads them
+        rows = rows.to(like)
+        base = torch.randn(num_tokens, sites[site].num_outputs, generator=generator).to(like)
+        have, again, want = base.clone(), base.clone(), base.clone()
+        step.add(site, have.unsqueeze(0), rows.unsqueeze(0))
+        step.add(site, again, rows)
+        plain.add(site, want, rows)
+        assert torch.equal(have, again), "the same step gives the same bits"
+        assert torch.equal(have[free.to(have.device)], base[free.to(have.device)]), "rows without an adapter stay"
+        limit = TOLERANCES[like.dtype] * max(1.0, float(want.abs().max()))
+        assert float((have.float() - want.float()).abs().max()) <= limit
+
+
+def check_any_step(products: Products, seed: int, like: Tensor, *, max_tokens: int) -> None:
+    """One random step after another, as adapters come and go."""
+    random = Random(seed)
+    sites = random_sides(random)
+    adapters = random_adapters(random, sites, like, 6)
+    for _ in range(2):
+        check_step(products, *random_segments(random, adapters, max_tokens), sites)

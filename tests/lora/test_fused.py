@@ -1,0 +1,225 @@
+"""The fused products: when they are chosen and what happens if they fail; what their kernels read; and, where Triton
+is, the kernels themselves: in its interpreter, compiled for GPUs that need not be there, and on one that is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.errors import InvalidRequest, ModelUnavailable
+from bridle.lora import choice
+from bridle.lora.choice import TriedProducts, create_products
+from bridle.lora.fused import FusedProducts, table_values, tiles_of
+from bridle.lora.layout import Layouts
+from bridle.lora.product import Product, Segment
+from bridle.lora.torch_product import TorchProducts
+from bridle.lora.trial import Trial
+from bridle.lora.weights import PlacedAdapter
+from tests.lora.fused_kit import Sides, check_any_step, check_step, make_adapter, places_of, random_adapters
+from tests.sources import ROOT
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SITES = [Sides(24, (16, 8)), Sides(8, (8,))]
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
+
+
+def adapter_of(ranks: dict[str, int], layouts: Layouts | None = None, seed: int = 0) -> PlacedAdapter:
+    places = places_of(SITES)
+    return make_adapter(layouts or Layouts(places), places, ranks, torch.empty(0), seed)
+
+
+# -- the choice --------------------------------------------------------------------------------------------------
+
+
+def test_cpus_get_plain_torch() -> None:
+    for name in ("auto", "torch"):
+        assert type(create_products(name, CPU, torch.float32)) is TorchProducts
+
+
+@pytest.mark.parametrize(("name", "reason"), [("fast", "must be one of auto, fused, torch"), ("fused", "needs")])
+def test_what_cannot_be_had_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        create_products(name, CPU, torch.float32)
+    assert caught.value.param == "adapter_kernel"
+
+
+def test_cuda_without_triton_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    assert type(create_products("auto", CUDA, torch.float16)) is TorchProducts
+    assert type(create_products("torch", CUDA, torch.float16)) is TorchProducts
+    assert [record.message for record in caplog.records] == [
+        "Triton is not installed: adapters are multiplied in plain torch"
+    ]
+
+
+class Claimed:
+    """Products that say they are fused: right ones, with `error` added, or raising `failure`."""
+
+    def __init__(self, error: float = 0.0, failure: Exception | None = None) -> None:
+        self._torch = TorchProducts()
+        self._error, self._failure = error, failure
+
+    def prepare(self, adapter: PlacedAdapter) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def of(self, segments: Sequence[Segment]) -> list[Product]:
+        return [Off(product, self._error) for product in self._torch.of(segments)]
+
+    def clear(self) -> None:
+        self._torch.clear()
+
+
+class Off:
+    """A product that is wrong by so much in its last row's last column."""
+
+    def __init__(self, product: Product, error: float) -> None:
+        self._product, self._error = product, error
+        self.sites = product.sites
+
+    def add(self, site: int, out: torch.Tensor, rows: torch.Tensor) -> None:
+        self._product.add(site, out, rows)
+        out[-1, -1] += self._error
+
+
+def tried(claimed: Claimed, fallback: TorchProducts | None) -> TriedProducts:
+    return TriedProducts(claimed, Trial(CPU, torch.float32), fallback)
+
+
+def is_claimed(products: TriedProducts, adapter: PlacedAdapter) -> bool:
+    return all(isinstance(product, Off) for product in products.of([Segment(0, 1, adapter)]))
+
+
+def test_products_that_are_right_stay(caplog: pytest.LogCaptureFixture) -> None:
+    products = tried(Claimed(), TorchProducts())
+    for rank in (4, 20):
+        adapter = adapter_of({"0.0": rank, "0.1": 8, "1.0": rank})
+        products.prepare(adapter)
+        assert is_claimed(products, adapter)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("claimed", "problem"),
+    [
+        (Claimed(error=1.0), "rank 8 over 24 features differs by 1"),
+        (Claimed(error=float("nan")), "differs by nan"),
+        (Claimed(failure=RuntimeError("no C compiler")), "RuntimeError: no C compiler"),
+        (Claimed(failure=ImportError("a broken Triton")), "ImportError: a broken Triton"),
+    ],
+)
+def test_the_first_that_is_wrong_ends_it(claimed: Claimed, problem: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    products, adapter = tried(claimed, TorchProducts()), adapter_of({"0.0": 8})
+    for _ in range(2):
+        products.prepare(adapter)
+        assert not is_claimed(products, adapter)
+    assert len(caplog.records) == 1, "it is said once"
+    assert problem in caplog.records[0].message
+    with pytest.raises(ModelUnavailable, match=problem):
+        tried(claimed, None).prepare(adapter)
+
+
+def test_a_full_device_is_no_reason() -> None:
+    products, adapter = tried(Claimed(failure=torch.OutOfMemoryError()), TorchProducts()), adapter_of({"0.0": 8})
+    with pytest.raises(torch.OutOfMemoryError):
+        products.prepare(adapter)
+    assert is_claimed(products, adapter)
+
+
+# -- what the kernels read ---------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 150)), min_size=1, max_size=8), st.sampled_from([16, 64]))
+def test_tiles_cover_each_row_once(spans: list[tuple[int, int]], size: int) -> None:
+    segments, tables, position = [], [], 0
+    adapters = [adapter_of({"0.0": 8}, seed=seed) for seed in range(3)]
+    for number, (gap, length) in enumerate(spans):
+        segments.append(Segment(position + gap, position + gap + length, adapters[number % 3]))
+        tables.append(number)
+        position += gap + length
+    tiles = list(tiles_of(segments, tables, size))
+    assert all(0 < tile.stop - tile.start <= size for tile in tiles)
+    covered = [(row, tile.weights, tile.table) for tile in tiles for row in range(tile.start, tile.stop)]
+    assert covered == [
+        (row, segment.adapter.flat.data_ptr(), table)
+        for segment, table in zip(segments, tables, strict=True)
+        for row in range(segment.start, segment.stop)
+    ]
+
+
+def test_a_table_says_where_everything_is() -> None:
+    adapter = adapter_of({"0.0": 9, "0.1": 4})
+    alone = adapter_of({"1.0": 8})
+    # A is [24, 24], B of the first part [16, 16], of the second [8, 8]
+    a, first = 24 * 24, 16 * 16
+    assert table_values(adapter.layout) == [1, *(0, 24, 5, 2), *(a, 0, 16, 0, 16), *(a + first, 16, 8, 16, 8)]
+    assert table_values(alone.layout) == [2, *(0, 0, 0, 0), *(0, 8, 9, 1), *(64, 0, 8, 0, 8)]
+
+
+# -- the kernels -------------------------------------------------------------------------------------------------
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_laws_hold_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/lora/fused_laws.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [75, 80, 86, 90])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_kernels_compile(capability: int, dtype: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all sizes, without a GPU, within the shared memory that one program may have."""
+    from tests.lora.compiled import SHARED_MEMORY, compile_all
+
+    if (capability, dtype) == (75, "bf16"):
+        pytest.skip("there is no bfloat16 before 8.0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for kernel in compile_all(capability, dtype):
+        assert kernel.metadata.shared <= SHARED_MEMORY[capability], kernel.name
+
+
+@pytest.mark.gpu
+@needs_triton
+@given(seed=st.integers(0, 1 << 30))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_gpu_gives_what_torch_gives(dtype: torch.dtype, seed: int) -> None:
+    check_any_step(FusedProducts(CUDA), seed, torch.empty(0, dtype=dtype, device=CUDA), max_tokens=700)
+
+
+@pytest.mark.gpu
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sides_of_a_large_model(dtype: torch.dtype) -> None:
+    """As of a model of 8 billion weights, decoding and with a prompt beside."""
+    from random import Random
+
+    sites = [Sides(4096, (4096, 1024, 1024)), Sides(4096, (4096,)), Sides(4096, (14336, 14336)), Sides(14336, (4096,))]
+    products = create_products("fused", CUDA, dtype)
+    adapters = random_adapters(Random(1), sites, torch.empty(0, dtype=dtype, device=CUDA), 8)
+    for adapter in adapters:
+        products.prepare(adapter)
+    for lengths in ([1] * 8, [1] * 7 + [1500]):
+        starts = [sum(lengths[:number]) for number in range(8)]
+        segments = [
+            Segment(start, start + length, adapter)
+            for start, length, adapter in zip(starts, lengths, adapters, strict=True)
+        ]
+        check_step(products, segments, sum(lengths) + 1, sites)
