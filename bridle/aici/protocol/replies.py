@@ -1,0 +1,166 @@
+"""What a runtime answers: the envelope, and the data of each kind of request."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from bridle.aici.protocol.values import Count, TokenId
+
+Data = TypeVar("Data")
+Result = TypeVar("Result")
+
+
+class Ok(Struct, Generic[Data], tag_field="type", tag="ok"):
+    data: Data
+    rid: str | UnsetType = field(name="$rid", default=UNSET)
+
+
+class Failure(Struct, tag_field="type", tag="error"):
+    """`is_user_error`: the text is fit for end users. Addition: `retry_after`, there is no room now; seconds until it
+    may be worth trying again."""
+
+    error: str
+    is_user_error: bool = False
+    rid: str | UnsetType = field(name="$rid", default=UNSET)
+    retry_after: float | UnsetType = UNSET
+
+
+class JsonFailure(Struct, tag_field="type", tag="json-error"):
+    """The request was not JSON."""
+
+    error: str
+
+
+class WriteVar(Struct):
+    """`value` is lower-case hex; `op` is Set or Append."""
+
+    name: str
+    value: str
+    op: str
+    when_version_is: int | None = None
+
+
+class ReadVar(Struct):
+    name: str
+
+
+class StorageCommand(Struct):
+    """Exactly one of the two is set."""
+
+    write: WriteVar | UnsetType = field(name="WriteVar", default=UNSET)
+    read: ReadVar | UnsetType = field(name="ReadVar", default=UNSET)
+
+
+class SeqResult(Struct, Generic[Result]):
+    """What a callback gave for one sequence. `micros` is its run time, rounded down to tens."""
+
+    error: str = ""
+    result: Result | None = None
+    storage: list[StorageCommand] = []
+    logs: str = ""
+    micros: int = 0
+
+
+class Pong(Struct):
+    pong: int = 1
+
+
+class TokensData(Struct):
+    """`eos_token_id` in D2 only; `extensions` is an addition."""
+
+    vocab_size: int
+    eos_token_id: int | UnsetType = UNSET
+    extensions: list[str] | UnsetType = UNSET
+
+
+class PostResult(Struct):
+    stop: bool
+
+
+class PreResult(Struct):
+    suspend: bool = False
+    num_forks: int = 1
+    ff_tokens: list[int] = []
+
+
+class PostPreData(Struct):
+    post_seqs: dict[int, SeqResult[PostResult]]
+    pre_seqs: dict[int, SeqResult[PreResult]]
+
+
+class MidResult(Struct):
+    """D1 splice: drop the sampled token, remove `backtrack - 1` older ones (0 if it is 0), append `ff_tokens`."""
+
+    ff_tokens: list[int]
+    backtrack: int
+
+
+class MidData1(Struct):
+    seqs: dict[int, SeqResult[MidResult]]
+    num_seqs: int
+
+
+class Splice(Struct):
+    when_sampled: list[TokenId] = []
+    backtrack: Count = 0
+    ff_tokens: list[TokenId] = []
+
+
+class Branch(Struct):
+    """D2: one way to go on; `sample_mask` is a row of the mask matrix, None means do not sample.
+
+    Additions: `sampling` (parameters of this one draw, names as in the engine), `bias` (additive, token to value),
+    `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that may last: the runtime will
+    answer the same until something happens, so the engine need not hurry), `waits_for` (beside `wait`: all that can end
+    it are these variables, each with the version it has to exceed; none: the guest itself, when it is asked again).
+    """
+
+    sample_mask: int | None = None
+    temperature: float | None = None
+    splices: list[Splice] = []
+    sampling: dict[str, float | int] | UnsetType = UNSET
+    bias: list[tuple[TokenId, float]] | UnsetType = UNSET
+    top_logprobs: Count | UnsetType = UNSET
+    wait: bool | UnsetType = UNSET
+    waits_for: list[tuple[str, int]] | UnsetType = UNSET
+
+
+class Branches(Struct):
+    branches: list[Branch]
+
+
+class MidData2(Struct):
+    seqs: dict[int, SeqResult[Branches]]
+    dtype: str
+    first_mask_byte_offset: int
+    mask_num_bytes: int
+    mask_num_elts: int
+    num_masks: int
+
+
+class ModuleData(Struct):
+    """`time` is the compile time in milliseconds."""
+
+    module_id: str
+    wasm_size: int
+    compiled_size: int
+    time: int
+
+
+class TagInfo(Struct):
+    tag: str
+    module_id: str
+    updated_at: int
+    updated_by: str
+    wasm_size: int
+    compiled_size: int
+
+
+class TagsData(Struct):
+    tags: list[TagInfo]
+
+
+class PromptResult(Struct):
+    prompt: list[TokenId]

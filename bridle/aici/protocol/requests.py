@@ -1,0 +1,143 @@
+"""What an engine asks a runtime, on the main channel and on the side channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType, field
+
+from bridle.aici.protocol.values import Count, SeqId, TokenId
+
+
+class Message(Struct, tag_field="op", kw_only=True, omit_defaults=True):
+    """What every request may carry: an id to find the reply by, who asks, and (an addition) the trace that it belongs
+    to, as W3C's trace context writes it."""
+
+    rid: Any = field(name="$rid", default=None)
+    auth: Any = field(name="$auth", default=None)
+    traceparent: Any = None
+
+
+class Ping(Message, tag="ping"):
+    """Is the runtime alive?"""
+
+
+class Tokens(Message, tag="tokens"):
+    """How large is its vocabulary?"""
+
+
+class Stop(Message, tag="stop"):
+    """End the runtime. Never answered."""
+
+
+class PostOp(Struct, omit_defaults=True):
+    """D1: what the last step did to a sequence. `backtrack` counts the token that was sampled and discarded."""
+
+    id: SeqId
+    tokens: list[TokenId]
+    backtrack: Count = 0
+
+
+class PreOp(Struct):
+    """D1: from now on the instance made for `req_id` is sequence `id`."""
+
+    id: SeqId
+    req_id: str
+
+
+class PostPreProcess(Message, tag="post_pre_process"):
+    """D1: what happened in the last step, and what may run in the next."""
+
+    post_ops: list[PostOp]
+    pre_ops: list[PreOp]
+    freed: list[SeqId]
+
+
+class MidOp(Struct, omit_defaults=True):
+    """One scheduled sequence. D1 uses `id` and `clone_id` only.
+
+    D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was drawn. The first op of a
+    request has `req_id`, that of a fork `clone_id` and `clone_idx`. Addition: `candidates` answers a branch that
+    asked for `top_logprobs`.
+    """
+
+    id: SeqId
+    backtrack: Count | UnsetType = UNSET
+    tokens: list[TokenId] | UnsetType = UNSET
+    sampled: TokenId | None = None
+    req_id: str | None = None
+    clone_id: SeqId | None = None
+    clone_idx: Count | None = None
+    candidates: list[tuple[TokenId, float]] | None = None
+
+
+class MidProcess(Message, tag="mid_process"):
+    """Run the callbacks of the scheduled sequences. A `freed` key makes it dialect 2.
+
+    Additions: `deadline_ms`, how long callbacks may take, if longer than the step limit; `reply_ms`, when the engine
+    wants the reply at the latest: a sequence that is not done by then is told to wait like a late one, but counts as
+    late only once its time is over.
+    """
+
+    ops: list[MidOp]
+    freed: list[SeqId] | UnsetType = UNSET
+    deadline_ms: float | None = None
+    reply_ms: float | None = None
+
+    @property
+    def dialect(self) -> int:
+        return 1 if self.freed is UNSET else 2
+
+
+class MkModule(Message, tag="mk_module"):
+    """Upload a controller: `binary` is base64."""
+
+    binary: str
+
+
+class GetTags(Message, tag="get_tags"):
+    """All tags, newest first."""
+
+
+class SetTags(Message, tag="set_tags"):
+    """Let `tags` point at a module."""
+
+    module_id: str
+    tags: list[str]
+
+
+class Instantiate(Message, tag="instantiate"):
+    """Make an instance for a request; a string prompt is tokenized (a convenience of the original)."""
+
+    req_id: str
+    prompt: list[TokenId] | str
+    module_id: str
+    module_arg: Raw = field(default_factory=lambda: Raw(b"null"))
+
+    @property
+    def argument(self) -> str:
+        """The argument as the controller sees it: a string as it is, anything else as its JSON text."""
+        text = bytes(self.module_arg)
+        if text[:1] == b'"':
+            return msgspec.json.decode(text, type=str)
+        return text.decode()
+
+
+class Discard(Message, tag="discard"):
+    """Addition: the request of this instance will never run; drop it. Unknown ids are ignored."""
+
+    req_id: str
+
+
+Request = Ping | Tokens | Stop | PostPreProcess | MidProcess | MkModule | GetTags | SetTags | Instantiate | Discard
+
+
+class Auth(Struct):
+    """Who asks. Absent: `local`, no admin."""
+
+    user: str
+    is_admin: bool
+
+
+LOCAL = Auth("local", False)
