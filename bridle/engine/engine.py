@@ -22,7 +22,7 @@ from bridle.engine.batching import Batching
 from bridle.engine.blame import Blame
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.branching import Branched, Branching, Outputs, draws_next
-from bridle.engine.deadlines import Deadlines
+from bridle.engine.endings import Endings
 from bridle.engine.intake import Intake
 from bridle.engine.interfaces import (
     AdapterStore,
@@ -39,12 +39,11 @@ from bridle.engine.progress import Progress
 from bridle.engine.prompt_gate import PromptGate
 from bridle.engine.request import Request
 from bridle.engine.scheduler import Scheduled, Scheduler
-from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
 from bridle.engine.steering import Steering
 from bridle.errors import (
     BridleError,
-    DeadlineExceeded,
     EngineClosed,
     InternalError,
     InvalidRequest,
@@ -107,8 +106,7 @@ class Engine:
             self.config.max_forks,
         )
         self._live: dict[str, Outputs] = {}
-        self._deadlines = Deadlines()
-        self._cancelled: list[str] = []
+        self._endings = Endings(self._live, self._progress, self._turns.take_failures)
         self._blame = Blame()
         self._is_lost = False  # the device is away, and everybody was told
         self._closed = False
@@ -172,13 +170,10 @@ class Engine:
             raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
         self.check(request)
         self._turns.open(request)
-        while request.id in self._cancelled:  # meant for an earlier request of that name
-            self._cancelled.remove(request.id)
+        self._endings.watch(request)
         seq = self._intake.new_sequence(request, next(self._ids))
         self._live[request.id] = Outputs({seq.id: seq})
         self._statistics.num_requests += 1
-        if request.deadline is not None:
-            self._deadlines.add(request.id, request.deadline)
         if request.controller is None:
             self._begin(seq)
         else:
@@ -197,7 +192,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """End all outputs of a request at the next step; unknown ids are ignored. Safe from any thread."""
-        self._cancelled.append(request_id)
+        self._endings.cancel_nowait(request_id)
 
     def close(self) -> None:
         """Shut the pools and the executor down; live requests get no further event. Idempotent."""
@@ -213,8 +208,7 @@ class Engine:
     def step(self) -> list[Event]:
         """Compute one batch; gives what happened, in order."""
         began = self.clock()
-        self._drop_unwanted(began)
-        self._drop_unadapted()
+        self._endings.apply(began)
         self._openings.take()
         self._steering.apply_early()
         plan, scheduled = self._plan()
@@ -281,27 +275,6 @@ class Engine:
 
     # -- coming and going --------------------------------------------------------------------------------
 
-    def _drop_unwanted(self, now: float) -> None:
-        while self._cancelled:
-            request_id = self._cancelled.pop()
-            for seq in self._sequences_of(request_id):
-                self._progress.finish(seq, FinishReason.CANCELLED)
-        for request_id, late in self._deadlines.pop_due(now):
-            for seq in self._sequences_of(request_id):
-                self._progress.finish(seq, FinishReason.DEADLINE, error=_too_late(seq, late))
-
-    def _drop_unadapted(self) -> None:
-        """Adapters that cannot be had: whoever wants one is told why."""
-        for key, error in self._turns.take_failures().items():
-            for request_id in self.request_ids:
-                for seq in self._sequences_of(request_id):
-                    if seq.request.adapter == key:
-                        self._progress.fail(seq, error)
-
-    def _sequences_of(self, request_id: str) -> list[Sequence]:
-        outputs = self._live.get(request_id)
-        return list(outputs.sequences.values()) if outputs else []
-
     def _outputs_of(self, request_id: str) -> Outputs:
         return self._live[request_id]
 
@@ -316,7 +289,7 @@ class Engine:
         is_last = not outputs.sequences
         if is_last:
             del self._live[seq.request.id]
-            self._deadlines.drop(seq.request.id)
+            self._endings.forget(seq.request.id)
             self._turns.leave(seq.request)
         self._progress.events.append(replace(event, is_last=is_last))
 
@@ -391,14 +364,3 @@ def _make_scheduler(
         priority_seconds=config.priority_seconds,
         turns=turns,
     )
-
-
-def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
-    """Tells how far the output had come, so that its client knows what to change."""
-    if seq.status is SequenceStatus.OPENING:
-        state = "while its controller was being made"
-    elif seq.status is SequenceStatus.WAITING and not seq.num_generated:
-        state = "while it waited for room"
-    else:
-        state = f"after {seq.num_generated} tokens of output"
-    return DeadlineExceeded(f"the request's deadline passed {late:.3f} s ago, {state}")

@@ -1,0 +1,76 @@
+"""Requests that end before their outputs do: cancelled, too late, or without the adapter that they want.
+
+What comes from other threads is done between two steps. Knows nothing of plans, and not whether anybody still listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bridle.engine.branching import Outputs
+from bridle.engine.deadlines import Deadlines
+from bridle.engine.progress import Progress
+from bridle.engine.request import Request
+from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.errors import BridleError, DeadlineExceeded
+from bridle.outputs import FinishReason
+
+
+class Endings:
+    """Ends requests of `live`. `take_failures` gives the adapters that cannot be had, with the reasons."""
+
+    def __init__(
+        self,
+        live: Mapping[str, Outputs],
+        progress: Progress,
+        take_failures: Callable[[], Mapping[str, BridleError]],
+    ) -> None:
+        self._live = live
+        self._progress = progress
+        self._take_failures = take_failures
+        self._deadlines = Deadlines()
+        self._cancelled: list[str] = []
+
+    def watch(self, request: Request) -> None:
+        """A request begins."""
+        while request.id in self._cancelled:  # meant for an earlier request of that name
+            self._cancelled.remove(request.id)
+        if request.deadline is not None:
+            self._deadlines.add(request.id, request.deadline)
+
+    def forget(self, request_id: str) -> None:
+        """A request is over."""
+        self._deadlines.drop(request_id)
+
+    def cancel_nowait(self, request_id: str) -> None:
+        """End a request when `apply` is called next; unknown ids are ignored. Safe from any thread."""
+        self._cancelled.append(request_id)
+
+    def apply(self, now: float) -> None:
+        """End what is to end by now."""
+        while self._cancelled:
+            for seq in self._sequences_of(self._cancelled.pop()):
+                self._progress.finish(seq, FinishReason.CANCELLED)
+        for request_id, late in self._deadlines.pop_due(now):
+            for seq in self._sequences_of(request_id):
+                self._progress.finish(seq, FinishReason.DEADLINE, error=_too_late(seq, late))
+        for key, error in self._take_failures().items():
+            for request_id in tuple(self._live):
+                for seq in self._sequences_of(request_id):
+                    if seq.request.adapter == key:
+                        self._progress.fail(seq, error)
+
+    def _sequences_of(self, request_id: str) -> list[Sequence]:
+        outputs = self._live.get(request_id)
+        return list(outputs.sequences.values()) if outputs else []
+
+
+def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
+    """Tells how far the output had come, so that its client knows what to change."""
+    if seq.status is SequenceStatus.OPENING:
+        state = "while its controller was being made"
+    elif seq.status is SequenceStatus.WAITING and not seq.num_generated:
+        state = "while it waited for room"
+    else:
+        state = f"after {seq.num_generated} tokens of output"
+    return DeadlineExceeded(f"the request's deadline passed {late:.3f} s ago, {state}")
