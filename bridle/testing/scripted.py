@@ -23,6 +23,7 @@ from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, ScoreRun, StepPl
 from bridle.errors import BridleError, InternalError, ShardUnavailable
 from bridle.outputs import Logprob
 from bridle.testing.clock import Clock
+from bridle.testing.device import PlayedDevice
 from bridle.testing.kv import Contents, PagedKV, SequenceKV
 from bridle.testing.logits import Logits, NextToken, ScriptedModel
 from bridle.testing.mirror import Mirror, Mirrors, check_plan, check_writes, require
@@ -83,28 +84,29 @@ class ScriptedExecutor:
             max_num_seqs=max_num_seqs,
             embedding_size=embedding_size,
         )
-        if device_time is not None and clock is None:
-            raise ValueError("device_time needs a clock to be measured with")
         self.model = ScriptedModel(vocab_size, seed, next_token, spread)
         self.plans: list[StepPlan] = []
         self.batches: list[SampleBatch] = []
         self.violations: list[InternalError] = []
-        self.num_forwards = self.num_samples = self.num_computed_tokens = 0
+        self.num_computed_tokens = 0
         self.is_closed = False
-        self._faults, self._sample_faults = dict(faults or {}), dict(sample_faults or {})
-        self._clock, self._device_time, self._on_forward = clock, device_time, on_forward
-        self._record = record
+        self.device = PlayedDevice(faults, sample_faults, clock, device_time)
+        self._on_forward, self._record = on_forward, record
         self._mirrors = Mirrors(self._info, self.model)
         self._paged = PagedKV(num_blocks, block_size)
         self._by_sequence = SequenceKV(num_blocks * block_size)
         self._rows: list[_LogitsRow] = []
         self._step = -1
         self._is_sampled = True
-        self._busy_until = 0.0
 
     @property
     def info(self) -> ExecutorInfo:
         return self._info
+
+    @property
+    def num_forwards(self) -> int:
+        """Calls of `forward` so far."""
+        return self.device.num_forwards
 
     @property
     def num_mirrors(self) -> int:
@@ -115,22 +117,17 @@ class ScriptedExecutor:
         """Apply the plan and compute its rows; `InternalError` if it breaks the contract."""
         if self._on_forward is not None:
             self._on_forward(plan)
-        number, self.num_forwards = self.num_forwards, self.num_forwards + 1
-        self._fail(self._faults.get(number))
+        self._fail(self.device.begin_forward())
         if self._record:
             self.plans.append(plan)
         with _Recorded(self.violations):
             require(not self.is_closed, f"step {plan.step} on a closed executor")
             self._run(plan)
-        if self._clock is not None and self._device_time is not None:
-            self._busy_until = max(self._busy_until, self._clock()) + self._device_time(plan)
+        self.device.run(plan)
 
     def sample(self, batch: SampleBatch) -> StepResult:
         """Draw and score from the last forward's logits; `InternalError` if the batch does not fit them."""
-        number, self.num_samples = self.num_samples, self.num_samples + 1
-        if self._clock is not None:
-            self._clock.wait_until(self._busy_until)
-        self._fail(self._sample_faults.get(number))
+        self._fail(self.device.begin_sample())
         if self._record:
             self.batches.append(batch)
         with _Recorded(self.violations):

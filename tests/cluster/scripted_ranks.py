@@ -92,7 +92,7 @@ def options_of(executor: ScriptedExecutor) -> dict[str, Any]:
     names = ("vocab_size", "num_blocks", "block_size", "kv", "max_model_len", "max_num_batched_tokens", "max_num_seqs")
     info, model = executor.info, executor.model
     return {
-        "faults": sorted(executor._faults),
+        "faults": sorted(executor.device.faults),
         "options": {"seed": model.seed, "spread": model.spread, **{name: getattr(info, name) for name in names}},
     }
 

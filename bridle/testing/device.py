@@ -1,0 +1,45 @@
+"""What a scripted executor plays of a device beside its results: calls that fail, and the time that a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bridle.engine.plan import StepPlan
+from bridle.errors import BridleError
+from bridle.testing.clock import Clock
+
+
+class PlayedDevice:
+    """`faults` and `sample_faults` say which calls fail, by their numbers from 0. A forward pass takes
+    `seconds(plan)` of `clock`: it returns at once, and sampling waits for the rest."""
+
+    def __init__(
+        self,
+        faults: Mapping[int, BridleError] | None = None,
+        sample_faults: Mapping[int, BridleError] | None = None,
+        clock: Clock | None = None,
+        seconds: Callable[[StepPlan], float] | None = None,
+    ) -> None:
+        if seconds is not None and clock is None:
+            raise ValueError("device_time needs a clock to be measured with")
+        self.faults, self.sample_faults = dict(faults or {}), dict(sample_faults or {})
+        self.num_forwards = self.num_samples = 0
+        self._clock, self._seconds = clock, seconds
+        self._busy_until = 0.0
+
+    def begin_forward(self) -> BridleError | None:
+        """Count a forward pass; gives its fault, if it is to fail."""
+        self.num_forwards += 1
+        return self.faults.get(self.num_forwards - 1)
+
+    def run(self, plan: StepPlan) -> None:
+        """The device works from now on, or after what it works on."""
+        if self._clock is not None and self._seconds is not None:
+            self._busy_until = max(self._busy_until, self._clock()) + self._seconds(plan)
+
+    def begin_sample(self) -> BridleError | None:
+        """Wait for the device and count a sampling; gives its fault, if it is to fail."""
+        self.num_samples += 1
+        if self._clock is not None:
+            self._clock.wait_until(self._busy_until)
+        return self.sample_faults.get(self.num_samples - 1)
