@@ -74,8 +74,10 @@ class Members:
 
     def _run(self) -> None:
         for command in self._commands:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            self._processes.append(subprocess.Popen(command, env=child_environment(), **pipes))  # noqa: S603
+            process = subprocess.Popen(  # noqa: S603
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment()
+            )
+            self._processes.append(process)
         self._are_started.set()
         watchers = [
             threading.Thread(target=self._watch, args=(rank, process), daemon=True)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import sys
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bridle.config import ModelConfig
+from bridle.deploy import group
 from bridle.deploy.launcher import LaunchedShard, shard_arguments
 from bridle.engine import Engine, Request
 from bridle.engine.interfaces import Executor
@@ -87,6 +94,31 @@ def test_two_ranks_embed_as_one_process_does(family: str) -> None:
     found, wanted = vectors_of(launch_group(config_of(family))), vectors_of(load_executor(config_of(family)))
     assert len(found) == 3
     torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_size_their_pools_together(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each runs its part of the largest step in a trial pool; all get the pool of the one that has least memory."""
+    alone = replace(config_of("llama"), num_blocks=None, block_size=4, max_model_len=64, step_tokens=16, step_seqs=4)
+    command, lost = group._command, SimpleQueue[str]()
+    monkeypatch.setattr(
+        group, "_command", lambda config, *place: command(replace(config, max_kv_memory=1 << 16), *place)
+    )
+    monkeypatch.setattr(group, "Members", partial(group.Members, on_loss=lost.put))
+    caplog.set_level(logging.INFO, logger="bridle")
+    try:
+        executor = group.load_group(alone, 2)
+        info, found = executor.info, run(executor)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert lost.empty()
+    told = re.findall(r"the largest step \((.*)\) took .* holds (\d+) tokens", caplog.text + capfd.readouterr().err)
+    assert told == [("16 prompt tokens, 4 sequences", str(info.num_blocks * 4))] * 2
+    here = load_executor(alone)
+    assert 16 <= info.num_blocks < here.info.num_blocks
+    assert found == run(here)
 
 
 @pytest.mark.slow
