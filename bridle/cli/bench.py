@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from bridle.bench import Settings
 
 Benchmark = Literal[
     "engine",
@@ -27,17 +31,49 @@ Benchmark = Literal[
 ]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """How much is measured, and where the figures go."""
+
+    quick: Annotated[bool, Parameter(negative="")] = False
+    "Fewer tokens and rounds: minutes become seconds, ratios become rough."
+    model_size: Annotated[tuple[Literal["20m", "0.5b"], ...], Parameter(negative="")] = ()
+    (
+        "For `engine`, `lmtp` and `steps`: `20m`, `0.5b` or both (default: both, for `lmtp` the large one, for `steps` "
+        "and with --quick the small one)."
+    )
+    batch: Annotated[tuple[int, ...], Parameter(negative="")] = ()
+    "Sequences or streams at once; may be given several times. Default: what suits the benchmark."
+    threads: int | None = None
+    "CPU threads that compute. Default: as many as there are physical cores."
+    lmql: Path | None = None
+    (
+        "For `lmtp`: folder of a virtual environment with the genuine LMQL, made there if it is missing (minutes, a "
+        "gigabyte). Default: in the user's cache folder."
+    )
+    report: Path | None = None
+    (
+        "For `simulation`: a page (Markdown) whose tables are made anew, with plots and figures in a folder beside it. "
+        "Needs `pip install 'bridle[bench]'`."
+    )
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+    "Print one line of JSON with all figures, last."
+
+    def to_settings(self) -> Settings:
+        from bridle.bench import Settings
+
+        return Settings(self.quick, self.model_size, self.batch, self.threads, self.as_json, self.lmql, self.report)
+
+
+_OPTIONS = BenchOptions()
+
+
 def bench(
     name: Annotated[Benchmark, Parameter(name="NAME")],
     /,
     *,
-    quick: Annotated[bool, Parameter(negative="")] = False,
-    model_size: Annotated[tuple[Literal["20m", "0.5b"], ...], Parameter(negative="")] = (),
-    batch: Annotated[tuple[int, ...], Parameter(negative="")] = (),
-    threads: int | None = None,
-    lmql: Path | None = None,
-    report: Path | None = None,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    options: BenchOptions = _OPTIONS,
 ) -> int:
     """Measure a part of bridle on this machine.
 
@@ -56,25 +92,8 @@ def bench(
     ----------
     name
         What to measure.
-    quick
-        Fewer tokens and rounds: minutes become seconds, ratios become rough.
-    model_size
-        For `engine`, `lmtp` and `steps`: `20m`, `0.5b` or both (default: both, for `lmtp` the large one, for `steps`
-        and with --quick the small one).
-    batch
-        Sequences or streams at once; may be given several times. Default: what suits the benchmark.
-    threads
-        CPU threads that compute. Default: as many as there are physical cores.
-    lmql
-        For `lmtp`: folder of a virtual environment with the genuine LMQL, made there if it is missing (minutes, a
-        gigabyte). Default: in the user's cache folder.
-    report
-        For `simulation`: a page (Markdown) whose tables are made anew, with plots and figures in a folder beside it.
-        Needs `pip install 'bridle[bench]'`.
-    as_json
-        Print one line of JSON with all figures, last.
     """
-    from bridle.bench import Settings, run
+    from bridle.bench import run
 
-    run(name, Settings(quick, model_size, batch, threads, as_json, lmql, report))
+    run(name, options.to_settings())
     return 0
