@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -23,8 +24,11 @@ def list_adapters(*, model: Model = None, server: Server = _SERVER) -> int:
     model
         Whose adapters. Default: those of all models.
     """
-    for row in server.api().adapters(model):
+    found = server.api().adapters(model)
+    for row in found:
         _print(row)
+    if not found:
+        print("no adapters: `bridle serve --adapter NAME=SOURCE` or `bridle adapters load` adds one", file=sys.stderr)
     return 0
 
 
@@ -38,7 +42,7 @@ def load(
     model: Model = None,
     server: Server = _SERVER,
 ) -> int:
-    """Load an adapter, so that requests may choose it: `bridle adapters load NAME [SOURCE]`. Takes the key of an admin.
+    """Load an adapter, so that requests may choose it. Takes the key of an admin.
 
     Parameters
     ----------

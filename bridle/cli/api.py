@@ -26,6 +26,9 @@ _TIMEOUT = 600.0  # seconds without a byte; a stream that rests sends pings more
 _MAX_ERROR_BYTES = 1 << 20
 _MAX_RETRY_AFTER = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_MAX_SHOWN_BODY = 200
+#: What somebody at a command line can do about a refusal.
+_HINTS = {401: "; give one with --key, or with #key=KEY at the end of the address"}
 
 SERVER = Group("Server", sort_key=20)
 
@@ -59,7 +62,8 @@ class Api:
     def __init__(self, base: str | None = None, key: str | None = None) -> None:
         parts = urlsplit(base or os.environ.get(_BASE_VARIABLE) or DEFAULT_BASE)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(f"the base URL is {urlunsplit(parts)!r}; it must be http(s)://HOST/v1/", "base_url")
+            shown = urlunsplit(parts)
+            raise InvalidRequest(f"the base URL is {shown!r}; it must be one such as {DEFAULT_BASE}", "base_url")
         in_url = parts.fragment.removeprefix("key=") if parts.fragment.startswith("key=") else None
         path = "/v1/" if parts.path in ("", "/") else parts.path.removesuffix("/") + "/"
         self.base = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
@@ -130,12 +134,17 @@ class Api:
             with self._opener.open(request, timeout=_TIMEOUT) as response:
                 yield response
         except urllib.error.HTTPError as error:
-            refusal = ApiError(f"{_message(error)} (status {error.code})")
+            refusal = ApiError(f"{_message(error)} (status {error.code}){_HINTS.get(error.code, '')}")
             refusal.retry_after = _seconds(error.headers.get("Retry-After"))
             raise refusal from None
         except urllib.error.URLError as error:
-            raise ApiError(f"{self.base} cannot be reached: {error.reason}; does `bridle serve` run there?") from None
-        except (OSError, HTTPException, json.JSONDecodeError) as error:
+            reason = getattr(error.reason, "strerror", None) or error.reason
+            raise ApiError(
+                f"{self.base} cannot be reached: {reason}; start `bridle serve`, or say with --base-url where it runs"
+            ) from None
+        except json.JSONDecodeError:
+            raise ApiError(f"{self.base} does not answer as bridle does; is that the right address?") from None
+        except (OSError, HTTPException) as error:
             raise ApiError(f"{self.base} broke off: {error or type(error).__name__}") from None
 
 
@@ -162,7 +171,8 @@ def _message(error: urllib.error.HTTPError) -> str:
         said = _said(json.loads(body))
     except json.JSONDecodeError:
         said = None
-    return said or body or str(error.reason)
+    is_short = len(body) <= _MAX_SHOWN_BODY and not body.startswith("<")  # pages are for browsers
+    return said or (body if is_short else "") or str(error.reason)
 
 
 def _seconds(text: str | None) -> float | None:

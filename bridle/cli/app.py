@@ -6,7 +6,10 @@ The command line wins over the environment, and that over the file.
 
 from __future__ import annotations
 
-from cyclopts import App, Group
+from collections.abc import Callable
+from typing import Any
+
+from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
 
 from bridle import __version__
@@ -30,8 +33,9 @@ from bridle.cli.top import top
 
 SERVING = Group("Serve", sort_key=1)
 USING = Group("Use a model here", sort_key=2)
-CONTROL = Group("Run controllers on a server", sort_key=3)
-KNOWING = Group("Look closer", sort_key=4)
+ASKING = Group("Ask a running server", sort_key=3)
+CONTROL = Group("Steer with controllers", sort_key=4)
+KNOWING = Group("Look closer", sort_key=5)
 HELP = Group("Help", sort_key=9)
 
 EPILOGUE = """\
@@ -44,6 +48,16 @@ wins, then the environment.
 
 `bridle help WORD` finds commands and flags by what they are about; `bridle doctor` looks for what is wrong here.
 """
+#: What the page of a single command ends with.
+SHORT_EPILOGUE = "Flags may also be environment variables or entries of a settings file; `bridle --help` says how."
+
+
+def _shown_default(value: object) -> str | None:
+    """A default as help pages show it; what means "nothing" or "off" is left out."""
+    if value is None or value is False or value == ():
+        return None
+    return "yes" if value is True else str(value)
+
 
 app = App(
     name="bridle",
@@ -53,6 +67,7 @@ app = App(
     version=f"bridle {__version__}",
     version_flags=["--version", "-V"],
     config=[Env("BRIDLE_", command=False)],
+    default_parameter=Parameter(show_default=_shown_default),
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
@@ -61,25 +76,47 @@ app["--version"].group = HELP
 
 app.register_install_completion_command(group=HELP, help="Complete commands and flags in this shell from now on.")
 
-app.command(help_, name="help", group=HELP)
+#: Each command with what follows its name on a command line, under its heading, in the order of the help page.
+COMMANDS: tuple[tuple[Group, Callable[..., int], str], ...] = (
+    (SERVING, serve, "[MODEL...] [OPTIONS]"),
+    (SERVING, serve_model, "[MODEL] [OPTIONS]"),
+    (SERVING, shard, "[MODEL] [OPTIONS]"),
+    (USING, generate, "[MODEL] PROMPT [OPTIONS]"),
+    (USING, chat, "[MODEL] [OPTIONS]"),
+    (USING, run_batch, "FILE [OPTIONS]"),
+    (ASKING, infer, "PROMPT [OPTIONS]"),
+    (ASKING, lmtp, "MODEL [HOST:PORT] [OPTIONS]"),
+    (ASKING, top, "[OPTIONS]"),
+    (CONTROL, new_controller, "NAME [OPTIONS]"),
+    (CONTROL, run, "[FILE] [OPTIONS]"),
+    (CONTROL, upload, "WASM [OPTIONS]"),
+    (CONTROL, tag, "MODULE TAG... [OPTIONS]"),
+    (CONTROL, tags, "[OPTIONS]"),
+    (CONTROL, replay, "TRACE [MODEL] [OPTIONS]"),
+    (KNOWING, doctor, "[MODEL] [OPTIONS]"),
+    (KNOWING, check, "MODEL [OPTIONS]"),
+    (KNOWING, bench, "NAME [OPTIONS]"),
+)
 
-app.command(serve, group=SERVING)
-app.command(serve_model, group=SERVING)
-app.command(shard, group=SERVING)
-app.command(keys)
-app["keys"].group = SERVING
-app.command(adapters)
-app["adapters"].group = SERVING
-app.command(runtime, group=SERVING, help_flags=[], version_flags=[])
-app.command(generate, group=USING)
-app.command(chat, group=USING)
-app.command(run_batch, group=USING)
-app.command(lmtp, group=USING)
-for command in (run, infer, upload, tag, tags):
-    app.command(command, group=CONTROL)
-app.command(new_controller, group=CONTROL)
-app.command(top, group=KNOWING)
-app.command(check, group=KNOWING)
-app.command(bench, group=KNOWING)
-app.command(doctor, group=KNOWING)
-app.command(replay, group=KNOWING)
+
+def _add(group: Group, command: Callable[..., int], rest: str, **settings: Any) -> None:
+    """A command under a heading."""
+    name = settings.pop("name", command.__name__.replace("_", "-"))
+    usage = f"Usage: bridle {name} {rest}"
+    app.command(
+        command, name=name, group=group, usage=usage, sort_key=len(list(app)), help_epilogue=SHORT_EPILOGUE, **settings
+    )
+
+
+def _add_family(group: Group, family: App) -> None:
+    """Commands with a common first word."""
+    family.group, family.sort_key, family.help_epilogue = group, len(list(app)), SHORT_EPILOGUE
+    app.command(family)
+
+
+_add(HELP, help_, "[WORD...]", name="help")
+for row in COMMANDS:
+    _add(*row)
+_add_family(SERVING, keys)
+_add(SERVING, runtime, "[OPTIONS]", help_flags=[], version_flags=[])
+_add_family(ASKING, adapters)

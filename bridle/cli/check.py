@@ -13,7 +13,7 @@ def check(
     *,
     revision: str | None = None,
 ) -> int:
-    """Compare a model with transformers' own computation of it and print a report.
+    """Compare a model with transformers' own computation of it.
 
     The exit code is 0 if they agree and 1 if they do not.
 

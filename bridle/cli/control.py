@@ -65,7 +65,7 @@ def run(
     log_level: Level = "3",
     server: Server = _SERVER,
 ) -> int:
-    """Run a controller on a server: `bridle run FILE --ctrl ID`.
+    """Run a controller on a server.
 
     `bridle run script.js` runs a script with the controller for its language, `bridle run guest.wasm` uploads a
     controller and runs it, `echo text | bridle run - -c mine` gives it standard input. The exit code is 1 if the
@@ -119,7 +119,7 @@ def infer(
     Parameters
     ----------
     prompt
-        The text.
+        The text; `-` is standard input.
     max_tokens
         Most tokens to generate.
     temperature
@@ -131,7 +131,7 @@ def infer(
     log_level
         1 prints the text alone, 3 also counts, 5 also everything the server sends.
     """
-    body = {"controller": "none", "controller_arg": prompt}
+    body = {"controller": "none", "controller_arg": sys.stdin.read() if prompt == "-" else prompt}
     body |= _given(max_tokens=max_tokens, temperature=temperature, adapter=adapter)
     return _run(server.api(), body, save, log_level)
 
@@ -163,7 +163,7 @@ def tag(
     *,
     server: Server = _SERVER,
 ) -> int:
-    """Give names to a controller: `bridle tag MODULE TAG...`.
+    """Give names to a controller.
 
     Parameters
     ----------
@@ -180,7 +180,10 @@ def tag(
 
 def tags(*, server: Server = _SERVER) -> int:
     """List the names of controllers, newest first: name, module, sizes, time, user."""
-    _print_tags(server.api().tags())
+    found = server.api().tags()
+    _print_tags(found)
+    if not found:
+        print("no tags yet: `bridle upload FILE --tag NAME` makes one", file=sys.stderr)
     return 0
 
 
@@ -267,8 +270,10 @@ def _read(file: str | None) -> str:
         return sys.stdin.read()
     try:
         return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{file} cannot be read: {error}", "FILE") from None
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "FILE") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file} is no text: byte {error.start} is not UTF-8", "FILE") from None
 
 
 def _read_wasm(path: Path) -> bytes:
@@ -282,10 +287,9 @@ def _standard(file: str | None) -> str:
     """The controller for a script. Raises `InvalidRequest` with what to say instead."""
     name = STANDARD.get(Path(file).suffix) if file else None
     if name is None:
+        what = "there is nothing to run" if file is None else f"no standard controller runs {file!r}"
         known = ", ".join(STANDARD)
-        raise InvalidRequest(
-            f"which controller? Name one with --ctrl or --upload, or run a file in {known}, .wasm", "ctrl"
-        )
+        raise InvalidRequest(f"{what}: give a file in {known} or .wasm, or name one with --ctrl or --upload", "ctrl")
     return name
 
 

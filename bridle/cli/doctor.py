@@ -22,9 +22,10 @@ _LOW_MEMORY = 2 << 30  # bytes; the demo model with its libraries needs about on
 
 
 def doctor(name: Annotated[str | None, Parameter(name="MODEL")] = None, /, *, port: Port = 8080) -> int:
-    """Look for what would keep bridle from working here. The exit code is 1 if there is a problem.
+    """Look for what would keep bridle from working here.
 
-    `bridle doctor Qwen/Qwen3-0.6B` also looks whether that model can be served.
+    `bridle doctor Qwen/Qwen3-0.6B` also looks whether that model can be served. The exit code is 1 if there is a
+    problem.
 
     Parameters
     ----------

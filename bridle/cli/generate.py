@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -31,11 +32,10 @@ def generate(
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
 ) -> int:
-    """Continue a text: `bridle generate [MODEL] PROMPT`.
+    """Continue a text.
 
-    `bridle generate "Once upon a time"`
-
-    `bridle generate Qwen/Qwen3-0.6B "The capital of France is" --max-tokens 8 --temperature 0`
+    `bridle generate "Once upon a time"` lets the demo model do it,
+    `bridle generate Qwen/Qwen3-0.6B "The capital of France is" --max-tokens 8 --temperature 0` that one.
 
     Parameters
     ----------
@@ -78,6 +78,8 @@ def _model_and_prompt(words: tuple[str, ...]) -> tuple[str, str]:
             f"generate takes [MODEL] PROMPT, but got {len(words)} words; put the prompt in quotes", "PROMPT"
         )
     name, prompt = words if len(words) == 2 else ("demo", words[0])
+    if len(words) == 1 and (prompt == "demo" or Path(prompt, "config.json").is_file()):
+        raise InvalidRequest(f"generate takes [MODEL] PROMPT, but got the model {prompt!r} alone; add a text", "PROMPT")
     return name, sys.stdin.read() if prompt == "-" else prompt
 
 

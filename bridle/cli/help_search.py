@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Argument, Parameter
 
+from bridle.cli.other_words import advice
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -118,6 +120,9 @@ def _show(console: Console, entry: Entry) -> None:
 
 def _likely(entries: Iterable[Entry], words: list[str]) -> str:
     """Names that look like what was typed."""
+    elsewhere = [known for word in words if (known := advice("--" + word.lstrip("-"))) is not None]
+    if elsewhere:
+        return f"; as another server's flag: {'; '.join(elsewhere)}"
     names = {name.lstrip("-") for entry in entries for name in entry.names}
     parts = {part for name in names for part in name.split("-")}
     near = [match for word in words for match in difflib.get_close_matches(word, names | parts, 3, _MIN_LIKENESS)]

@@ -15,6 +15,7 @@ from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from bridle.service.keys import KeyStore
+    from bridle.service.rates import Limits
 
 File = Annotated[Path | None, Parameter(name="--keys")]
 
@@ -34,7 +35,7 @@ def add(user: str, /, *, admin: Annotated[bool, Parameter(negative="")] = False,
     keys
         File of keys, for `bridle serve --keys FILE`. Default: keys.db in the user's data folder.
     """
-    with _store(keys) as (store, path):
+    with _store(keys, makes=True) as (store, path):
         key = store.add(user, is_admin=admin)
     print(f"A key for {user} in {path}; keep it, it is not shown again:", file=sys.stderr)
     print(key)
@@ -43,17 +44,21 @@ def add(user: str, /, *, admin: Annotated[bool, Parameter(negative="")] = False,
 
 @app.command(name="list")
 def list_keys(*, keys: File = None) -> int:
-    """List keys: how each begins, user, role, when it was made.
+    """List keys: how each begins, user, role, when it was made, what the user is limited to.
 
     Parameters
     ----------
     keys
         File of keys. Default: keys.db in the user's data folder.
     """
-    with _store(keys) as (store, _):
-        for info in store.list():
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created))
-            print(f"{info.prefix}...  {info.user:<40} {'admin' if info.is_admin else 'user':<5}  {when}")
+    with _store(keys) as (store, path):
+        found = store.list()
+    for info in found:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created))
+        role = "admin" if info.is_admin else "user"
+        print(f"{info.prefix}...  {info.user:<40} {role:<5}  {when}  {_shown(info.limits)}".rstrip())
+    if not found:
+        print(f"no keys in {path}: `bridle keys add USER` makes one", file=sys.stderr)
     return 0
 
 
@@ -88,10 +93,10 @@ def limit(
     """
     from bridle.service.rates import Limits
 
+    limits = Limits(requests_per_minute, tokens_per_minute, weight, most_urgent)
     with _store(keys) as (store, _):
-        store.set_limits(user, Limits(requests_per_minute, tokens_per_minute, weight, most_urgent))
-    requests, tokens = requests_per_minute or "any", tokens_per_minute or "any"
-    print(f"{user}: {requests} requests and {tokens} tokens a minute, weight {weight:g}, priority from {most_urgent}")
+        store.set_limits(user, limits)
+    print(f"{user}: {_shown(limits) or 'no limits'}")
     return 0
 
 
@@ -109,16 +114,33 @@ def remove(which: str, /, *, keys: File = None) -> int:
     with _store(keys) as (store, path):
         num_removed = store.remove(which.removesuffix("..."))
     if not num_removed:
-        raise InvalidRequest(f"{path} has no key or user {which!r}", "which")
+        raise InvalidRequest(f"{path} has no key or user {which!r}; see `bridle keys list`", "which")
     print(f"removed {num_removed}")
     return 0
 
 
+def _shown(limits: Limits) -> str:
+    """What differs from a user without limits."""
+    parts = []
+    if limits.requests_per_minute is not None:
+        parts.append(f"{limits.requests_per_minute} requests a minute")
+    if limits.tokens_per_minute is not None:
+        parts.append(f"{limits.tokens_per_minute} tokens a minute")
+    if limits.weight != 1:
+        parts.append(f"weight {limits.weight:g}")
+    if limits.most_urgent:
+        parts.append(f"priority from {limits.most_urgent}")
+    return ", ".join(parts)
+
+
 @contextmanager
-def _store(path: Path | None) -> Iterator[tuple[KeyStore, Path]]:
+def _store(path: Path | None, *, makes: bool = False) -> Iterator[tuple[KeyStore, Path]]:
+    """The keys in a file. Only who `makes` a key may name one that is not there yet."""
     from bridle.service.control import data_folder
     from bridle.service.keys import KeyStore
 
     path = path or data_folder() / "keys.db"
+    if not makes and not path.is_file():
+        raise InvalidRequest(f"there is no file of keys {path}; `bridle keys add USER --keys FILE` makes one", "keys")
     with closing(KeyStore(path)) as store:
         yield store, path

@@ -12,14 +12,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cyclopts import CycloptsError
-from cyclopts.config import Yaml
+from cyclopts import App, CycloptsError, UnknownOptionError
 
+from bridle.cli.settings_file import SettingsFile
 from bridle.errors import BridleError, InternalError, InvalidRequest, UnsupportedModel
 
 MISUSE = 2
 FAILURE = 1
 INTERRUPTED = 130
+
+#: Modules that come with an extra of the package.
+_EXTRAS = {
+    "grpc": "cluster",
+    "google": "cluster",
+    "opentelemetry": "cluster",
+    "posix_ipc": "aici",
+    "wasmtime": "aici",
+    "ray": "ray",
+    "matplotlib": "bench",
+    "peft": "bench",
+}
+
+#: Commands whose flags people of other servers look for.
+_SERVING = ("serve", "serve-model")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _settings_file(words):
             result = app(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        return _complain(f"{error} (see: {_help_hint(words)})", MISUSE)
+        return _complain(f"{_told(error, words)} (see: {_help_hint(words)})", MISUSE)
     except (InvalidRequest, UnsupportedModel) as error:
         return _complain(str(error), MISUSE)
     except InternalError:
@@ -41,6 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, `head` for one, has seen enough
         sys.stderr.close()
         return 0
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        return _complain(f"{error.name} is not installed: pip install 'bridle[{extra}]'", FAILURE)
+    except OSError as error:
+        if error.filename is None:  # not about a file that somebody named
+            raise
+        return _complain(f"{error.filename}: {error.strerror}", FAILURE)
     except KeyboardInterrupt:
         return INTERRUPTED
     return result if isinstance(result, int) else 0
@@ -65,7 +89,7 @@ def _settings_file(words: list[str]) -> Iterator[None]:
     if not Path(path).is_file():
         raise InvalidRequest(f"there is no settings file {path!r}", "config")
     usual = app.config
-    app.config = (*(usual or ()), Yaml(path, must_exist=True))
+    app.config = (*(usual or ()), SettingsFile(path))
     try:
         yield
     finally:
@@ -77,9 +101,30 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
+def _told(error: CycloptsError, words: Sequence[str]) -> str:
+    """What the command line has wrong; of a flag that is another server's, or misplaced, what to write instead."""
+    if isinstance(error, UnknownOptionError):
+        flag = error.token.keyword or error.token.value
+        flag = flag if flag.startswith("-") else f"--{flag.strip('[]')}"  # as a settings file has it
+        if flag.partition("=")[0] == "--config":
+            return "--config stands before the command: bridle --config FILE COMMAND"
+        from bridle.cli.other_words import advice
+
+        known = advice(flag) if words and words[0] in _SERVING else None
+        if known is not None:
+            return f"Unknown option: {flag}; {known}"
+    return str(error)
+
+
 def _help_hint(words: Sequence[str]) -> str:
     """The help page nearest to what was typed."""
     from bridle.cli.app import app
 
-    command = words[0] if words and words[0] in app else ""
-    return " ".join(filter(None, ["bridle", command, "--help"]))
+    here: App = app
+    path = ["bridle"]
+    for word in words:
+        if word.startswith("-") or word not in here:
+            break
+        here = here[word]
+        path.append(word)
+    return " ".join([*path, "--help"])

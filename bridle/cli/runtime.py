@@ -31,7 +31,9 @@ def replay(
     revision: str | None = None,
     control: ControlOptions = _CONTROL,
 ) -> int:
-    """Play a recorded trace against a fresh runtime. The exit code is 1 if any reply is another one.
+    """Play a recorded trace against a fresh runtime.
+
+    The exit code is 1 if any reply is another one.
 
     Parameters
     ----------

@@ -45,6 +45,10 @@ _FIND = """
 SELECT user, is_admin, requests_per_minute, tokens_per_minute, weight, most_urgent
 FROM keys LEFT JOIN limits USING (user) WHERE hash = ?
 """
+_LIST = """
+SELECT prefix, user, is_admin, created, requests_per_minute, tokens_per_minute, weight, most_urgent
+FROM keys LEFT JOIN limits USING (user) ORDER BY created
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """What is known of a key: its first characters, its owner, and when it was made (Unix seconds)."""
+    """What is known of a key: its first characters, its owner and their limits, when it was made (Unix seconds)."""
 
     prefix: str
     user: str
     is_admin: bool
     created: float
+    limits: Limits = NO_LIMITS
 
 
 class KeyStore:
@@ -81,7 +86,8 @@ class KeyStore:
             self._db.execute(_LIMITS_SCHEMA)
             self._add_columns()
         except (OSError, sqlite3.Error) as error:
-            raise InvalidRequest(f"{path} cannot hold API keys: {error}", "keys") from None
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidRequest(f"{path} cannot hold API keys: {reason}", "keys") from None
 
     def _add_columns(self) -> None:
         """Bring a file that an older version made up to date; another process may do so at the same time."""
@@ -108,9 +114,8 @@ class KeyStore:
             row = self._db.execute(_FIND, (_hash(key),)).fetchone()
         if row is None:
             return None
-        user, is_admin, requests, tokens, weight, most_urgent = row
-        limits = NO_LIMITS if weight is None else Limits(requests, tokens, weight, most_urgent)
-        return Identity(user, bool(is_admin), limits)
+        user, is_admin, *limits = row
+        return Identity(user, bool(is_admin), _limits(*limits))
 
     def set_limits(self, user: str, limits: Limits) -> None:
         """What a user may ask for from now on, with any key. Raises `InvalidRequest` for a user without one."""
@@ -129,8 +134,11 @@ class KeyStore:
     def list(self) -> list[KeyInfo]:
         """All keys, oldest first."""
         with self._lock:
-            rows = self._db.execute("SELECT prefix, user, is_admin, created FROM keys ORDER BY created").fetchall()
-        return [KeyInfo(prefix, user, bool(is_admin), created) for prefix, user, is_admin, created in rows]
+            rows = self._db.execute(_LIST).fetchall()
+        return [
+            KeyInfo(prefix, user, bool(is_admin), created, _limits(*limits))
+            for prefix, user, is_admin, created, *limits in rows
+        ]
 
     def remove(self, prefix_or_user: str) -> int:
         """Remove the key with this prefix, or all keys of this user; gives how many."""
@@ -147,6 +155,11 @@ class KeyStore:
         """Let go of the file."""
         with self._lock:
             self._db.close()
+
+
+def _limits(requests: int | None, tokens: int | None, weight: float | None, most_urgent: int) -> Limits:
+    """A row of limits; a user without one has none."""
+    return NO_LIMITS if weight is None else Limits(requests, tokens, weight, most_urgent)
 
 
 def _hash(key: str) -> bytes:

@@ -46,8 +46,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert f"bridle {command}" in shown
+    assert f"Usage: bridle {command}" in shown
     assert "BRIDLE_" in shown
+    assert "[default: ()]" not in shown and "[default: False]" not in shown
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +79,12 @@ def test_help_does_not_wait_for_torch() -> None:
         (["serve", "--dtype", "int3"], "int3"),
         (["generate"], "generate takes [MODEL] PROMPT, but got 0 words"),
         (["generate", "a", "b", "c"], "got 3 words; put the prompt in quotes"),
+        (["generate", "demo"], "got the model 'demo' alone; add a text"),
         (["generate", "hello", "--temperature", "-1"], "temperature is -1.0; must be at least 0"),
+        (["keys", "remove"], "(see: bridle keys remove --help)"),
+        (["serve", "demo", "--config", "file"], "--config stands before the command: bridle --config FILE COMMAND"),
+        (["serve", "--tensor-parallel-size=2"], "here it is --shards (see: bridle serve --help)"),
+        (["serve", "-m", "folder"], "the model has no flag: `bridle serve MODEL`"),
         (["check"], "MODEL"),
         (["serve", "--control", "maybe"], "maybe"),
         (["serve", "--aici-dialect", "3"], "3"),
@@ -185,6 +191,24 @@ def test_exit_codes(error: BaseException, code: int, served: Served, capsys: pyt
     assert shown == ("" if code == 130 else f"bridle: {error}\n")
 
 
+def test_a_file_that_cannot_be_used_is_one_line(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    served.error = PermissionError(13, "Permission denied", "/somewhere/trace.jsonl")
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err == "bridle: /somewhere/trace.jsonl: Permission denied\n"
+    served.error = OSError(9, "Bad file descriptor")  # of no file that anybody named: a bug
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        main(["serve"])
+
+
+def test_a_missing_package_is_told_with_its_extra(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    served.error = ModuleNotFoundError("No module named 'grpc.aio'", name="grpc.aio")
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err == "bridle: grpc.aio is not installed: pip install 'bridle[cluster]'\n"
+    served.error = ModuleNotFoundError("No module named 'bridle.nothing'", name="bridle.nothing")
+    with pytest.raises(ModuleNotFoundError):
+        main(["serve"])
+
+
 def test_our_own_bugs_keep_their_traceback(served: Served) -> None:
     served.error = InternalError("block 3 has two owners")
     with pytest.raises(InternalError):
@@ -206,9 +230,29 @@ def test_a_settings_file_fills_in(served: Served, tmp_path: Path, monkeypatch: p
     assert main(["serve", "demo"]) == 0 and served.calls[3].engine.max_num_seqs is None
 
 
+def test_a_settings_file_may_name_arguments(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "bridle.yaml"
+    file.write_text("serve:\n  model: [demo, org/name]\n  model-alias: small=demo\n")
+    assert main(["--config", str(file), "serve"]) == 0
+    assert main(["--config", str(file), "serve", "other"]) == 0
+    monkeypatch.setenv("BRIDLE_MODEL", "another")
+    assert main(["--config", str(file), "serve"]) == 0
+    assert [settings.models.models for settings in served.calls if settings.models] == [
+        ("demo", "org/name"),
+        ("other",),
+        ("another",),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "there is no settings file"), ("serve:\n  max-seqs: 7\n", "max-seqs"), ("serve: [", "while parsing")],
+    [
+        (None, "there is no settings file"),
+        ("serve:\n  max-requsts: 7\n", "Did you mean --max-requests?"),
+        ("serve:\n  tensor-parallel-size: 7\n", "here it is --shards"),
+        ("serve: [", "while parsing"),
+        ("serve: demo", "must be a mapping"),
+    ],
 )
 def test_a_bad_settings_file_is_named(
     text: str | None, message: str, served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]

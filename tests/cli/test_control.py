@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -68,6 +69,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "trap.wasm").write_bytes(guest2([[say("so far\n"), TRAP]]))
     (folder / "bad.wasm").write_bytes(b"not wasm")
     (folder / "script.txt").write_text("the é script")
+    (folder / "latin.js").write_bytes(b"// \xe9")
     return folder
 
 
@@ -253,8 +255,10 @@ def test_a_failed_controller_is_exit_code_1(files: Path, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["run"], 2, "which controller?"),
-        (["run", "{files}/script.txt"], 2, "which controller?"),
+        (["run"], 2, "there is nothing to run"),
+        (["run", "{files}/script.txt"], 2, "script.txt': give a file in .py, .js, .json or .wasm"),
+        (["run", "{files}/nothing.js"], 2, "nothing.js cannot be read: No such file or directory"),
+        (["run", "{files}/latin.js"], 2, "latin.js is no text: byte 3 is not UTF-8"),
         (["run", "{files}/none.txt", "-c", "x"], 2, "none.txt"),
         (["run", "-c", "x", "-u", "{files}/echo.wasm"], 2, "exclude each other"),
         (["run", "-u", "{files}/none.wasm"], 2, "No such file"),
@@ -286,7 +290,7 @@ def test_keys_come_from_the_url_or_a_flag(
     keys = KeyStore(path)
     with served(lent(model), keys=keys) as url:
         assert main(["tags", "--base-url", f"{url}/v1/"]) == 1
-        assert "API key is needed" in capsys.readouterr().err
+        assert re.search("API key is needed.* give one with --key", capsys.readouterr().err)
         assert main(["tags", "--base-url", f"{url}/v1/", "--key", key]) == 0
         monkeypatch.setenv("AICI_API_BASE", f"{url}/v1/#key={key}")
         assert main(["upload", str(files / "echo.wasm"), "-T", "ann.echo"]) == 0
@@ -311,11 +315,26 @@ def test_keys_are_listed_without_telling_them(tmp_path: Path, capsys: pytest.Cap
     assert main(["keys", "remove", shown, *flag]) == 0
     assert main(["keys", "list", *flag]) == 0
     assert "ann" not in capsys.readouterr().out
+    assert main(["keys", "limit", "root", "--weight", "2", "--requests-per-minute", "60", *flag]) == 0
+    assert capsys.readouterr().out == "root: 60 requests a minute, weight 2\n"
+    assert main(["keys", "list", *flag]) == 0
+    assert capsys.readouterr().out.endswith("  60 requests a minute, weight 2\n")
+    assert main(["keys", "remove", "root", *flag]) == 0 and main(["keys", "list", *flag]) == 0
+    assert "`bridle keys add USER` makes one" in capsys.readouterr().err
     assert main(["keys", "remove", "nobody", *flag]) == 2
     assert main(["keys", "add", "a b", *flag]) == 2
     (tmp_path / "text").write_text("no database at all, but long enough to be looked at as one" * 20)
     assert main(["keys", "list", "--keys", str(tmp_path / "text")]) == 2
     assert "cannot hold API keys" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["list"], ["remove", "ann"], ["limit", "ann"]])
+def test_a_file_of_keys_that_is_not_there_is_not_made(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "misspelled.db"
+    assert main(["keys", *words, "--keys", str(path)]) == 2
+    assert f"there is no file of keys {path}" in capsys.readouterr().err and not path.exists()
 
 
 def test_a_recorded_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
