@@ -27,6 +27,7 @@ from bridle.http.hosts import AllowedHosts
 from bridle.http.identity import IdentityMiddleware
 from bridle.http.metrics import Metrics
 from bridle.http.settings import HttpSettings
+from bridle.http.shaped_route import refusing_for
 from bridle.http.sockets import SocketFrontMaker, mount
 from bridle.http.state import HttpState
 from bridle.service import Admission, ModelRegistry
@@ -52,7 +53,9 @@ def create_app(
     state = HttpState(registry, settings, _admission(registry, settings, keys), Metrics(registry), tracing=tracing)
     app = FastAPI(title="bridle", version=bridle.__version__, description="Steerable language models.")
     app.state.http = state
-    install_error_handlers(app)
+    refuse = refusing_for((*tgi.routers, anthropic.router))
+    install_error_handlers(app, refuse)
+    app.state.refuse = refuse  # for who refuses even before the application
     for router in (
         completions.router,
         chat.router,
@@ -72,7 +75,7 @@ def create_app(
     # The last one added sees a request first: preflights carry no key, so they are answered before it is asked for.
     hosts = None if settings.allowed_hosts is None else AllowedHosts(settings.allowed_hosts)
     proxies = settings.trusted_proxies
-    app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=proxies, allowed_hosts=hosts)
+    app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=proxies, allowed_hosts=hosts, refuse=refuse)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -86,7 +89,7 @@ def create_app(
         state.metrics.observe(call, seconds)
         state.note_end()
 
-    app.add_middleware(CallMiddleware, on_end=on_end, tracing=tracing)
+    app.add_middleware(CallMiddleware, on_end=on_end, tracing=tracing, refuse=refuse)
     return app
 
 

@@ -6,6 +6,7 @@ reserves (a place, an event stream) it hands to `Call.resources`; that is closed
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from typing import Any
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bridle.http.errors import internal_error_body, json_response
+from bridle.http.errors import Refuse, internal_error, refuse_plainly
 from bridle.service import new_request_id
 from bridle.service.story import Story
 from bridle.service.tracing import Tracing, trace_headers
@@ -43,15 +44,22 @@ _OPERATIONS = {
     "/v1/responses": "chat",
     "/v1/embeddings": "embeddings",
 }
-_QUIET = ("/health", "/metrics", "/v1/status")
+_QUIET = ("/health", "/ping", "/metrics", "/v1/status")
+
+
+async def _stays() -> Message:
+    """What comes from a client that says no more and does not leave."""
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
 
 
 @dataclass(slots=True, kw_only=True)
 class Call(Story):
-    """The story of a call, and what belongs to it."""
+    """The story of a call, and what belongs to it. `receive` tells when its client leaves."""
 
     method: str
     path: str
+    receive: Receive = field(default=_stays, repr=False)
     status: int | None = None
     resources: ExitStack = field(default_factory=ExitStack)
 
@@ -75,17 +83,24 @@ def call_of(scope: Scope) -> Call:
 class CallMiddleware:
     """Gives every HTTP request a `Call`, answers bugs with a 500, and tells the story at the end."""
 
-    def __init__(self, app: ASGIApp, on_end: Callable[[Call, float], None], tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_end: Callable[[Call, float], None],
+        tracing: Tracing | None = None,
+        refuse: Refuse = refuse_plainly,
+    ) -> None:
         self._app = app
         self._on_end = on_end
         self._tracing = tracing
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         method, path = scope["method"], scope["path"][:200]
-        call = Call(id=new_request_id(), route=f"{method} {path}", method=method, path=path)
+        call = Call(id=new_request_id(), route=f"{method} {path}", method=method, path=path, receive=receive)
         if self._tracing is not None and call.method == "POST" and call.path in MODEL_ROUTES:
             call.span = self._tracing.begin(trace_headers(scope["headers"]))
         scope.setdefault("state", {})["call"] = call
@@ -102,7 +117,7 @@ class CallMiddleware:
         except Exception:
             _log.exception("bug", id=call.id, path=call.path)
             if call.status is None:
-                await json_response(internal_error_body(call.id), 500)(scope, receive, send)
+                await self._refuse(call.path, internal_error(call.id), 500)(scope, receive, send)
 
 
 def _naming(call: Call, send: Send) -> Send:

@@ -38,7 +38,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     served = await hold(request, body.model, body.adapter)
     sampling = _sampling(body)
     ticket = reserve(http, call, served.model, 1, sampling.n)
-    turn = await plan_turn(body, request, served.model, sampling)
+    turn = await plan_turn(body, request, served.model, sampling, tells_rewinds=True)
     generation = await prepare_turn(turn, request, served, ticket, body.wants_resuming)
     answer = _Answer(generation, turn, call.id, body.top_logprobs or 0, body.wants_stream_usage)
     if body.stream:

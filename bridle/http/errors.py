@@ -6,7 +6,7 @@ a client that reads `error.message` always finds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from bridle.errors import (
     ControllerUnavailable,
     DeadlineExceeded,
     EngineClosed,
+    InternalError,
     InvalidRequest,
     ModelUnavailable,
     OutOfBlocks,
@@ -53,6 +54,9 @@ _STATUS: tuple[tuple[type[BridleError], int, str, str], ...] = (
     (DeadlineExceeded, 504, "timeout_error", "incomplete_generation"),
 )
 _MAX_MESSAGE_CHARS = 4_000
+
+#: Answers an error that no route has seen: given its path and the status, None for the usual one.
+Refuse = Callable[[str, BridleError, int | None], Response]
 
 
 class RefusedBody(HTTPException):
@@ -104,10 +108,14 @@ def retry_headers(error: BridleError) -> dict[str, str]:
     return {}
 
 
-def internal_error_body(request_id: str) -> dict[str, Any]:
+def refuse_plainly(path: str, error: BridleError, status: int | None = None) -> Response:
+    """The one shape, whatever the path."""
+    return error_response(error, status)
+
+
+def internal_error(request_id: str) -> InternalError:
     """What a client is told of a bug: nothing of its cause, but how to find it in the log."""
-    message = f"internal error; the server's log has more under request id {request_id}"
-    return _body(message, "server_error", None, "internal_error", "generation")
+    return InternalError(f"internal error; the server's log has more under request id {request_id}")
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -115,11 +123,17 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error that reaches the application in the one shape."""
+def install_error_handlers(app: FastAPI, refuse: Refuse = refuse_plainly) -> None:
+    """Answer every error that reaches the application: those of routes in the one shape, what the web framework refuses
+    as `refuse` says."""
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _answer_http_error(request, error, refuse)
+
     app.add_exception_handler(BridleError, _on_bridle_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(HTTPException, on_http_error)
 
 
 def note_error(request: Request, error: BridleError) -> None:
@@ -158,21 +172,23 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     return error_response(described)
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _answer_http_error(request: Request, error: HTTPException, refuse: Refuse) -> Response:
     if isinstance(error, RefusedBody):
         note_error(request, error.error)
         response = error_response(error.error, error.status_code)
         if error.status_code in (408, 413):  # the rest of the body is not worth reading
             response.headers["connection"] = "close"
         return response
+    path = request.url.path
     message = {
-        404: f"there is no {request.method} {request.url.path[:200]} here; see /docs",
-        405: f"{request.url.path[:200]} does not take {request.method}",
+        404: f"there is no {request.method} {path[:200]} here; see /docs",
+        405: f"{path[:200]} does not take {request.method}",
     }.get(error.status_code, str(error.detail))
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    body = _body(message, "invalid_request_error", None, code, "validation")
-    return json_response(body, error.status_code, error.headers)
+    refusal = InvalidRequest(message)
+    refusal.code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    response = refuse(path, refusal, error.status_code)
+    response.headers.update(error.headers or {})
+    return response
 
 
 def _body(message: str, kind: str, param: str | None, code: str, native_type: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from bridle.http.control import Steering
 from bridle.http.identity import LOCAL_USER
 from bridle.http.notes import Note, NoteReader
 from bridle.http.state import HttpState
+from bridle.http.waiting import wait_for
 from bridle.outputs import CompletionOutput, Event, FinishReason, Resuming, Usage
 from bridle.sampling import MAX_SEED, SamplingParams
 from bridle.service import (
@@ -36,6 +37,7 @@ from bridle.service import (
     tokenize,
 )
 from bridle.service.admission import max_output
+from bridle.service.requests import MAX_INLINE_CHARS
 
 if TYPE_CHECKING:
     from bridle.engine.client import EventStream
@@ -204,20 +206,21 @@ async def prepare(
     steering: Steering | None = None,
     adapter: str | None = None,
     tell_resuming: bool = False,
+    apart: bool = False,
 ) -> Generation:
     """Check and tokenize everything; nothing is submitted yet. A rendered chat comes as tokens. Cached prompts are
     shared only within one `tenant`. `steering` is what steers each prompt, `adapter` what is added to the model. With
-    `tell_resuming` a loss of the device is told."""
+    `tell_resuming` a loss of the device is told. Choices are forks of one request; with a controller, or if they are to
+    be `apart`, each is a request of its own, which its seed alone repeats."""
     steering = steering or Steering()
     if steering.constraint is not None:
-        async with call.terms.bounded("its constraint was compiled"):
-            await model.try_constraint(steering.constraint)
-    num_copies = sampling.n if steering.controller is not None else 1
+        await wait_for(call, "its constraint was compiled", model.try_constraint(steering.constraint))
+    num_copies = sampling.n if apart or steering.controller is not None else 1
     if num_copies > 1:
         sampling = sampling.with_(n=1)
     parts: list[Part] = []
     for number, prompt in enumerate(prompts):
-        tokens = await tokenize(model, prompt)
+        tokens = await _tokens(model, call, prompt)
         timeout = http.settings.request_timeout
         name = f"{call.id}-{number * num_copies}"
         request = build_request(
@@ -240,8 +243,14 @@ async def prepare(
     return Generation(model, call, parts, adapter)
 
 
+async def _tokens(model: LoadedModel, call: Call, prompt: Prompt) -> tuple[int, ...]:
+    if len(prompt) <= MAX_INLINE_CHARS:
+        return await tokenize(model, prompt)
+    return await wait_for(call, "its prompt was tokenized", tokenize(model, prompt))
+
+
 def _choice(call: Call, first: Part, copy: int) -> Part:
-    """A further choice for a steered prompt: a request of its own, whose seed follows the first one's."""
+    """A further choice for a prompt: a request of its own, whose seed follows the first one's."""
     number = first.number + copy
     seed = ((first.request.sampling.seed or 0) + copy) % MAX_SEED
     request = replace(first.request, id=f"{call.id}-{number}", sampling=first.request.sampling.with_(seed=seed))

@@ -14,12 +14,12 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridle.errors import Unauthorized
-from bridle.http.errors import RefusedBody, error_response
+from bridle.http.errors import Refuse, RefusedBody, refuse_plainly
 from bridle.http.hosts import AllowedHosts, UnknownHost
 from bridle.service.keys import Identity, KeyStore
 
 LOCAL_USER = Identity("localhost", True)
-_OPEN_PATHS = ("/health", "/health/live", "/health/ready")
+_OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
 _MAX_USER_CHARS = 100
 
 
@@ -32,12 +32,15 @@ class IdentityMiddleware:
         keys: KeyStore | None,
         trusted_proxies: tuple[str, ...] = (),
         allowed_hosts: AllowedHosts | None = None,
+        refuse: Refuse = refuse_plainly,
     ) -> None:
-        """Without keys only requests to `allowed_hosts` are those of the single user; None: whatever host they name."""
+        """Without keys only requests to `allowed_hosts` are those of the single user; None: whatever host they name.
+        `refuse` makes the answer to a request that is not let in."""
         self._app = app
         self._hosts = allowed_hosts
         self._keys = keys
         self._proxies = tuple(ip_network(proxy) for proxy in trusted_proxies)
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -48,7 +51,8 @@ class IdentityMiddleware:
         except Unauthorized as error:
             # An upgrade that is refused is answered over HTTP, so that its client can tell why.
             status = 403 if isinstance(error, UnknownHost) else None
-            await error_response(error, status)(scope, receive, send)
+            refuse = refuse_plainly if scope["type"] == "websocket" else self._refuse
+            await refuse(scope["path"], error, status)(scope, receive, send)
             return
         state = scope.setdefault("state", {})
         state["identity"] = identity

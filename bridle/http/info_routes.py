@@ -24,6 +24,11 @@ async def health(request: Request) -> Response:
     return _state(http.registry.is_healthy, "ok", "an engine has failed" if len(http.registry) else "no model")
 
 
+@router.get("/ping", summary="The same, where hosted endpoints look for it")
+async def ping(request: Request) -> Response:
+    return await health(request)
+
+
 @router.get("/health/live", summary="Whether the process answers")
 async def live() -> Response:
     return json_response({"status": "ok"})

@@ -10,6 +10,7 @@ from fastapi import Request
 from bridle.http.call import call_of
 from bridle.http.sse import run_while_connected
 from bridle.http.state import HttpState, http_state
+from bridle.http.waiting import wait_for
 from bridle.service import AdapterInfo, Lease, LoadedModel, ModelState
 
 T = TypeVar("T")
@@ -75,5 +76,4 @@ async def _wait(request: Request, http: HttpState, load: Callable[[], Awaitable[
     """Wait for something to be loaded, as long as the client does."""
     http.check_open()
     with http.admission.admit():
-        async with call_of(request.scope).terms.bounded("its model was loaded"):
-            return await run_while_connected(request.receive, load())
+        return await wait_for(call_of(request.scope), "its model was loaded", load())

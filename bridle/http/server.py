@@ -119,7 +119,7 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
     """How uvicorn serves an application of ours."""
     return uvicorn.Config(
         app,
-        http=bounded_protocol(settings.max_header_bytes, settings.http.send_timeout),
+        http=bounded_protocol(settings.max_header_bytes, settings.max_connections, settings.http, app.state.refuse),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -127,7 +127,6 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
         lifespan="off",
         ws="websockets-sansio",
         ws_max_size=settings.max_message_bytes,
-        limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         timeout_keep_alive=30,
     )

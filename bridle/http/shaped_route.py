@@ -1,16 +1,26 @@
-"""Routes that answer errors in the shape of their own API."""
+"""Routes that answer errors in the shape of their own API, and the same for what is refused before any route sees it:
+who may not ask, methods that a path does not take, bugs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
 from bridle.errors import BridleError
-from bridle.http.errors import RefusedBody, describe_validation, json_response, note_error, retry_headers, status_of
+from bridle.http.errors import (
+    Refuse,
+    RefusedBody,
+    describe_validation,
+    json_response,
+    note_error,
+    refuse_plainly,
+    retry_headers,
+    status_of,
+)
 from bridle.http.json_body import BoundedRoute
 
 
@@ -49,3 +59,20 @@ class ShapedRoute(BoundedRoute):
         if status in (408, 413):  # the rest of the body is not worth reading
             response.headers["connection"] = "close"
         return response
+
+
+def refusing_for(routers: Iterable[APIRouter]) -> Refuse:
+    """What answers an error on the paths of `routers`, and below them, as their own routes would."""
+    kinds = {route.path: type(route) for router in routers for route in router.routes if isinstance(route, ShapedRoute)}
+
+    def refuse(path: str, error: BridleError, status: int | None = None) -> Response:
+        kind = kinds.get(path)
+        while kind is None and path.rstrip("/"):
+            path = path.rstrip("/").rpartition("/")[0]
+            kind = kinds.get(path)
+        if kind is None:
+            return refuse_plainly(path, error, status)
+        status = status or kind.status(status_of(error)[0])
+        return json_response(kind.shape(error, status), status, retry_headers(error))
+
+    return refuse

@@ -25,6 +25,7 @@ from bridle.http.state import http_state
 from bridle.http.tools.formats import ToolFormat, format_of
 from bridle.http.tools.offer import Offer, offer_of
 from bridle.http.tools.pieces import Content, Piece, Thought, ToolReader
+from bridle.http.waiting import wait_for
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, RewindPolicy, Ticket
 
@@ -32,7 +33,8 @@ from bridle.service import LoadedModel, RewindPolicy, Ticket
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What the engine is asked for, and how its text is read. `is_thinking` says that the prompt ends inside of
-    thoughts, `is_calling` that it ends with the token that begins calls."""
+    thoughts, `is_calling` that it ends with the token that begins calls, `calls_once` that one call is all that a
+    client takes."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -41,12 +43,13 @@ class Turn:
     tags: Tags | None
     is_thinking: bool
     is_calling: bool
+    calls_once: bool = False
 
     def reader(self) -> TurnReader:
         """A reader for one output."""
         tools = None if self.format is None else self.format.reader(self.is_calling)
         thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
-        return TurnReader(thoughts, tools)
+        return TurnReader(thoughts, tools, self.calls_once)
 
     def num_thinking(self, tokens: list[int]) -> int:
         """How many of an output's tokens are thoughts, tags included."""
@@ -57,10 +60,11 @@ class Turn:
 
 
 class TurnReader:
-    """Tells thoughts, calls and content of one output apart."""
+    """Tells thoughts, calls and content of one output apart; of calls only the first if it `calls_once`."""
 
-    def __init__(self, thoughts: ReasoningReader | None, tools: ToolReader | None) -> None:
+    def __init__(self, thoughts: ReasoningReader | None, tools: ToolReader | None, calls_once: bool = False) -> None:
         self._thoughts, self._tools = thoughts, tools
+        self._calls_once = calls_once
         self.num_calls = 0
 
     def push(self, text: str, is_last: bool = False) -> list[Piece]:
@@ -72,18 +76,33 @@ class TurnReader:
         if self._tools is None:
             return [*pieces, Content(text)] if text else pieces
         found = self._tools.push(text, is_last)
+        if self._calls_once:
+            found = [piece for piece in found if not getattr(piece, "number", 0)]
         self.num_calls += sum(getattr(piece, "name", None) is not None for piece in found)
         return pieces + found
 
 
 async def plan_turn(
-    body: ChatBody, request: Request, model: LoadedModel, sampling: SamplingParams, prefill: str = ""
+    body: ChatBody,
+    request: Request,
+    model: LoadedModel,
+    sampling: SamplingParams,
+    prefill: str = "",
+    tells_rewinds: bool = False,
 ) -> Turn:
-    """Check, render and compile everything; nothing is submitted. The answer goes on after `prefill`. Raises
-    `InvalidRequest` that names the field."""
+    """Check, render and compile everything; nothing is submitted. The answer goes on after `prefill`; `tells_rewinds`
+    says whether streams of this route have a word for text that is taken back. Raises `InvalidRequest` that names the
+    field."""
+    planning = _plan_turn(body, request, model, sampling, prefill, tells_rewinds)
+    return await wait_for(call_of(request.scope), "its prompt was made", planning)
+
+
+async def _plan_turn(
+    body: ChatBody, request: Request, model: LoadedModel, sampling: SamplingParams, prefill: str, tells_rewinds: bool
+) -> Turn:
     steering = steering_of(body, request, model)
     offer = offer_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    _check(body, steering, offer)
+    _check(body, steering, offer, tells_rewinds)
     text = await render_prompt(body, model, has_tools=bool(offer.functions)) + prefill
     prompt = await model.in_text_thread(model.tokenizer.encode, text, False)
     kind = format_of(model.tokenizer) if offer.functions else None
@@ -100,7 +119,7 @@ async def plan_turn(
         plan = replace(plan, call_token=token, tags=None if is_calling else tags)
     if steering.controller is None:
         steering = await plan.steer(steering, kind, offer)
-    return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling)
+    return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling, calls_once=offer.max_calls == 1)
 
 
 async def prepare_turn(
@@ -121,14 +140,15 @@ async def prepare_turn(
     )
 
 
-def _check(body: ChatBody, steering: Steering, offer: Offer) -> None:
+def _check(body: ChatBody, steering: Steering, offer: Offer, tells_rewinds: bool) -> None:
     """Refuse what does not go together with a controller, which decides by itself, and may take text back."""
     if steering.controller is not None and offer.is_required:
         raise InvalidRequest("tool_choice does not go with a controller, which decides by itself", "tool_choice")
     if steering.controller is not None and body.budget is not None:
         raise InvalidRequest("a thinking budget does not go with a controller", "thinking_budget")
-    if body.stream and steering.rewind is not RewindPolicy.HOLD and offer.functions:
-        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; with tools it must be 'hold'", "rewind")
+    if body.stream and steering.rewind is not RewindPolicy.HOLD and (offer.functions or not tells_rewinds):
+        where = "with tools" if tells_rewinds else "in streams of this route"
+        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
 
 
 @dataclass(frozen=True, slots=True)

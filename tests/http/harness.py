@@ -107,9 +107,10 @@ def served(
     keys: KeyStore | None = None,
     fronts: Iterable[SocketFrontMaker] = (),
     tracing: Tracing | None = None,
+    max_connections: int = 4096,
 ) -> Iterator[str]:
     """The base URL of a server on a free port of the loopback interface."""
-    with serving(ModelRegistry([model]), settings, keys, fronts, tracing) as url:
+    with serving(ModelRegistry([model]), settings, keys, fronts, tracing, max_connections) as url:
         yield url
 
 
@@ -120,12 +121,14 @@ def serving(
     keys: KeyStore | None = None,
     fronts: Iterable[SocketFrontMaker] = (),
     tracing: Tracing | None = None,
+    max_connections: int = 4096,
 ) -> Iterator[str]:
     """The same for a whole registry, which is closed at the end."""
     app = create_app(registry, settings, keys, fronts, tracing)
     listener = bind("127.0.0.1", 0)
     listener.listen(128)
-    config = uvicorn_config(app, ServeSettings(http=settings or HttpSettings(), max_header_bytes=16_384))
+    limits: Any = {"max_header_bytes": 16_384, "max_connections": max_connections}
+    config = uvicorn_config(app, ServeSettings(http=settings or HttpSettings(), **limits))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

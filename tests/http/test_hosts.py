@@ -86,12 +86,12 @@ def test_a_page_behind_a_strange_name_gets_nothing_on_any_route() -> None:
     app = create_app(ModelRegistry([fake_model()]), HttpSettings(allowed_hosts=()))
     client = TestClient(app)
     for path in [*app.openapi()["paths"], "/", "/nope", "/docs", "/openapi.json"]:
-        if path.startswith("/health"):
+        if path.startswith("/health") or path == "/ping":
             continue
         for method in ("GET", "POST"):
             answer = client.request(method, path, headers=rebound())
             assert answer.status_code == 403, path
-            assert "evil.example.org" in answer.json()["error"]["message"]
+            assert "evil.example.org" in str(answer.json()["error"])
 
 
 def test_an_upload_is_not_taken_from_there() -> None:

@@ -75,11 +75,11 @@ def test_without_a_key_every_route_but_health_is_closed(tmp_path: Path) -> None:
     for own, path in [*calls(app), ("GET", "/nope")]:
         for method in {own, "GET", "POST", "PUT", "DELETE", "HEAD"}:
             answer = client.request(method, concrete(path))
-            if path.startswith("/health"):
+            if path.startswith("/health") or path == "/ping":
                 assert answer.status_code in (200, 405)
                 continue
             assert answer.status_code == 401, path
-            assert method == "HEAD" or answer.json()["error"]["code"] == "unauthorized"
+            assert method == "HEAD" or "an API key is needed" in answer.text
     sockets = [route.path for route in every_route(app) if isinstance(route, WebSocketRoute)]
     assert sockets
     for path in sockets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridle.errors import BridleError
+from bridle.errors import BridleError, Unauthorized
 from bridle.http.errors import error_body, error_type_of
 from bridle.http.shaped_route import ShapedRoute
 
@@ -19,7 +19,8 @@ def native_body(error: BridleError) -> dict[str, Any]:
     """The JSON body of an error; what a controller printed last comes as `logs`."""
     kind = error_type_of(error)
     inner = error_body(error)["error"]
-    body = {"error": _PREFIX.get(kind, "") + inner["message"], "error_type": kind}
+    prefix = "" if isinstance(error, Unauthorized) else _PREFIX.get(kind, "")
+    body = {"error": prefix + inner["message"], "error_type": kind}
     return body | {"logs": inner["logs"]} if "logs" in inner else body
 
 
