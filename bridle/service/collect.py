@@ -165,13 +165,14 @@ def raise_first_error(output: RequestOutput) -> None:
             raise each.error
 
 
+def mean_logprob(output: CompletionOutput) -> float:
+    """That of an output's tokens, as far as it carries them; an empty output has the least."""
+    known = [entry.logprob for entry in output.logprobs or () if entry is not None]
+    return sum(known) / len(known) if known else float("-inf")
+
+
 def best_outputs(outputs: list[CompletionOutput], num_wanted: int) -> list[CompletionOutput]:
     """The outputs with the highest mean log-probability, best first, numbered from 0. They must carry
     log-probabilities; an empty output ranks last."""
-
-    def mean_logprob(output: CompletionOutput) -> float:
-        known = [entry.logprob for entry in output.logprobs or () if entry is not None]
-        return sum(known) / len(known) if known else float("-inf")
-
     ranked = sorted(outputs, key=lambda output: (-mean_logprob(output), output.index))
     return [replace(output, index=index) for index, output in enumerate(ranked[:num_wanted])]

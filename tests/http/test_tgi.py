@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +11,18 @@ import httpx
 import pytest
 
 from bridle.config import EngineConfig
+from bridle.engine.request import Request
 from bridle.http import HttpSettings
+from bridle.http.call import Call
+from bridle.http.generation import Generation, Part
+from bridle.http.sse import SseWriter
+from bridle.http.tgi.answer import Answer
+from bridle.http.tgi.plan import plan_of
+from bridle.http.tgi.schemas import Parameters
+from bridle.outputs import Event, Finished, FinishReason, Log, Logprob, PromptEvent, Rewind, TokenEvent
+from bridle.sampling import SamplingParams
 from tests.http.harness import local_client, scripted_model, served, tokenizer
+from tests.service.fakes import fake_model
 
 REPLY = "Hello there, é and the end."
 
@@ -124,6 +135,55 @@ def test_the_best_of_several_comes_first(random_http: httpx.Client) -> None:
     runs = [details, *details["best_of_sequences"]]
     means = [sum(row["logprob"] for row in run["tokens"]) / len(run["tokens"]) for run in runs]
     assert len(runs) == 3 and means == sorted(means, reverse=True)
+
+
+@pytest.mark.parametrize("constraint", [None, {"regex": "[a-z]{4}"}])
+def test_each_of_several_is_replayed_by_its_own_seed(random_http: httpx.Client, constraint: Any) -> None:
+    fields = {"do_sample": True, "max_new_tokens": 6, "details": True, "constraint": constraint}
+    best = _generate(random_http, best_of=3, **fields)
+    runs = [best["details"] | {"generated_text": best["generated_text"]}, *best["details"]["best_of_sequences"]]
+    assert len({run["seed"] for run in runs}) == 3
+    for run in runs:
+        assert _generate(random_http, seed=run["seed"], **fields)["generated_text"] == run["generated_text"]
+
+
+def test_an_output_without_a_token_has_last_words_too(http: httpx.Client) -> None:
+    fields: dict[str, Any] = {"grammar": {"type": "regex", "value": ""}, "details": True}
+    assert _generate(http, **fields)["details"]["tokens"] == []
+    (event,) = _events(http, **fields)
+    assert event["token"]["special"] and event["token"]["id"] in tokenizer().eos_token_ids
+    assert event["generated_text"] == "" and event["details"]["generated_tokens"] == 0
+
+
+async def _streamed(events: list[list[Event]], **parameters: Any) -> list[dict[str, Any]]:
+    """What a stream tells of a steered request with these events."""
+    model = fake_model(lambda request: events)
+    request = Request("r", (97, 98), SamplingParams(max_tokens=9, logprobs=0), controller=object())
+    call = Call(id="c", route="", method="POST", path="/generate_stream")
+    generation = Generation(model, call, [Part(0, "ab", request)])
+    answer = Answer(generation, plan_of(Parameters(details=True, **parameters), is_stream=True), "ab")
+    told: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        told.append(message["body"])
+
+    with contextlib.closing(SseWriter(send, 5.0)) as writer:
+        await answer.stream(writer)
+    return [json.loads(line[6:]) for line in b"".join(told).splitlines() if line]
+
+
+async def test_what_may_be_taken_back_is_not_told_and_logs_are() -> None:
+    def token(number: int) -> TokenEvent:
+        return TokenEvent("r", 0, number, chr(number), Logprob(number, -1.0))
+
+    events: list[list[Event]] = [
+        [PromptEvent("r", 0, (97, 98)), *map(token, b"xyz"), Log("r", 0, "one ")],
+        [Rewind("r", 0, 2, 2), token(ord("!")), Log("r", 0, "two")],
+        [Finished("r", 0, FinishReason.CONTROLLER)],
+    ]
+    told = await _streamed(events)
+    assert [event["token"]["text"] for event in told] == ["x", "!"]
+    assert told[-1]["generated_text"] == "x!" and told[-1]["details"]["logs"] == "one two"
 
 
 def test_headers_tell_what_it_took(http: httpx.Client) -> None:

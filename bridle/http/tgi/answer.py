@@ -11,12 +11,14 @@ from bridle.http.sse import SseWriter
 from bridle.http.tgi.plan import Plan
 from bridle.http.tgi.shapes import TokenRows, finish_word, token_texts, usage_fields
 from bridle.outputs import CompletionOutput
-from bridle.service import Delta, best_outputs
+from bridle.service import Delta
+from bridle.service.collect import mean_logprob
 
 
 @dataclass(slots=True)
 class Answer:
-    """`prompt` is the text that came; `generation` has one part."""
+    """`prompt` is the text that came; `generation` has one part, or one for each of several that the best is chosen
+    of."""
 
     generation: Generation
     plan: Plan
@@ -36,33 +38,31 @@ class Answer:
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream. The best of several outputs is the answer, the others are
         details; so are the further branches of one that a controller forked."""
-        ranked = self._ranked()
-        answer: dict[str, Any] = {"generated_text": self._text(ranked[0])}
+        (part, output), *others = self._ranked()
+        answer: dict[str, Any] = {"generated_text": self._text(output)}
         if self.plan.wants_details:
-            details = self._details(ranked[0]) | {"prefill": self._prefill()}
-            if len(ranked) > 1:
-                details["best_of_sequences"] = [self._loser(output) for output in ranked[1:]]
+            details = self._details(part, output) | {"prefill": self._prefill()}
+            if others:
+                details["best_of_sequences"] = [self._loser(*each) for each in others]
             answer["details"] = details
         return answer
 
-    def _ranked(self) -> list[CompletionOutput]:
-        outputs = self._part.outputs
-        if self.plan.best_of == 1:
-            return outputs
-        order = [each.token_ids for each in best_outputs(outputs, len(outputs))]
-        return sorted(outputs, key=lambda output: order.index(output.token_ids))
+    def _ranked(self) -> list[tuple[Part, CompletionOutput]]:
+        outputs = [(part, output) for part in self.generation.parts for output in part.outputs]
+        return outputs if self.plan.best_of == 1 else sorted(outputs, key=lambda each: -mean_logprob(each[1]))
 
-    def _loser(self, output: CompletionOutput) -> dict[str, Any]:
-        return {"generated_text": self._text(output)} | self._details(output) | {"prefill": self._prefill()}
+    def _loser(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
+        details = self._details(part, output) | {"prefill": self._prefill()}
+        return {"generated_text": self._text(output)} | details
 
-    def _details(self, output: CompletionOutput) -> dict[str, Any]:
-        texts = token_texts(output, self._ends(output), 0, len(output.token_ids))
+    def _details(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
+        texts = token_texts(output, _ends(part, output), 0, len(output.token_ids))
         entries = output.logprobs or [None] * len(output.token_ids)
         rows = zip(output.token_ids, texts, entries, strict=True)
-        details = self._ending(output) | {"tokens": [self._rows.row(*row) for row in rows]}
+        details = _ending(part, output) | {"tokens": [self._rows.row(*row) for row in rows]}
         if self.plan.num_top:
             details["top_tokens"] = [self._rows.top(entry, self.plan.num_top) for entry in entries]
-        return details | self._part.notes.take(output.index).fields()
+        return details | part.notes.take(output.index).fields()
 
     def _prefill(self) -> list[dict[str, Any]]:
         return self._rows.prefill(self._part.collector.output) if self.plan.wants_prefill else []
@@ -73,7 +73,7 @@ class Answer:
         """An event for each token of the first output."""
 
         async def sink(part: Part) -> None:
-            for delta, _ in part.take():
+            for delta in part.reader.take():  # what a controller says beside is told in the end
                 if delta.index == 0:
                     await writer.send(*self._events(delta))
 
@@ -85,12 +85,14 @@ class Answer:
         output = self._part.outputs[0]
         stop = delta.start + len(delta.tokens)
         if not delta.is_last and self._part.request.controller is not None:
-            stop -= 1
-        texts = token_texts(output, self._ends(output), self._num_sent, stop)
+            stop = max(stop - 1, self._num_sent)
+        texts = token_texts(output, _ends(self._part, output), self._num_sent, stop)
         for text in texts:
             position = self._num_sent
             self._num_sent += 1
             yield self._event(output, position, text, is_last=delta.is_last and self._num_sent == stop)
+        if delta.is_last and not self._num_sent:
+            yield self._empty_event(output)
 
     def _event(self, output: CompletionOutput, position: int, text: str, is_last: bool) -> dict[str, Any]:
         entry = output.logprobs[position] if output.logprobs is not None else None
@@ -100,26 +102,36 @@ class Answer:
         }
         if self.plan.num_top:
             event["top_tokens"] = self._rows.top(entry, self.plan.num_top)
+        return event | (self._last_words(output) if is_last else {"generated_text": None, "details": None})
+
+    def _empty_event(self, output: CompletionOutput) -> dict[str, Any]:
+        """The event of an output that ended before its first token: clients look for last words beside a token, so
+        they get the one that ends a text."""
+        token = next(iter(self.generation.model.tokenizer.eos_token_ids), 0)
+        return {"index": 1, "token": self._rows.row(token, "", None)} | self._last_words(output)
+
+    def _last_words(self, output: CompletionOutput) -> dict[str, Any]:
         details = None
-        if is_last and self.plan.wants_details:
+        if self.plan.wants_details:
             num_prompt = len(self._part.collector.output.prompt_token_ids)
-            details = self._ending(output) | {"input_length": num_prompt}
-            details |= self._part.notes.take(0).fields()
-        return event | {"generated_text": self._text(output) if is_last else None, "details": details}
+            details = _ending(self._part, output) | {"input_length": num_prompt} | self._part.notes.take(0).fields()
+        return {"generated_text": self._text(output), "details": details}
 
     # -- both ------------------------------------------------------------------------------------------------
-
-    def _ending(self, output: CompletionOutput) -> dict[str, Any]:
-        sampling = self._part.request.sampling
-        return {
-            "finish_reason": finish_word(output),
-            "generated_tokens": len(output.token_ids),
-            "seed": None if sampling.is_greedy else sampling.seed,
-            "usage": usage_fields(output.usage),
-        }
 
     def _text(self, output: CompletionOutput) -> str:
         return self.prompt + output.text if self.plan.wants_full_text else output.text
 
-    def _ends(self, output: CompletionOutput) -> list[int]:
-        return self._part.collector.growing[output.index].ends
+
+def _ending(part: Part, output: CompletionOutput) -> dict[str, Any]:
+    sampling = part.request.sampling
+    return {
+        "finish_reason": finish_word(output),
+        "generated_tokens": len(output.token_ids),
+        "seed": None if sampling.is_greedy else sampling.seed,
+        "usage": usage_fields(output.usage),
+    }
+
+
+def _ends(part: Part, output: CompletionOutput) -> list[int]:
+    return part.collector.growing[output.index].ends

@@ -61,7 +61,9 @@ async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_t
     steering = _steering(body.parameters, plan, request, model)
     prompt = list(await tokenize(model, body.inputs, truncate=plan.truncate))
     tenant = identity_of(request).user
-    generation = await prepare(http, call, model, ticket, [prompt], plan.sampling, tenant, steering, adapter)
+    generation = await prepare(
+        http, call, model, ticket, [prompt], plan.sampling, tenant, steering, adapter, apart=True
+    )
     return Answer(generation, plan, body.inputs)
 
 
