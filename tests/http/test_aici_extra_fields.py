@@ -212,6 +212,44 @@ def test_logs_variables_and_the_argument(client: Client) -> None:
     assert [write for choice in got for write in choice.get("storage", [])] == [command]
 
 
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/messages", {"messages": HI, "max_tokens": 20}),
+    ("/v1/responses", {"input": "Hi"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), OTHERS)
+def test_other_apis_tell_logs_and_variables_in_the_end(client: Client, path: str, body: dict[str, Any]) -> None:
+    module = client.upload(guest2([[say("one\n"), *pick("a")], [say("two\n"), store("v", "6869"), *pick("b")], END]))
+    whole = client.post(path, controller=module, **body).json()
+    assert whole["logs"] == "one\ntwo\n" and len(whole["storage"]) == 1
+    events = client.stream(path, controller=module, stream=True, **body)
+    (told,) = [event.get("response", event) for event in events if "logs" in event.get("response", event)]
+    assert told["logs"] == whole["logs"] and told["storage"] == whole["storage"]
+
+
+@pytest.mark.parametrize(("path", "body"), OTHERS)
+def test_streams_without_a_word_for_rewinds_hold(
+    client: Client, names: dict[str, str], path: str, body: dict[str, Any]
+) -> None:
+    for policy in ("event", "mark"):
+        answer = client.post(path, controller=names["rewinding"], rewind=policy, stream=True, **body)
+        assert answer.status_code == 400 and "it must be 'hold'" in answer.json()["error"]["message"]
+    events = client.stream(path, controller=names["rewinding"], stream=True, **body)
+    deltas = [event.get("delta") for event in events]
+    assert "".join(delta if isinstance(delta, str) else (delta or {}).get("text", "") for delta in deltas) == "right"
+
+
+def test_each_of_the_best_has_a_controller_for_itself(client: Client) -> None:
+    module = client.upload(guest2([[say("log\n"), *sample(ids("abcdefgh"), VOCAB_SIZE)] for _ in range(6)] + [END]))
+    fields = {"controller": module, "best_of": 3, "do_sample": True, "details": True, "max_new_tokens": 20}
+    answer = client.post("/generate", inputs="x", parameters=fields).json()
+    runs = [answer["details"], *answer["details"]["best_of_sequences"]]
+    assert len({run["seed"] for run in runs}) == 3 and all(run["logs"].startswith("log\n") for run in runs)
+    means = [sum(row["logprob"] for row in run["tokens"]) / len(run["tokens"]) for run in runs]
+    assert means == sorted(means, reverse=True)
+
+
 def test_log_probabilities_follow_rewinds(client: Client) -> None:
     wasm = guest2([pick("a"), pick("b"), force(ids("c"), backtrack=1), pick("d"), END])
     module = client.upload(wasm)

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from tests.http.harness import scripted_model, served
+from tests.http.harness import saying, scripted_model, served
 
 CITIES = ["Rome", "Oslo", "Lima"]
 WEATHER = {"type": "object", "properties": {"city": {"enum": CITIES}}, "required": ["city"],
@@ -79,6 +79,27 @@ def test_several_calls_at_a_time(random_client: openai.OpenAI) -> None:
     assert max(len(message.tool_calls or ()) for message in messages) > 1
     assert all(json.loads(call.function.arguments)["city"] in CITIES for call in calls)
     assert len({call.id for call in calls}) == len(calls)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_who_wants_one_call_gets_one(is_stream: bool) -> None:
+    """Also where the model calls by itself, and calls twice."""
+    text = "".join(f'<tool_call>\n{{"name": "get_time", "arguments": {{"n": {n}}}}}\n</tool_call>\n' for n in (1, 2))
+    with (
+        served(scripted_model(next_token=saying(text))) as url,
+        openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        for parallel, number in ((True, 2), (False, 1)):
+            options: Any = {"tools": TOOLS, "parallel_tool_calls": parallel, "stream": is_stream}
+            answer: Any = ask(client, "x", **options)
+            if is_stream:
+                pieces = [piece for chunk in answer for piece in chunk.choices[0].delta.tool_calls or ()]
+                names = [piece.function.name for piece in pieces if piece.function.name]
+                first = "".join(piece.function.arguments or "" for piece in pieces if piece.index == 0)
+            else:
+                names = [name for name, _ in calls_of(answer)]
+                first = answer.choices[0].message.tool_calls[0].function.arguments
+            assert names == ["get_time"] * number and json.loads(first) == {"n": 1}
 
 
 def test_strict_arguments_hold_where_the_model_calls_by_itself(demo: openai.OpenAI) -> None:

@@ -15,6 +15,8 @@ from bridle.constraints import vocabulary_of
 from bridle.constraints.grammar import grammar_of
 from bridle.constraints.matcher import Matcher
 from bridle.constraints.vocabulary import Vocabulary
+from bridle.http.anthropic.schemas import MessagesBody
+from bridle.http.responses.schemas import ResponsesBody
 from bridle.http.tools.formats import ToolFormat, format_of
 from bridle.http.tools.grammar import Function
 from bridle.http.tools.hermes import CLOSE, OPEN, Hermes
@@ -155,6 +157,22 @@ def test_ids_differ_and_suit_every_template() -> None:
     assert first != second
     assert len(first) == 9
     assert first.isalnum()
+
+
+def test_ids_go_back_to_templates_as_they_were_made() -> None:
+    """Each API puts something of its own in front, which a template that counts letters would not take."""
+    (made,) = Found().add(Hermes().reader().push(CALL, is_last=True)).calls
+    ask = {"role": "user", "content": "x"}
+    use = {"type": "tool_use", "id": f"toolu_{made.id}", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": f"toolu_{made.id}", "content": "y"}
+    turns = [ask, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    anthropic, _ = MessagesBody.model_validate({"messages": turns, "max_tokens": 9}).to_chat("m")
+    call = {"type": "function_call", "call_id": f"call_{made.id}", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": f"call_{made.id}", "output": "y"}
+    openai = ResponsesBody.model_validate({"input": [ask, call, output]}).to_chat("m")
+    for chat in (anthropic, openai):
+        assert [call["id"] for message in chat.messages for call in message.get("tool_calls", ())] == [made.id]
+        assert chat.messages[-1]["tool_call_id"] == made.id
 
 
 # -- grammars ----------------------------------------------------------------------------------------------------

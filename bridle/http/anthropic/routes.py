@@ -72,7 +72,7 @@ class _Answer:
         output = self.generation.parts[0].outputs[0]
         found = Found().add(self._reader.push(output.text, is_last=True))
         message = self._message(blocks(found), self.generation.usage)
-        return message | stop_fields(output, bool(found.calls))
+        return message | stop_fields(output, bool(found.calls)) | self._note_fields()
 
     async def stream(self, writer: SseWriter) -> None:
         """The events of a call that streams."""
@@ -85,7 +85,7 @@ class _Answer:
             if not has_begun and part.collector.has_prompt:
                 has_begun = True
                 events.append({"type": "message_start", "message": self._message([], self.generation.usage)})
-            for delta, _ in part.take():
+            for delta in part.reader.take():  # what a controller says beside is told in the end
                 if delta.index == 0:
                     events += self._blocks.add(self._reader.push(delta.text, delta.is_last))
             await send_events(writer, events)
@@ -96,7 +96,12 @@ class _Answer:
     def _ending(self, part: Part) -> list[dict[str, Any]]:
         stop = stop_fields(part.outputs[0], self._reader.num_calls > 0)
         usage = self._usage(self.generation.usage)
-        return [{"type": "message_delta", "delta": stop, "usage": usage}, {"type": "message_stop"}]
+        last = {"type": "message_delta", "delta": stop, "usage": usage} | self._note_fields()
+        return [last, {"type": "message_stop"}]
+
+    def _note_fields(self) -> dict[str, Any]:
+        """Logs and variables of a controller."""
+        return self.generation.parts[0].notes.take(0).fields()
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
         return usage_fields(usage, self.turn.num_thinking(self.generation.parts[0].outputs[0].token_ids))

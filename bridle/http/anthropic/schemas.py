@@ -19,6 +19,7 @@ from bridle.http.schemas import (
     objects,
     text_or_objects,
 )
+from bridle.http.tools.pieces import own_id
 from bridle.shown import shown
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -129,7 +130,7 @@ def _user(role: str, blocks: JsonObjects, where: str) -> JsonObjects:
         here = f"{where}[{position}]"
         if block.get("type") == "tool_result":
             content = _text(block.get("content") or "", f"{here}.content")
-            messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+            messages.append({"role": "tool", "tool_call_id": own_id(block.get("tool_use_id")), "content": content})
         else:
             texts.append(_block_text(block, here))
     return [*messages, {"role": role, "content": "\n".join(texts)}] if texts else messages
@@ -158,7 +159,7 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(name, str) or not isinstance(value, dict):
         raise InvalidRequest(f"{where} must have a name and an input, which is an object", where)
     function = {"name": name, "arguments": msgspec.json.encode(value).decode()}
-    return {"id": block.get("id"), "type": "function", "function": function}
+    return {"id": own_id(block.get("id")), "type": "function", "function": function}
 
 
 def _text(content: Any, where: str) -> str:

@@ -69,7 +69,7 @@ class _Answer:
         output = self.generation.parts[0].outputs[0]
         self._items.add(self._reader.push(output.text, is_last=True))
         self._items.close(self._status)
-        return self._response(self._status)
+        return self._response(self._status) | self._note_fields()
 
     async def stream(self, writer: SseWriter) -> None:
         """The events of a call that streams."""
@@ -79,14 +79,14 @@ class _Answer:
         )
 
         async def sink(part: Part) -> None:
-            for delta, _ in part.take():
+            for delta in part.reader.take():  # what a controller says beside is told in the end
                 if delta.index == 0:
                     await self._send(writer, self._items.add(self._reader.push(delta.text, delta.is_last)))
 
         await self.generation.run(sink)
-        last = {"type": f"response.{self._status}", "response": {}}
         events = self._items.close(self._status)
-        await self._send(writer, [*events, last | {"response": self._response(self._status)}])
+        response = self._response(self._status) | self._note_fields()
+        await self._send(writer, [*events, {"type": f"response.{self._status}", "response": response}])
 
     def failure(self, error: BridleError) -> Event:
         """The event of a response that failed."""
@@ -94,6 +94,10 @@ class _Answer:
         told = {"code": inner["code"], "message": inner["message"]}
         response = self._response("failed") | {"error": told}
         return {"type": "response.failed", "sequence_number": next(self._numbers), "response": response}
+
+    def _note_fields(self) -> dict[str, Any]:
+        """Logs and variables of a controller."""
+        return self.generation.parts[0].notes.take(0).fields()
 
     async def _send(self, writer: SseWriter, events: Iterable[Event]) -> None:
         await send_events(writer, [event | {"sequence_number": next(self._numbers)} for event in events])

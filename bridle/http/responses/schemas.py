@@ -21,6 +21,7 @@ from bridle.http.schemas import (
     objects,
     text_or_objects,
 )
+from bridle.http.tools.pieces import own_id
 from bridle.shown import shown
 
 #: Entries of `metadata`, which is given back with every answer.
@@ -59,6 +60,7 @@ class ResponsesBody(SamplingFields):
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     previous_response_id: str | None = None
     conversation: Any = None
+    prompt: Any = None
     background: bool | None = None
     truncation: str | None = None
     top_logprobs: int | None = None
@@ -88,11 +90,11 @@ class ResponsesBody(SamplingFields):
         """Refuse what would be promised and not kept."""
         if self.n is not None and self.n != 1:
             raise InvalidRequest(f"n is {self.n}; a response has one answer", "n")
-        for name in ("previous_response_id", "conversation"):
+        for name in ("previous_response_id", "conversation", "prompt"):
             if getattr(self, name) is not None:
-                raise UnsupportedFeature(f"{name} is given, but no responses are kept here; send all items", name)
+                raise UnsupportedFeature(f"{name} is given, but nothing is kept here; send all items", name)
         if self.background:
-            raise UnsupportedFeature("background is true, but no responses are kept here", "background")
+            raise UnsupportedFeature("background is true, but nothing is kept here", "background")
         if self.truncation not in (None, "disabled"):
             raise UnsupportedFeature(f"truncation is {shown(self.truncation)}; must be 'disabled'", "truncation")
         if self.top_logprobs:
@@ -130,11 +132,11 @@ def _add_item(messages: JsonObjects, item: Mapping[str, Any], where: str) -> Non
             if not isinstance(item.get("name"), str):
                 raise InvalidRequest(f"{where}.name is {shown(item.get('name'))}; must be a function's name", where)
             function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            call = {"id": own_id(item.get("call_id")), "type": "function", "function": function}
             _turn(messages).setdefault("tool_calls", []).append(call)
         case "function_call_output":
             result = _text(item.get("output"), f"{where}.output")
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": result})
+            messages.append({"role": "tool", "tool_call_id": own_id(item.get("call_id")), "content": result})
         case kind:
             raise UnsupportedFeature(f"{where} is of type {shown(kind)}", where)
 

@@ -87,6 +87,11 @@ def new_call_id() -> str:
     return "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(9))
 
 
+def own_id(given: object) -> object:
+    """The id of a call as `new_call_id` made it, without what an API puts in front."""
+    return given.removeprefix("toolu_").removeprefix("call_") if isinstance(given, str) else given
+
+
 def held_back(text: str, mark: str) -> int:
     """How many of the last characters of `text` could be the beginning of `mark`."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
