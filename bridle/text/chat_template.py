@@ -67,7 +67,7 @@ class ChatTemplate:
         known = {
             **self._special_tokens,
             **variables,
-            "messages": prepare(messages),
+            "messages": _known_roles(prepare(messages), self.text if template is None else template),
             "tools": [dict(tool) for tool in tools] if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -101,6 +101,14 @@ class ChatTemplate:
             return InvalidRequest(f"{whose} refused the messages: {error}", "messages")
         verb = {"syntax": "is not valid", "limit": "was stopped"}.get(error.kind, "failed on these messages")
         return InvalidRequest(f"{whose} {verb}: {error}", "messages" if is_own else "chat_template")
+
+
+def _known_roles(messages: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
+    """`developer` is what some clients call who writes the system message; most templates silently drop what a role
+    says that they do not know."""
+    if "developer" in source:
+        return messages
+    return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
 
 
 def _render_apart(source: str, variables: Mapping[str, Any]) -> str:

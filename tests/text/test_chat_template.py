@@ -53,6 +53,16 @@ def test_it_renders_as_transformers_does(apart: bool, tools: list[dict[str, Any]
     assert render(own, messages, tools=tools, template=template, custom="yes") == expected[0]
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_developers_write_the_system_message_unless_the_template_knows_them(apart: bool) -> None:
+    messages = [{"role": "developer", "content": "be brief"}, *HELLO]
+    silent = "{% for m in messages %}{% if m.role in ('system', 'user') %}[{{ m.role }}]{% endif %}{% endfor %}"
+    own, template = (None, silent) if apart else (silent, None)
+    assert render(own, messages, template=template) == "[system][user]"
+    knowing = silent.replace("'system'", "'developer'")
+    assert render(knowing, messages) == "[developer][user]"
+
+
 def test_named_templates_are_chosen_by_use() -> None:
     named = {"default": "plain", "tool_use": "with tools"}
     assert render(named) == "plain"
