@@ -6,23 +6,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from bridle.config import EngineConfig, ModelConfig
+    from bridle.config import ModelConfig
     from bridle.service import AdapterSpec
+    from bridle.service.control import ControlSettings
     from bridle.service.loading import LoadedModel
 
 
 @contextmanager
 def loaded_model(
-    config: ModelConfig, engine_config: EngineConfig | None = None, adapters: Sequence[AdapterSpec] = ()
+    config: ModelConfig,
+    engine_config: EngineConfig | None = None,
+    adapters: Sequence[AdapterSpec] = (),
+    control: ControlSettings | None = None,
 ) -> Iterator[LoadedModel]:
-    """The model of `config` with its adapters, ready to generate, closed on leaving. Raises what loading raises."""
+    """The model of `config` with its adapters, ready to generate, closed on leaving; `control` says whether Wasm
+    controllers get a runtime (None: no). Raises what loading raises."""
     with progress_bar(f"Loading {config.model}") as progress:
         from bridle.service.loading import load_model
 
-        model = load_model(config, engine_config, progress=progress)
+        if adapters:
+            from bridle.model.footprint import settle_adapters
+
+            config, engine_config = settle_adapters(config, engine_config or EngineConfig())
+        model = load_model(config, engine_config, progress=progress, control=control)
     try:
         _add_adapters(model, adapters)
         yield model

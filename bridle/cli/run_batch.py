@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.options import ModelOptions
+from bridle.cli.serve import ControlOptions
 from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _MODEL = ModelOptions()
 _ADAPTERS = AdapterOptions()
+_CONTROL = ControlOptions()
 
 
 def run_batch(
@@ -33,6 +35,7 @@ def run_batch(
     max_in_flight: int = 64,
     options: ModelOptions = _MODEL,
     adapters: AdapterOptions = _ADAPTERS,
+    control: ControlOptions = _CONTROL,
 ) -> int:
     """Answer a file of requests in OpenAI's batch format, offline.
 
@@ -40,7 +43,8 @@ def run_batch(
 
     A line is `{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}`. The whole file is
     checked before the model is loaded. Answers come in the order in which they are done; a request that is refused or
-    fails has its error in its answer, and the exit code is then 1.
+    fails has its error in its answer, and the exit code is then 1. The control runtime is started if a request names a
+    controller.
 
     Parameters
     ----------
@@ -54,8 +58,8 @@ def run_batch(
         Requests that are worked on at once.
     """
     from bridle.cli.loading import loaded_model
-    from bridle.http import HttpSettings, create_app
-    from bridle.http.batch import read_requests
+    from bridle.http import create_app
+    from bridle.http.batch import batch_settings, read_requests
     from bridle.http.logs import configure_logs
     from bridle.service import ModelRegistry
     from bridle.service.adapter_set import AdapterCatalog
@@ -70,10 +74,12 @@ def run_batch(
         except OSError as error:
             raise InvalidRequest(f"{error.filename}: {error.strerror}", "FILE") from None
         known = adapters.to_set()
-        engine = adapters.limit(EngineConfig())
-        loaded = stack.enter_context(loaded_model(options.to_config(model), engine, known.named))
+        settings = batch_settings(max_in_flight)
+        engine = adapters.limit(EngineConfig(max_waiting=settings.max_requests))
+        runtime = control.to_settings() if any(request.controller for request in requests) else None
+        loaded = stack.enter_context(loaded_model(options.to_config(model), engine, known.named, runtime))
         registry = ModelRegistry([loaded], adapters=AdapterCatalog(known))
-        app = create_app(registry, HttpSettings(max_requests=max(max_in_flight, 1)))
+        app = create_app(registry, settings)
         num_failed = asyncio.run(_run(app, requests, target, max_in_flight))
     print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)
     return 1 if num_failed else 0

@@ -14,9 +14,11 @@ import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
 from bridle.errors import InvalidRequest
+from bridle.http.settings import HttpSettings
 from bridle.service import new_request_id
 
 MAX_LINE_BYTES = 16 << 20
+_NO_LIMIT = 1 << 62  # tokens
 URLS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses", "/generate"}
 )
@@ -30,6 +32,12 @@ class BatchRequest(msgspec.Struct):
     body: dict[str, Any]
     method: str = "POST"
 
+    @property
+    def controller(self) -> Any:
+        """What it wants to be steered by, as far as its body is one."""
+        inner = self.body.get("parameters")
+        return (inner if isinstance(inner, dict) else self.body).get("controller")
+
 
 def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
     """The requests of a file, checked one by one; raises `InvalidRequest` that names the line."""
@@ -41,7 +49,7 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
             raise InvalidRequest(f"line {number} has {len(line)} bytes; at most {MAX_LINE_BYTES}", "FILE")
         try:
             request = msgspec.json.decode(line, type=BatchRequest)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:  # also for bytes that are no text, and lists without an end
             raise InvalidRequest(f"line {number} is no request of a batch: {error}", "FILE") from None
         if request.method != "POST" or request.url not in URLS:
             shown = f"{request.method} {request.url}"[:80]
@@ -52,6 +60,12 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
             raise InvalidRequest(f"line {number} repeats custom_id {request.custom_id[:80]!r}", "FILE")
         seen.add(request.custom_id)
         yield request
+
+
+def batch_settings(max_in_flight: int) -> HttpSettings:
+    """Room for so many lines, whatever each of them asks for: there is nobody else to keep it for."""
+    most = HttpSettings()
+    return HttpSettings(max_requests=max_in_flight * most.max_choices, max_prompt_tokens=_NO_LIMIT)
 
 
 async def answer_batch(

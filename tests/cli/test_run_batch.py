@@ -11,7 +11,7 @@ import pytest
 from bridle.cli import main
 from bridle.errors import InvalidRequest
 from bridle.http import create_app
-from bridle.http.batch import BatchRequest, answer_batch, read_requests
+from bridle.http.batch import BatchRequest, answer_batch, batch_settings, read_requests
 from bridle.service import ModelRegistry
 from tests.http.harness import saying, scripted_model
 
@@ -27,6 +27,8 @@ def _line(custom_id: str, url: str = "/v1/completions", **body: Any) -> bytes:
         ([_line("a"), b"\n", _line("a")], "line 3 repeats custom_id 'a'"),
         ([_line("a", "/v1/models")], "line 1 asks for 'POST /v1/models'"),
         ([b'{"custom_id": 1, "url": "/generate", "body": {}}'], "line 1 is no request"),
+        ([_line("a"), b'{"custom_id": "\xff", "url": "/generate", "body": {}}'], "line 2 is no request"),
+        ([b'{"custom_id": "a", "url": "/generate", "body": {"a": ' + b"[" * 100_000], "line 1 is no request"),
     ],
 )
 def test_bad_lines_are_named(lines: list[bytes], message: str) -> None:
@@ -50,6 +52,16 @@ async def test_answers_come_for_each_request_whatever_becomes_of_it() -> None:
     assert answers["native"]["body"]["generated_text"] == "Hello."
 
 
+async def test_lines_of_many_prompts_are_no_crowd() -> None:
+    model = scripted_model(next_token=saying("Hello."))
+    app = create_app(ModelRegistry([model]), batch_settings(2))
+    requests = [BatchRequest(f"{i}", "/v1/completions", {"prompt": ["Say"] * 5}) for i in range(4)]
+    answers = [each["response"] async for each in answer_batch(app, requests, 2)]
+    model.close()
+    assert [answer["status_code"] for answer in answers] == [200] * 4
+    assert all(choice["text"] == "Hello." for answer in answers for choice in answer["body"]["choices"])
+
+
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
@@ -60,3 +72,26 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert answers["b"]["status_code"] == 404
     assert "1 answered, 1 failed" in capsys.readouterr().err
     assert main(["run-batch", str(tmp_path / "none.jsonl")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "is_started"),
+    [
+        (_line("a", prompt="x"), False),
+        (_line("a", prompt="x", controller="stop"), True),
+        (_line("a", "/generate", inputs="x", parameters={"controller": "stop"}), True),
+    ],
+)
+def test_the_control_runtime_is_there_if_it_is_asked_for(
+    line: bytes, is_started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def load(*_: object, control: object, **__: object) -> None:
+        seen.append(control)
+        raise InvalidRequest("no further")
+
+    monkeypatch.setattr("bridle.service.loading.load_model", load)
+    (tmp_path / "in.jsonl").write_bytes(line)
+    assert main(["run-batch", str(tmp_path / "in.jsonl"), "--control-store", str(tmp_path)]) == 2
+    assert [control is not None and control.store == tmp_path for control in seen] == [is_started]
