@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _PACE = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_PROVIDER = "bridle"  # as in traces
 _TOKENS = tuple(float(4**i) for i in range(14))
 
 
@@ -20,7 +21,7 @@ class GenAiMetrics:
     """Duration, time to the first token, time per further token, and how many tokens, by operation and model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        labels = ("gen_ai_operation_name", "gen_ai_request_model")
+        labels = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], more: tuple[str, ...] = ()) -> Histogram:
             return Histogram(f"gen_ai_{name}", text, labels + more, buckets=buckets, registry=registry)
@@ -36,7 +37,7 @@ class GenAiMetrics:
         """Count a call that just ended."""
         if call.model is None:
             return
-        labels = (call.operation, call.model)
+        labels = (call.operation, _PROVIDER, call.model)
         self._duration.labels(*labels, "" if call.error is None else call.error.code).observe(seconds)
         if call.usage is None:
             return

@@ -107,6 +107,55 @@ async def test_what_a_client_left_is_counted(is_stream: bool, capsys: pytest.Cap
     assert "the client went away" in capsys.readouterr().out
 
 
+PREPARED: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": "abc", "regex": "a+"}),
+    (COMPLETIONS, {"prompt": "a" * 5_000}),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}]}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}),
+    ("/v1/responses", {"input": "a"}),
+    ("/generate", {"inputs": "abc", "parameters": {"grammar": {"type": "regex", "value": "a+"}}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), PREPARED)
+@pytest.mark.parametrize("ends", ["left", "late"])
+async def test_a_request_that_is_still_being_prepared_ends_at_once(path: str, body: dict[str, Any], ends: str) -> None:
+    """A constraint that is compiled, a template that is rendered, a long text that is tokenized."""
+    began, never = asyncio.Event(), asyncio.Event()
+
+    class Slow(LoadedModel):
+        async def try_constraint(self, constraint: object) -> None:
+            began.set()
+            await never.wait()
+
+        async def in_text_thread(self, *work: Any, **options: Any) -> Any:
+            began.set()
+            await never.wait()
+
+    fake = fake_model()
+    app = create_app(ModelRegistry([Slow("fake", fake.client, fake.tokenizer)]))
+    terms = {"deadline": 0.2} if ends == "late" else {}
+    told = body | ({"parameters": body["parameters"] | terms} if path == "/generate" else terms)
+    inbox = [{"type": "http.request", "body": json.dumps(told).encode()}]
+    outbox: list[Any] = []
+
+    async def receive() -> Any:
+        if inbox:
+            return inbox.pop()
+        await (began if ends == "left" else never).wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        outbox.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
+    async with asyncio.timeout(WAIT):
+        await app(scope, receive, send)  # type: ignore[arg-type]
+    assert outbox[0]["status"] == (499 if ends == "left" else 504)
+    assert app.state.http.admission.num_requests == 0 and fake_of(fake).requests == []
+
+
 def test_a_client_that_reads_to_the_end_cancels_nothing() -> None:
     model = fake_model(say("hello"))
     with local_client(model) as client:
@@ -173,6 +222,25 @@ def test_a_body_that_does_not_arrive_is_a_408() -> None:
             answer = b"".join(iter(lambda: connection.recv(65_536), b""))  # to the end: the server closes
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"did not arrive within 0.1 seconds" in answer
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_head_that_does_not_end_is_a_408(is_first: bool) -> None:
+    whole = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    with served(fake_model(), HttpSettings(receive_timeout=0.2)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with (
+            socket.create_connection((host, int(port))) as connection,
+            socket.create_connection((host, int(port))) as mute,
+        ):
+            if not is_first:
+                connection.sendall(whole)
+                assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+            connection.sendall(whole[:-2])
+            answer = b"".join(iter(lambda: connection.recv(65_536), b""))  # to the end: the server closes
+            assert mute.recv(1) == b""
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"did not arrive within 0.2 seconds" in answer
 
 
 def test_large_heads_are_a_431_and_the_next_connection_is_served() -> None:

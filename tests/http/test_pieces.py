@@ -163,7 +163,7 @@ def test_metrics_also_have_the_names_of_other_servers() -> None:
         "tgi_request_max_new_tokens_sum 9.0",
         "tgi_request_queue_duration_count 1.0",
     } <= set(lines)
-    label = 'gen_ai_operation_name="text_completion",gen_ai_request_model="scripted"'
+    label = 'gen_ai_operation_name="text_completion",gen_ai_provider_name="bridle",gen_ai_request_model="scripted"'
     assert f"gen_ai_server_time_to_first_token_seconds_count{{{label}}} 1.0" in lines
 
 
