@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.errors import InvalidRequest
+from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.call import call_of
 from bridle.http.errors import json_response
 from bridle.http.generation import Generation, Part, reserve
@@ -27,6 +27,14 @@ from bridle.http.turn import Turn, TurnReader, plan_turn, prepare_turn
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import Delta
+from bridle.shown import shown
+
+_UNKEPT = {
+    "functions": "send them as tools",
+    "function_call": "send it as tool_choice",
+    "audio": "{model} writes only text",
+    "web_search_options": "this server looks nothing up; offer a tool that does",
+}
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -36,6 +44,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     http, call = http_state(request), call_of(request.scope)
     take_terms(body, request)
     served = await hold(request, body.model, body.adapter)
+    _check_promises(body, served.model.name)
     sampling = _sampling(body)
     ticket = reserve(http, call, served.model, 1, sampling.n)
     turn = await plan_turn(body, request, served.model, sampling, tells_rewinds=True)
@@ -45,6 +54,15 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         return SseResponse(answer.stream, http.settings)
     await run_while_connected(request.receive, generation.run())
     return json_response(answer.whole())
+
+
+def _check_promises(body: ChatBody, model: str) -> None:
+    """Refuse what would be promised and not kept."""
+    for name, advice in _UNKEPT.items():
+        if getattr(body, name) is not None:
+            raise UnsupportedFeature(f"{name} is given; {advice.format(model=repr(model))}", name)
+    if body.modalities not in (None, ["text"]):
+        raise UnsupportedFeature(f"modalities is {shown(body.modalities)}; {model!r} writes only text", "modalities")
 
 
 def _sampling(body: ChatBody) -> SamplingParams:

@@ -274,6 +274,11 @@ class ChatBody(SamplingFields):
     reasoning: ReasoningFields | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
 
     @property
     def budget(self) -> int | None:

@@ -139,6 +139,11 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": HI, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs may not set 'tokenize'"),
     ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs may not set 'self'"),
     ({"messages": HI, "chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs may not set 'a b'"),
+    ({"messages": HI, "functions": [{"name": "f"}]}, "functions is given; send them as tools"),
+    ({"messages": HI, "function_call": "auto"}, "function_call is given; send it as tool_choice"),
+    ({"messages": HI, "modalities": ["text", "audio"]}, "'scripted' writes only text"),
+    ({"messages": HI, "audio": {"voice": "ash"}}, "audio is given; 'scripted' writes only text"),
+    ({"messages": HI, "web_search_options": {}}, "this server looks nothing up"),
 ]  # fmt: skip
 
 

@@ -91,6 +91,14 @@ def test_a_stream_has_an_event_for_each_token(http: httpx.Client) -> None:
     assert all(len(event["top_tokens"]) == 2 for event in events)
 
 
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/", "/invocations"])
+def test_an_image_is_refused_by_name(http: httpx.Client, path: str) -> None:
+    """As clients of models that see send one; an address of an image is a text."""
+    answer = http.post(path, json={"inputs": "![](data:image/png;base64,AAAA)What is this?"})
+    assert answer.status_code == 422 and "inputs has an image; 'scripted' reads only text" in answer.json()["error"]
+    assert http.post(path, json={"inputs": "![](http://host/a.png)"}).status_code == 200
+
+
 @pytest.mark.parametrize("stop", ["there", "ere, "])
 def test_stop_strings_match_anywhere_and_stay(http: httpx.Client, stop: str) -> None:
     want = REPLY[: REPLY.index(stop) + len(stop)]

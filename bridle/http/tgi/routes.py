@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.errors import InvalidRequest
+from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.call import call_of
 from bridle.http.control import Steering, steering_of
 from bridle.http.errors import json_response
@@ -24,6 +24,9 @@ from bridle.http.tgi.plan import Plan, check_truncate, plan_of
 from bridle.http.tgi.schemas import GenerateBody, Parameters
 from bridle.http.tgi.shapes import headers, stream_headers
 from bridle.service import LoadedModel, tokenize
+
+#: How clients of models that see put an image into a text.
+_IMAGE = "](data:image/"
 
 router = APIRouter(route_class=NativeRoute)
 
@@ -57,6 +60,8 @@ async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_t
         raise InvalidRequest("inputs is empty; it must have at least one character", "inputs")
     model, adapter = await hold(request, body.model, body.parameters.adapter_id)
     check_truncate(plan, model)
+    if _IMAGE in body.inputs:
+        raise UnsupportedFeature(f"inputs has an image; {model.name!r} reads only text", "inputs")
     ticket = reserve(http, call, model, 1, plan.best_of)
     steering = _steering(body.parameters, plan, request, model)
     prompt = list(await tokenize(model, body.inputs, truncate=plan.truncate))
