@@ -1,7 +1,9 @@
 """Metrics under the names of text-generation-inference, so that dashboards made for it show this server.
 
 Its counters have no `_total` suffix; as the exposition format would add one to a counter, they are sent as untyped.
-One request counts once, also on the chat routes.
+One request counts once, also on the chat routes. A step of ours computes prompts beside everybody's next token, so all
+of them go by the method `decode`; of their durations sums and counts are told, not quantiles. Batches are never
+filtered nor put together, and nothing is skipped, so there is nothing to tell of that.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric, UntypedMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily, UntypedMetricFamily
 from prometheus_client.registry import Collector
 
 from bridle.http.call import GENERATING_ROUTES, Call
@@ -28,6 +30,8 @@ _FAILURES = {
     "generation": "generation",
     "incomplete_generation": "incomplete",
 }
+#: The parts of a step, by our names.
+_PARTS = {"step": "inference", "forward": "forward", "sample": "decode"}
 
 
 class TgiMetrics:
@@ -105,6 +109,28 @@ class _Collector(Collector):
             failures.add_metric([kind], self._counts["tgi_request_failure", kind])
         yield failures
         yield from self._gauges()
+        yield from self._steps()
+
+    def _steps(self) -> Iterator[Metric]:
+        """What the engines' steps took. The original's word for drawing tokens is decoding."""
+        every = [model.client.statistics() for model in self._models]
+
+        def total(name: str) -> float:
+            return float(sum(getattr(counts, name, 0) for counts in every))
+
+        num_steps, num_failed = total("num_steps"), total("num_failed_steps")
+        for name, text, value in (
+            ("count", "Steps.", num_steps),
+            ("success", "Steps that came to their end.", num_steps - num_failed),
+            ("failure", "Steps that failed.", num_failed),
+        ):
+            family = UntypedMetricFamily(f"tgi_batch_inference_{name}", text, labels=["method"])
+            family.add_metric(["decode"], value)
+            yield family
+        for name, text in (("step", "whole steps"), ("forward", "the model"), ("sample", "drawing tokens")):
+            seconds = SummaryMetricFamily(f"tgi_batch_{_PARTS[name]}_duration", f"Seconds: {text}.", labels=["method"])
+            seconds.add_metric(["decode"], int(num_steps), total(f"{name}_seconds"))
+            yield seconds
 
     def _gauges(self) -> Iterator[Metric]:
         waiting, running, used, room = 0, 0, 0, 0

@@ -163,6 +163,11 @@ def test_metrics_also_have_the_names_of_other_servers() -> None:
         "tgi_request_max_new_tokens_sum 9.0",
         "tgi_request_queue_duration_count 1.0",
     } <= set(lines)
+    steps = {line.partition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith("tgi_batch")}
+    num_steps = steps['tgi_batch_inference_count{method="decode"}']
+    assert num_steps == steps['tgi_batch_inference_success{method="decode"}'] >= 3
+    assert steps['tgi_batch_inference_duration_count{method="decode"}'] == num_steps
+    assert steps['tgi_batch_forward_duration_sum{method="decode"}'] > 0
     label = 'gen_ai_operation_name="text_completion",gen_ai_provider_name="bridle",gen_ai_request_model="scripted"'
     assert f"gen_ai_server_time_to_first_token_seconds_count{{{label}}} 1.0" in lines
 
