@@ -1,6 +1,7 @@
 """An engine of one's own, steered by bridle's control runtime: plain transformers, one request at a time.
 
-    python examples/aici_transformers.py MODEL_FOLDER CONTROLLER.wasm "a prompt" [ARGUMENT]
+    python examples/aici_transformers.py demo yesno "Is snow white?"
+    python examples/aici_transformers.py MODEL_FOLDER CONTROLLER.wasm "a prompt" ARGUMENT
 
 Everything that a controller may ask for is here: masks, forced tokens, backtracking (the KV cache is cropped), forks
 (it is copied), waiting, its own temperature, logs. A sequence is a token list and a cache of all of them but the last.
@@ -19,8 +20,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from bridle.aici import Runner, RuntimeConfig
+from bridle.controllers import standard
 from bridle.engine import Branch, Request
 from bridle.engine.interfaces import Answer, Ask
+from bridle.model import resolve_model
 
 
 @dataclass
@@ -130,12 +133,16 @@ class TinyEngine:
         self.runner.free(output.news.seq_id)
 
 
-def main(folder: str, wasm: str, prompt: str, argument: str = "") -> None:
-    """Upload, run, show."""
+def main(
+    model_name: str = "demo", controller: str = "yesno", prompt: str = "Is snow white?", argument: str = ""
+) -> None:
+    """Upload a module, or one that comes with bridle; run it, show its outputs."""
+    folder = str(resolve_model(model_name))
+    wasm = Path(controller).read_bytes() if controller.endswith(".wasm") else standard.load(controller)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     with Runner(RuntimeConfig(folder, num_logits=model.config.vocab_size), model.config.vocab_size) as runner:
-        module = runner.upload(Path(wasm).read_bytes())
+        module = runner.upload(wasm)
         for number, output in enumerate(TinyEngine(model, runner).run(tokenizer.encode(prompt), module, argument)):
             print(f"[{number}]", tokenizer.decode(output.tokens[output.num_prompt :]), output.error or "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,18 @@ from bridle.outputs import Finished
 from tests.aici.conftest import EOS, VOCAB_SIZE, tokenizer  # noqa: F401 -- a fixture
 from tests.controllers.conftest import Run, named
 from tests.controllers.test_py_functions import PRELUDE, script
+from tests.sources import ROOT
+
+PAGE = (ROOT / "docs" / "scripts-python.md").read_text(encoding="utf-8")
+
+
+def test_what_the_page_shows_runs(py: Run) -> None:
+    question, vowel = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    asked = py(question, "Q: Is Paris the capital of France?\nA: Yes")
+    assert asked.error() == "" and asked.text().endswith("A: Yes") and "the model says  Yes\n" in asked.logs("a")
+    ending = "async def main():\n    await Vowel()\n\n\naici.start(main())\n"
+    ran = py(f"import pyaici.server as aici\n\n{vowel}\n\n{ending}", "Q: e", prompt="Q: ")
+    assert ran.error() == "" and ran.text() in set("aeiou") and "wrote" in ran.logs("a")
 
 
 def test_a_step_of_the_second_generation(py: Run) -> None:

@@ -1,0 +1,189 @@
+"""What README and pages show is there and runs as it stands: commands, programs, requests, links, names of files.
+
+Programs and requests go to a server of the demo model in this process. A page whose programs run in a test of its own
+is named with it, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridle import LLM
+from bridle.cli.app import app
+from bridle.cli.run import _settings_file
+from bridle.service import ControlSettings
+from tests.http.controlled import lent
+from tests.http.harness import served
+from tests.sources import ROOT
+
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+SERVED_AT = "http://127.0.0.1:8080"
+
+#: Pages whose programs run elsewhere, and where.
+ELSEWHERE = {
+    "docs/constraints.md": "constraints/test_llm.py",
+    "docs/lmtp-client.md": "lmtp/test_client_page.py",
+    "docs/lora.md": "test_lora_page.py",
+    "docs/python-api.md": "test_python_api_page.py",
+    "docs/scripts-python.md": "controllers/test_py_steps.py",
+}
+#: Pages whose programs start processes or take long.
+SLOW = ("docs/shards.md", "docs/simulation.md")
+#: Programs that do not end by themselves.
+ENDLESS = ("serve_forever",)
+
+
+def blocks(page: str, *languages: str) -> list[str]:
+    """The code blocks of a page in these languages."""
+    return re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)```", PAGES[page], re.DOTALL)
+
+
+def prose(page: str) -> str:
+    return re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+
+
+HERE = [
+    pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
+    for page in sorted(PAGES)
+    if blocks(page, "python") and page not in ELSEWHERE
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The demo model behind HTTP, with controllers."""
+    patient = ("--limit", "max_prepare_wait=600000", "--wasm-max-step-time", "1000", "--wasm-max-init-time", "10000")
+    control = ControlSettings("on", args=patient, store=tmp_path_factory.mktemp("store"))
+    with LLM("demo", control=control) as llm, served(lent(llm.model)) as url:
+        yield url
+
+
+@pytest.fixture
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("page", HERE)
+def test_programs_run(page: str, server: str, own_data: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """From top to bottom: a program may use what one above it has made."""
+    names: dict[str, object] = {}
+    for program in blocks(page, "python"):
+        code = compile(program.replace(SERVED_AT, server), page, "exec")
+        if not any(word in program for word in ENDLESS):
+            exec(code, names)
+    printed = capsys.readouterr().out
+    assert printed.strip() or not any("print(" in program for program in blocks(page, "python"))
+    if page == "README.md":
+        assert re.search(r"^(Yes|No)$", printed, re.MULTILINE)  # what `YesOrNo` allows
+    if page == "docs/controllers.md":
+        assert re.search(r"^The answer is \d+$", printed, re.MULTILINE) and "\n in the sandbox\n" in printed
+    if page == "docs/http.md":
+        assert '{"city": "Rome"}' in printed  # as the comment says
+
+
+def test_pages_with_programs_are_known() -> None:
+    for page, test in ELSEWHERE.items():
+        assert blocks(page, "python")
+        assert Path(page).name in (ROOT / "tests" / test).read_text(encoding="utf-8")
+
+
+def requests() -> list[tuple[str, str]]:
+    """Lines with curl that ask the demo model of a server."""
+    found = []
+    for page in PAGES:
+        text = "\n".join(blocks(page, "sh", "bash", "console")).replace("\\\n", " ")
+        lines = re.findall(rf"^curl .*{re.escape(SERVED_AT)}.*", text, re.MULTILINE)
+        found += [(page, line) for line in lines if not re.search(r"guest\.wasm|mine|french", line)]
+    return found
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize(("page", "line"), requests())
+def test_requests_are_answered(page: str, line: str, server: str) -> None:
+    command = line.replace(SERVED_AT, server).replace("curl ", "curl -sS --fail-with-body ", 1)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (page, done.stdout, done.stderr)
+    if "text/event-stream" in done.stdout or "data: " in done.stdout:
+        assert done.stdout.rstrip().endswith("data: [DONE]") and done.stdout.count("data: ") > 2
+    elif "regex" in line:
+        assert re.fullmatch(r"[0-9]{1,3}", json.loads(done.stdout)["choices"][0]["text"])
+    elif "yesno" in line:
+        assert json.loads(done.stdout)["choices"][0]["text"].strip() in ("Yes", "No")
+
+
+def test_there_are_requests_of_each_kind() -> None:
+    lines = "\n".join(line for page, line in requests() if page == "README.md")
+    assert all(word in lines for word in ('"stream": true', "regex", "yesno"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(page: str) -> None:
+    text = "\n".join(blocks(page, "sh", "bash", "console")).replace("\\\n", " ")
+    for line in re.findall(r"^(?:\$ )?bridle (.+)", text, re.MULTILINE):
+        words = shlex.split(re.split(r" [<|>] ", line)[0], comments=True)
+        if words[0] == "--config":
+            words = words[2:]
+        if words[0] != "runtime":  # reads its own
+            app.parse_args(words, exit_on_error=False, print_error=False)
+    for verb in re.findall(r"`bridle ([a-z][a-z-]+)", prose(page)):
+        assert verb in app, verb
+
+
+def test_the_settings_file_is_read(tmp_path: Path) -> None:
+    (text,) = blocks("docs/deploying.md", "yaml")
+    (tmp_path / "bridle.yaml").write_text(text)
+    words = ["--config", str(tmp_path / "bridle.yaml"), "serve"]
+    with _settings_file(words):
+        _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    assert bound.args == ("demo",) and bound.kwargs["server"].max_requests == 256
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"\bmake ([a-z-]+)", prose("README.md") + "\n".join(blocks("README.md", "sh"))))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert {"serve", "test", "check"} <= targets
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets - {"and"})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), target
+        if anchor:
+            assert anchor in anchors(path.read_text(encoding="utf-8")), target
+
+
+def anchors(text: str) -> set[str]:
+    """How headings can be linked to."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", PAGES["README.md"]))
+    assert linked == {page for page in PAGES if page.startswith("docs/")}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str) -> None:
+    for name in re.findall(r"`((?:bridle|tests|examples|docs|deploy|scripts)/[\w./*-]+)`", prose(page)):
+        assert list(ROOT.glob(name)), name
+
+
+def test_the_list_of_examples_is_complete() -> None:
+    text = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\]\(([\w.]+)\)", text))
+    assert named == {path.name for path in (ROOT / "examples").glob("*.*") if path.suffix in (".py", ".js")}
