@@ -10,8 +10,6 @@ bandwidth measured in the same run.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +23,7 @@ from bridle.bench.peers import BridlePeer, ContinuousPeer, GeneratePeer, Peer, P
 from bridle.bench.roof import read_bandwidth, triad_bandwidth
 from bridle.bench.settings import Settings
 from bridle.errors import InvalidRequest
+from bridle.model.memory import return_memory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,7 +147,7 @@ def _race(
         shift = number % len(peers)
         for peer in (*peers[shift:], *peers[:shift]):
             for length in (1, num_new):
-                _return_memory()
+                return_memory()  # or a peer that sizes its cache by what is free finds no room after another's batch
                 run = peer.generate(prompts, length)
                 _check_lengths(peer, run.outputs, length)
                 best[peer.name, length] = _better(run, best.get((peer.name, length)))
@@ -156,14 +155,6 @@ def _race(
     return [
         _figure(checkpoint, peer, prompts, best[peer.name, 1], best[peer.name, num_new], reference) for peer in peers
     ]
-
-
-def _return_memory() -> None:
-    """Give what the allocator keeps of earlier runs back to the system: a peer that sizes its cache by what the process
-    holds would find no room after another one's large batch."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _better(run: Run, other: Run | None) -> Run:

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from bridle import __version__
 from bridle.cli import setup_probes
 from bridle.cli.finding import Finding, Level, Probe
+from bridle.control_group import num_cores
 
 _MARKS = {"ok": "[green]     ok[/green]", "note": "[yellow]   note[/yellow]", "problem": "[red]problem[/red]"}
 Port = Annotated[int, Parameter(negative="")]
@@ -84,22 +85,11 @@ def _device() -> Iterator[Finding]:
     if torch.cuda.is_available():
         yield Finding("ok", "device", f"{torch.cuda.get_device_name()} with {torch.version.cuda}")
         return
-    threads, cores = torch.get_num_threads(), _num_cores()
+    cores = num_cores()
+    threads = min(torch.get_num_threads(), cores)
     yield Finding("ok", "device", f"CPU, {cores} cores, {threads} threads compute")
-    if threads > cores:
-        yield Finding(
-            "problem",
-            "threads",
-            f"{threads} threads on {cores} cores",
-            f"set OMP_NUM_THREADS={cores} or less",
-        )
-
-
-def _num_cores() -> int:
-    """Cores that this process may use, which can be fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    if cores < (there := os.cpu_count() or 1):
+        yield Finding("note", "cores", f"this process may use {cores} of {there}: its container or affinity says so")
 
 
 def _memory() -> Iterator[Finding]:

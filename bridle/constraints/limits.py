@@ -6,9 +6,10 @@ a text of an allowed size can still cause.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
+
+from bridle.control_group import num_cores
 
 #: Bytes of a whole constraint, written as JSON.
 MAX_BYTES = 512 * 1024
@@ -46,4 +47,4 @@ class ConstraintLimits:
     num_compilers: int = 2
     cache_entries: int = 256
     cache_bytes: int = 128 * 1024 * 1024
-    num_threads: int = max(1, min(8, os.cpu_count() or 1))
+    num_threads: int = min(8, num_cores())

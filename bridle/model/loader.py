@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import logging as library_logging
 
 from bridle.config import ModelConfig
+from bridle.control_group import num_cores
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
 from bridle.lora.choice import create_products
@@ -50,8 +51,7 @@ def load_executor(
     """
     report = progress or (lambda what, share: None)
     device = choose_device(config.device)
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    _choose_threads(config.num_threads)
     if config.quantization == "int8" and device.type != "cpu":
         raise InvalidRequest(f"quantization 'int8' is for CPUs; the device is {device}", "quantization")
     if config.quantization == "int8" and tensor_parallel.num_ranks() > 1:
@@ -94,6 +94,15 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidRequest(f"device is {name!r}; this machine has {torch.cuda.device_count()} of them", "device")
     return device
+
+
+def _choose_threads(num_threads: int | None) -> None:
+    """So many threads compute; by default torch's choice, but no more than there is processor time for: torch counts
+    the machine's cores, and a container that has two of sixty-four would spend its time waiting for threads."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    elif torch.get_num_threads() > (cores := num_cores()):
+        torch.set_num_threads(cores)
 
 
 def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.device) -> torch.dtype:

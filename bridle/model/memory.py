@@ -14,8 +14,8 @@ from typing import TypeVar
 import psutil
 import torch
 
+from bridle.control_group import memory_room
 from bridle.errors import UnsupportedModel
-from bridle.model.control_group import memory_room
 
 T = TypeVar("T")
 
@@ -44,11 +44,11 @@ def run_with_peak(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
     """Run something; gives its result, and the bytes that it took at most beside what it leaves behind."""
     if device.type == "cuda":
         return _run_on_cuda(device, run)
-    _return_memory()
+    return_memory()
     _forget_peak()
     result = run()
     peak = _peak()
-    _return_memory()
+    return_memory()
     return result, max(peak - int(psutil.Process().memory_info().rss), 0)
 
 
@@ -64,7 +64,7 @@ def _run_on_cuda(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
     return result, max(peak - torch.cuda.memory_reserved(device), 0)
 
 
-def _return_memory() -> None:
+def return_memory() -> None:
     """Give the system back what the allocator keeps of earlier work, so that it is free for others to see."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it

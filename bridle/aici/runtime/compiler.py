@@ -18,6 +18,7 @@ from bridle.aici.runtime import wasm_binary
 from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.wasm import make_config
+from bridle.control_group import num_cores
 from bridle.errors import InvalidRequest
 
 _COMMON = ("aici_init", "aici_create", "aici_init_prompt", "aici_mid_process")
@@ -36,7 +37,7 @@ def compile_module(wasm: bytes, limits: Limits) -> tuple[bytes, Facts]:
 
 def cap_resources(limits: Limits) -> None:
     """Called in the compiler's process before it looks at a module. Memory counts from what is mapped already."""
-    os.environ["RAYON_NUM_THREADS"] = str(min(os.cpu_count() or 1, 4))  # each thread maps memory of its own
+    os.environ["RAYON_NUM_THREADS"] = str(min(num_cores(), 4))  # each thread maps memory of its own
     with open("/proc/self/statm") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     allowed = mapped + limits.max_compile_memory

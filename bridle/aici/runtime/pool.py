@@ -24,6 +24,7 @@ from bridle.aici.runtime.nursery import Nursery, Process
 from bridle.aici.runtime.remote import serve
 from bridle.aici.runtime.ring import PeerGone, Port, make_memory, receive_frame, send_frame
 from bridle.aici.runtime.sequences import RequestState
+from bridle.control_group import num_cores
 from bridle.errors import InternalError, Overloaded, ShardUnavailable
 
 _replies = m.decoder(m.Created | m.SplitDone)
@@ -95,6 +96,7 @@ class WorkerPool:
         self._nursery = nursery
         self._on_orphaned = on_orphaned
         self._limits = limits
+        self._num_cores = num_cores()
         self._on_death = on_death
         self._room = threading.Condition()
         self.workers: list[WorkerPort] = []
@@ -155,8 +157,7 @@ class WorkerPool:
         mine = [w for w in self.workers if w.tenant == request.tenant and w.owner is None and not w.is_dead]
         if not alone and mine:
             best = min(mine, key=lambda worker: len(worker.keys))
-            cores = os.cpu_count() or 1
-            if len(best.keys) < _COMFORTABLE or len(mine) >= min(cores, self._limits.max_workers):
+            if len(best.keys) < _COMFORTABLE or len(mine) >= min(self._num_cores, self._limits.max_workers):
                 return best
             return self._start(request, alone) or best
         return self._start(request, alone)

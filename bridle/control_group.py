@@ -1,17 +1,20 @@
-"""How much memory the control groups of this process leave it: what containers and service managers set.
+"""What the machine gives this process: how much memory and processor time its control groups leave it, which are what
+containers and service managers set, and how many cores it may run on.
 
-Linux has two versions of them, which may be mounted at once. Elsewhere there is no such limit.
+Linux has two versions of control groups, which may be mounted at once. Elsewhere there are no such limits.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 #: By version: the files with the limit and with what is in use, and the statistic of what the kernel can drop of that.
-_FILES = {
+_MEMORY_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
@@ -19,11 +22,19 @@ _FILES = {
 
 def memory_room(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
     """Bytes that may still be taken before the tightest limit; None if there is none."""
-    rooms = (_room(folder, version) for folder, version in _folders(root, membership))
+    rooms = (_room(folder, version) for folder, version in _folders("memory", root, membership))
     return min((room for room in rooms if room is not None), default=None)
 
 
-def _folders(root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
+def num_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int:
+    """Cores that this process may use, which can be fewer than there are: those it may run on, or what its share of
+    processor time comes to if that is less. At least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shares = (_share(folder, version) for folder, version in _folders("cpu", root, membership))
+    return max(min([allowed, *(math.ceil(share) for share in shares if share is not None)]), 1)
+
+
+def _folders(controller: str, root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
     """The groups that this process is in, each with those around it."""
     try:
         lines = membership.read_text().splitlines()
@@ -33,7 +44,7 @@ def _folders(root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
         number, controllers, path = line.split(":", 2)
         mounts, version = [root, root / "unified"], 2
         if number != "0":
-            mounts, version = [root / "memory"] if "memory" in controllers.split(",") else [], 1
+            mounts, version = [root / controller] if controller in controllers.split(",") else [], 1
         inner = Path(path.lstrip("/"))
         for mount in mounts:
             # In a container the mount may show its own group as the top: what is not there is passed over.
@@ -41,7 +52,7 @@ def _folders(root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _room(folder: Path, version: int) -> int | None:
-    limit_name, usage_name, droppable_name = _FILES[version]
+    limit_name, usage_name, droppable_name = _MEMORY_FILES[version]
     try:
         limit = (folder / limit_name).read_text().strip()
         if limit == "max":
@@ -50,4 +61,16 @@ def _room(folder: Path, version: int) -> int | None:
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return max(int(limit) - usage + int(statistics.get(droppable_name, 0)), 0)
     except (OSError, ValueError):
+        return None
+
+
+def _share(folder: Path, version: int) -> float | None:
+    """Seconds of processor time in a second."""
+    try:
+        if version == 2:
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return None if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
         return None
