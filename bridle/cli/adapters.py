@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from bridle.cli.api import Server
+from bridle.cli.terminal import say
 
 Model = Annotated[str | None, Parameter(name="--model")]
 
@@ -81,4 +82,4 @@ def _print(row: dict[str, Any]) -> None:
     if "rank" in row:
         size = f"{row['num_bytes'] / (1 << 20):.1f} MiB"
         line += f"  rank {row['rank']:<4} {size:>12}  {row['num_users']:>4} users  {', '.join(row['targets'])}"
-    print(line + (f"  {row['error']}" if row.get("error") else ""))
+    say(line + (f"  {row['error']}" if row.get("error") else ""))

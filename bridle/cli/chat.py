@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from bridle.cli.options import ModelOptions, SamplingOptions
+from bridle.cli.terminal import harmless
 from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Conversation:
         try:
             for piece in reader:
                 pieces.append(piece)
-                self.console.print(piece, end="", markup=False, soft_wrap=True)
+                self.console.print(harmless(piece), end="", markup=False, soft_wrap=True)
         except KeyboardInterrupt:
             self.console.print("[dim] (stopped)[/dim]", end="")
         self.console.print()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from bridle.cli.terminal import harmless
 from bridle.errors import BridleError, UnsupportedFeature
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 _PROMPT = ">>>> "
 _COLORS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _CLEAR_LINE = "\r\x1b[K"
-#: What a server sends must not steer the terminal: escape and its like are shown as a sign of their own.
-_HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def lmtp(
@@ -142,9 +141,7 @@ class Terminal:
     def text(self, number: int, text: str) -> None:
         if text:
             self._go_to(number)
-            self._console.print(
-                text.translate(_HARMLESS), end="", markup=False, style=_COLORS[(number - 1) % len(_COLORS)]
-            )
+            self._console.print(harmless(text), end="", markup=False, style=_COLORS[(number - 1) % len(_COLORS)])
 
     def token(self, number: int, token: dict[str, Any]) -> None:
         self._go_to(None)
@@ -157,7 +154,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         self._go_to(None)
-        self._console.print(text.translate(_HARMLESS), markup=False, style="dim")
+        self._console.print(harmless(text), markup=False, style="dim")
 
     def ask(self) -> None:
         self._go_to(None)

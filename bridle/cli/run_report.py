@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bridle.cli.terminal import say
+
 
 @dataclass(slots=True)
 class RunReport:
@@ -111,7 +113,7 @@ class RunReport:
         for text in self.text:
             self._say(3, f"[Response] {text}")
             if self.level < 3:
-                print(text)
+                say(text)
         self._say(3, f"Usage: {_pairs(self.usage)}")
         self._say(3, f"Timing: {_pairs({name: round(value, 3) for name, value in self.timing.items()})}")
         self._say(3, f"Tokens/sec: {_pairs({name: round(value, 1) for name, value in self.tps.items()})}")
@@ -132,7 +134,7 @@ class RunReport:
 
     def _say(self, level: int, line: str) -> None:
         if self.level >= level:
-            print(line, flush=True)
+            say(line)
 
 
 def _pairs(values: dict[str, Any]) -> str:

@@ -15,13 +15,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from bridle.cli.terminal import harmless
+
 Status = Mapping[str, Any]
 
 _BAR_WIDTH = 24
 _MAX_ROWS = 40
 _STATES = {"running": "green", "prompt": "cyan", "waiting": "yellow", "coming in": "dim"}
-#: What comes from elsewhere must not steer the terminal.
-_HARMLESS = dict.fromkeys((*range(32), *range(127, 160)), "�")
 
 
 def frame(now: Status, before: Status | None, where: str) -> RenderableType:
@@ -142,7 +142,7 @@ def _bar(value: float, total: float) -> ProgressBar:
 
 
 def _plain(text: Any) -> Text:
-    return Text(str(text).translate(_HARMLESS))
+    return Text(harmless(str(text), on_one_line=True))
 
 
 def _duration(seconds: float) -> str:
