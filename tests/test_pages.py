@@ -183,6 +183,15 @@ def test_files_that_are_named_exist(page: str) -> None:
         assert list(ROOT.glob(name)), name
 
 
+def test_every_package_has_its_line() -> None:
+    rows = re.findall(r"^\| (`.+?`) \|", PAGES["docs/structures.md"], re.MULTILINE)
+    named = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w/.]+)`", row)}
+    there = {
+        path.name for path in (ROOT / "bridle").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert there - named == {"__init__.py", "__main__.py"}
+
+
 def test_the_list_of_examples_is_complete() -> None:
     text = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\]\(([\w.]+)\)", text))
