@@ -44,6 +44,7 @@ _OPERATIONS = {
     "/v1/responses": "chat",
     "/v1/embeddings": "embeddings",
 }
+_ANTHROPIC = "/v1/messages"
 _QUIET = ("/health", "/ping", "/metrics", "/v1/status")
 
 
@@ -121,12 +122,14 @@ class CallMiddleware:
 
 
 def _naming(call: Call, send: Send) -> Send:
-    """`send`, noting the status and adding the call's id to the response headers."""
+    """`send`, noting the status and adding the call's id to the response headers, where clients look for it."""
+    names = (b"x-request-id", b"request-id") if call.path.startswith(_ANTHROPIC) else (b"x-request-id",)
+    headers = [(name, call.id.encode()) for name in names]
 
     async def send_named(message: Message) -> None:
         if message["type"] == "http.response.start":
             call.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", call.id.encode())]
+            message["headers"] = [*message.get("headers", ()), *headers]
         await send(message)
 
     return send_named

@@ -9,10 +9,10 @@ from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.schemas import ChatBody
 from bridle.http.tools.offer import offer_of
 from bridle.service import LoadedModel, check_length
+from bridle.text.messages import TEXT_PARTS
 
 # Names that mean something to whoever renders the template, beside the template's own variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})
-_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 async def render_prompt(body: ChatBody, model: LoadedModel, has_tools: bool | None = None) -> str:
@@ -68,7 +68,7 @@ def _are_calls(calls: Any) -> bool:
 def _check_part(part: Any, where: str, model: LoadedModel) -> int:
     """The length of a text part. Raises `UnsupportedFeature` for images, sounds and files."""
     kind = part.get("type", "text") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind not in _TEXT_PARTS:
+    if isinstance(kind, str) and kind not in TEXT_PARTS:
         raise UnsupportedFeature(f"{where} is of type {kind[:40]!r}; {model.name!r} reads only text", where)
-    text = part.get("text") if isinstance(part, dict) else part
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else part
     return len(text) if isinstance(text, str) else 0

@@ -17,22 +17,23 @@ GAP = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The texts around a model's thoughts, and the tokens that spell them."""
+    """The texts around a model's thoughts, and the tokens that spell them. Special tokens show as text only if that is
+    asked for."""
 
     opening: str
     closing: str
     opening_token: int
     closing_token: int
+    are_special: bool = False
 
 
 def tags_of(tokenizer: Tokenizer) -> Tags | None:
-    """The tags of a model that thinks: its chat template knows them, and each is one token that shows as text."""
+    """The tags of a model that thinks: its chat template knows them, and each is one token."""
     for opening, closing in _PAIRS:
         first, last = tokenizer.id_of(opening), tokenizer.id_of(closing)
-        if closing not in tokenizer.template_text or first is None or last is None:
-            continue
-        if not {first, last} & tokenizer.special_token_ids:
-            return Tags(opening, closing, first, last)
+        if closing in tokenizer.template_text and first is not None and last is not None:
+            are_special = not tokenizer.special_token_ids.isdisjoint((first, last))
+            return Tags(opening, closing, first, last, are_special)
     return None
 
 

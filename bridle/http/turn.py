@@ -34,7 +34,7 @@ from bridle.service import LoadedModel, RewindPolicy, Ticket
 class Turn:
     """What the engine is asked for, and how its text is read. `is_thinking` says that the prompt ends inside of
     thoughts, `is_calling` that it ends with the token that begins calls, `calls_once` that one call is all that a
-    client takes."""
+    client takes. `ends` are special tokens that may end an output and show as text."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -44,12 +44,13 @@ class Turn:
     is_thinking: bool
     is_calling: bool
     calls_once: bool = False
+    ends: tuple[str, ...] = ()
 
     def reader(self) -> TurnReader:
         """A reader for one output."""
         tools = None if self.format is None else self.format.reader(self.is_calling)
         thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
-        return TurnReader(thoughts, tools, self.calls_once)
+        return TurnReader(thoughts, tools, self.calls_once, self.ends)
 
     def num_thinking(self, tokens: list[int]) -> int:
         """How many of an output's tokens are thoughts, tags included."""
@@ -60,16 +61,25 @@ class Turn:
 
 
 class TurnReader:
-    """Tells thoughts, calls and content of one output apart; of calls only the first if it `calls_once`."""
+    """Tells thoughts, calls and content of one output apart; of calls only the first if it `calls_once`. The one of
+    `ends` that is the last of it is none of them."""
 
-    def __init__(self, thoughts: ReasoningReader | None, tools: ToolReader | None, calls_once: bool = False) -> None:
+    def __init__(
+        self,
+        thoughts: ReasoningReader | None,
+        tools: ToolReader | None,
+        calls_once: bool = False,
+        ends: tuple[str, ...] = (),
+    ) -> None:
         self._thoughts, self._tools = thoughts, tools
-        self._calls_once = calls_once
+        self._calls_once, self._ends = calls_once, ends
         self.num_calls = 0
 
     def push(self, text: str, is_last: bool = False) -> list[Piece]:
         """What became certain with `text`."""
         pieces: list[Piece] = []
+        if is_last:
+            text = text.removesuffix(next(filter(text.endswith, self._ends), ""))
         if self._thoughts is not None:
             thoughts, text = self._thoughts.push(text, is_last)
             pieces += [Thought(thoughts)] if thoughts else []
@@ -119,7 +129,11 @@ async def _plan_turn(
         plan = replace(plan, call_token=token, tags=None if is_calling else tags)
     if steering.controller is None:
         steering = await plan.steer(steering, kind, offer)
-    return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling, calls_once=offer.max_calls == 1)
+    ends: tuple[str, ...] = ()
+    if tags is not None and tags.are_special:
+        sampling = sampling.with_(skip_special_tokens=False)
+        ends = tuple(map(model.tokenizer.token_text, model.tokenizer.eos_token_ids))
+    return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling, offer.max_calls == 1, ends)
 
 
 async def prepare_turn(

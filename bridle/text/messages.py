@@ -12,6 +12,8 @@ from bridle.shown import shown
 Message = Mapping[str, Any]
 
 MAX_MESSAGES = 4_096
+#: Types of content parts that are text; a refusal is what an assistant said instead of an answer.
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def prepare(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -56,10 +58,10 @@ def _part(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
-    text = part.get("text") if isinstance(part, Mapping) else None
-    if kind in ("text", "input_text", "output_text") and isinstance(text, str):
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
+    if kind in TEXT_PARTS and isinstance(text, str):
         return text
-    if kind in ("text", "input_text", "output_text"):
+    if kind in TEXT_PARTS:
         raise InvalidRequest(f"{where} has no text", where)
     raise UnsupportedFeature(f"{where} is of type {shown(kind)}; only text can be read", where)
 

@@ -41,6 +41,7 @@ def test_an_answer(client: anthropic.Anthropic) -> None:
     assert usage.cache_read_input_tokens > 0
     assert usage.input_tokens + usage.cache_read_input_tokens == message.usage.input_tokens
     assert usage.output_tokens == message.usage.output_tokens > 0
+    assert message.id == f"msg_{message._request_id}"
 
 
 def test_how_an_answer_ends(client: anthropic.Anthropic) -> None:

@@ -131,6 +131,34 @@ def test_a_budget_alone_leaves_the_rest_free_but_for_the_end_token(llm: LLM) -> 
         assert len(tokens) == 60
 
 
+# -- thoughts between special tokens -----------------------------------------------------------------------------
+
+
+@cache
+def magistral() -> Tokenizer:
+    """The usual tokenizer, and tags that are no text unless special tokens are to show."""
+    fast = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder())
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "[THINK]", "[/THINK]"]})
+    fast.chat_template = str(fast.chat_template) + "{# thoughts: [THINK] [/THINK] #}"
+    folder = Path(mkdtemp(prefix="bridle-http-tests-"))
+    fast.save_pretrained(folder)
+    return Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_special_tokens_may_be_the_tags(is_stream: bool) -> None:
+    model = scripted_model(text=magistral(), next_token=saying("[THINK]Hm.[/THINK]Yes.", magistral()))
+    answer = ask(model, stream=is_stream)
+    told = [chunk.choices[0].delta for chunk in answer] if is_stream else [answer.choices[0].message]
+    assert "".join(getattr(each, "reasoning_content", None) or "" for each in told) == "Hm."
+    assert "".join(each.content or "" for each in told) == "Yes."
+    cut = ask(
+        scripted_model(text=magistral(), next_token=saying("[THINK]Hm. Hm. Hm.[/THINK]Yes.", magistral())),
+        extra_body={"thinking_budget": 2},
+    )
+    assert cut.usage.completion_tokens_details.reasoning_tokens == 5  # with tags and a line break
+
+
 # -- calls after a special token ---------------------------------------------------------------------------------
 
 CITIES = ["Rome", "Oslo"]
@@ -155,7 +183,9 @@ def mistral() -> Tokenizer:
 def ask(model: LoadedModel, **options: Any) -> Any:
     with served(model) as url, openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
         messages: Any = [{"role": "user", "content": "Where?"}]
-        return client.chat.completions.create(model="", messages=messages, max_tokens=200, temperature=0, **options)
+        options = {"model": "", "messages": messages, "max_tokens": 200, "temperature": 0} | options
+        answer: Any = client.chat.completions.create(**options)
+        return list(answer) if options.get("stream") else answer
 
 
 @pytest.mark.parametrize("tool", [TOOL, LOOSE])

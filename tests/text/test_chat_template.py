@@ -203,8 +203,10 @@ def test_messages_are_brought_into_one_form() -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": None, "tool_calls": [call, odd]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
     ]
     prepared = prepare(messages)
+    assert prepared[2]["content"] == "no"
     assert prepared[0]["content"] == "a\nb"
     assert prepared[1]["content"] == ""
     assert prepared[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
