@@ -59,7 +59,7 @@ def run_batch(
     """
     from bridle.cli.loading import loaded_model
     from bridle.http import create_app
-    from bridle.http.batch import batch_settings, read_requests
+    from bridle.http.batch import batch_settings
     from bridle.http.logs import configure_logs
     from bridle.service import ModelRegistry
     from bridle.service.adapter_set import AdapterCatalog
@@ -68,11 +68,7 @@ def run_batch(
         raise InvalidRequest(f"max_in_flight is {max_in_flight}; must be at least 1", "max_in_flight")
     configure_logs("auto", "warning")
     with ExitStack() as stack:
-        try:
-            requests = list(read_requests(stack.enter_context(file.open("rb"))))
-            target = sys.stdout.buffer if output is None else stack.enter_context(output.open("wb"))
-        except OSError as error:
-            raise InvalidRequest(f"{error.filename}: {error.strerror}", "FILE") from None
+        requests, target = _open(stack, file, output)
         known = adapters.to_set()
         settings = batch_settings(max_in_flight)
         engine = adapters.limit(EngineConfig(max_waiting=settings.max_requests))
@@ -83,6 +79,18 @@ def run_batch(
         num_failed = asyncio.run(_run(app, requests, target, max_in_flight))
     print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)
     return 1 if num_failed else 0
+
+
+def _open(stack: ExitStack, file: Path, output: Path | None) -> tuple[list[BatchRequest], BinaryIO]:
+    """All requests of the file, and where their answers go, which `stack` closes."""
+    from bridle.http.batch import read_requests
+
+    try:
+        requests = list(read_requests(stack.enter_context(file.open("rb"))))
+        target = sys.stdout.buffer if output is None else stack.enter_context(output.open("wb"))
+    except OSError as error:
+        raise InvalidRequest(f"{error.filename}: {error.strerror}", "FILE") from None
+    return requests, target
 
 
 async def _run(app: FastAPI, requests: list[BatchRequest], target: BinaryIO, max_in_flight: int) -> int:

@@ -22,7 +22,7 @@ from bridle.http import (
     tgi,
 )
 from bridle.http.call import Call, CallMiddleware
-from bridle.http.errors import install_error_handlers
+from bridle.http.errors import Refuse, install_error_handlers
 from bridle.http.hosts import AllowedHosts
 from bridle.http.identity import IdentityMiddleware
 from bridle.http.metrics import Metrics
@@ -33,6 +33,20 @@ from bridle.http.state import HttpState
 from bridle.service import Admission, ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.service.tracing import Tracing
+
+_ROUTERS = (
+    completions.router,
+    chat.router,
+    embeddings.router,
+    aici.router,
+    info_routes.router,
+    status_routes.router,
+    model_routes.router,
+    adapter_routes.router,
+    *tgi.routers,
+    anthropic.router,
+    responses.router,
+)
 
 
 def create_app(
@@ -56,23 +70,18 @@ def create_app(
     refuse = refusing_for((*tgi.routers, anthropic.router))
     install_error_handlers(app, refuse)
     app.state.refuse = refuse  # for who refuses even before the application
-    for router in (
-        completions.router,
-        chat.router,
-        embeddings.router,
-        aici.router,
-        info_routes.router,
-        status_routes.router,
-        model_routes.router,
-        adapter_routes.router,
-        *tgi.routers,
-        anthropic.router,
-        responses.router,
-    ):
+    for router in _ROUTERS:
         app.include_router(router)
     for make in fronts:
         mount(app, state, make)
-    # The last one added sees a request first: preflights carry no key, so they are answered before it is asked for.
+    _add_middleware(app, state, keys, refuse)
+    return app
+
+
+def _add_middleware(app: FastAPI, state: HttpState, keys: KeyStore | None, refuse: Refuse) -> None:
+    """Who asks, from where, and the story of each call. The last one added sees a request first: preflights carry no
+    key, so they are answered before it is asked for."""
+    settings = state.settings
     hosts = None if settings.allowed_hosts is None else AllowedHosts(settings.allowed_hosts)
     proxies = settings.trusted_proxies
     app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=proxies, allowed_hosts=hosts, refuse=refuse)
@@ -89,8 +98,7 @@ def create_app(
         state.metrics.observe(call, seconds)
         state.note_end()
 
-    app.add_middleware(CallMiddleware, on_end=on_end, tracing=tracing, refuse=refuse)
-    return app
+    app.add_middleware(CallMiddleware, on_end=on_end, tracing=state.tracing, refuse=refuse)
 
 
 def _admission(registry: ModelRegistry, settings: HttpSettings, keys: KeyStore | None) -> Admission:
