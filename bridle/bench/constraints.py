@@ -16,11 +16,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bridle.bench.constraints_model import beside_free
 from bridle.bench.control import print_table
+from bridle.bench.loads import quantile
 from bridle.bench.overhead import InstantExecutor
 from bridle.bench.settings import Settings
 from bridle.constraints import (
@@ -200,9 +201,7 @@ def _pool_answers(
 
 
 def _p50_p99(seconds: Sequence[float]) -> tuple[float, float]:
-    if len(seconds) < 2:
-        return (1e6 * seconds[0],) * 2 if seconds else (0.0, 0.0)
-    return 1e6 * median(seconds), 1e6 * quantiles(seconds, n=100, method="inclusive")[98]
+    return 1e6 * quantile(seconds, 50), 1e6 * quantile(seconds, 99)
 
 
 # -- steps -----------------------------------------------------------------------------------------------------

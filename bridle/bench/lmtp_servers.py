@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bridle.bench.child import end_process
 from bridle.errors import BridleError, ShardUnavailable
 
 _START_SECONDS = 600.0
@@ -53,7 +54,7 @@ def running(command: Sequence[str], model: Path, threads: int | None) -> Iterato
                 raise ShardUnavailable(f"{' '.join(command)} did not come up ({error}): {last}") from error
             yield endpoint
         finally:
-            _end(process)
+            end_process(process, 10)
 
 
 def _environment(threads: int | None) -> Mapping[str, str]:
@@ -78,15 +79,6 @@ async def _first_token(endpoint: str, model: str, process: subprocess.Popen[byte
                 if process.poll() is not None:
                     raise
                 await asyncio.sleep(0.2)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _free_port() -> int:

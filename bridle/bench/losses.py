@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from bridle.bench.child import announced_port, end_process, read_metrics
 from bridle.bench.loss_streams import Crowd, Readiness
 from bridle.bench.settings import Settings
-from bridle.errors import EngineClosed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -207,10 +205,7 @@ class Service:
         }
 
     def _metrics(self) -> dict[str, float]:
-        with urllib.request.urlopen("http://{}:{}/metrics".format(*self.address), timeout=60) as answer:  # noqa: S310
-            lines = answer.read().decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        return {name.partition("{")[0]: float(value) for name, value in pairs}
+        return {name.partition("{")[0]: value for name, value in read_metrics(*self.address)}
 
 
 @contextlib.contextmanager
@@ -223,23 +218,12 @@ def serving(setting: Setting, threads: int | None = None) -> Iterator[Service]:
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603
         try:
-            yield Service(setting, psutil.Process(process.pid), _port(process, log))
+            yield Service(setting, psutil.Process(process.pid), announced_port(process, log))
         except BaseException:
             sys.stderr.write(log.read_text()[-4000:])
             raise
         finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _port(process: subprocess.Popen[bytes], log: Path) -> int:
-    """The port that the server says it listens on."""
-    deadline = time.monotonic() + PATIENCE
-    while process.poll() is None and time.monotonic() < deadline:
-        if found := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text()):
-            return int(found.group(1))
-        time.sleep(0.1)
-    raise EngineClosed(f"the server did not come up: {log.read_text()[-2000:]}")
+            end_process(process)
 
 
 def _print(found: Found, console: Console) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from bridle.bench.child import announced_port, end_process, read_metrics
 from bridle.bench.sse_client import Target
 from bridle.errors import EngineClosed
 from bridle.service.keys import KeyStore
@@ -49,11 +48,8 @@ class HttpServer:
     def metrics(self) -> dict[str, float]:
         """The metrics without labels, by name."""
         headers = {"Authorization": f"Bearer {self.target.keys[0]}"} if self.target.keys else {}
-        request = urllib.request.Request(f"http://{self.target.host}:{self.target.port}/metrics", headers=headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
-            lines = answer.read().decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        return {name: float(value) for name, value in pairs if "{" not in name}
+        pairs = read_metrics(self.target.host, self.target.port, headers)
+        return {name: value for name, value in pairs if "{" not in name}
 
     def settle(self, seconds: float = 120.0) -> ServerState:
         """The state once nothing runs any more. Raises `EngineClosed` if something goes on running."""
@@ -94,20 +90,6 @@ def http_server(
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603
     try:
-        yield HttpServer(Target("127.0.0.1", _port(process, log), keys), psutil.Process(process.pid))
+        yield HttpServer(Target("127.0.0.1", announced_port(process, log), keys), psutil.Process(process.pid))
     finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _port(process: subprocess.Popen[bytes], log: Path) -> int:
-    """The port that the server says it listens on."""
-    while process.poll() is None:
-        if found := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text()):
-            return int(found.group(1))
-        time.sleep(0.1)
-    raise EngineClosed(f"the server did not come up: {log.read_text()[-2000:]}")
+        end_process(process)
