@@ -99,6 +99,8 @@ def _token_body(token: Token) -> dict[str, Any]:
         body["branch"] = token.branch
     if token.usage is not None:
         body["usage"] = token.usage
+    if token.seed is not None:
+        body["seed"] = token.seed
     return body
 
 

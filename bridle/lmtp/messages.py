@@ -149,8 +149,8 @@ class Rejected:
 @dataclass(slots=True, kw_only=True)
 class Token:
     """One token of a stream. A `finish_reason` ends its branch, of which there is one unless the client asked for
-    events. `text`, `position` (among the stream's answers), `branch` and `usage` are extensions; so is `token` None,
-    which ends a branch that has no token left to carry the reason."""
+    events. `text`, `position` (among the stream's answers), `branch`, `usage` and `seed` are extensions; so is `token`
+    None, which ends a branch that has no token left to carry the reason. A `seed` repeats what was drawn."""
 
     stream_id: StreamId
     token: int | None
@@ -161,6 +161,7 @@ class Token:
     position: int | None = None
     branch: int = 0
     usage: Mapping[str, int] | None = None
+    seed: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -26,8 +26,8 @@ class Steered:
         self.max_rewind = max_rewind
 
 
-def teller(controller: object = None, **how: Any) -> GenerateTeller:
-    request = Request("r", (1,), SamplingParams(logprobs=1), controller=controller)
+def teller(controller: object = None, sampling: SamplingParams | None = None, **how: Any) -> GenerateTeller:
+    request = Request("r", (1,), sampling or SamplingParams(logprobs=1), controller=controller)
     return GenerateTeller(Telling(7, EOS, **how), request)
 
 
@@ -120,6 +120,17 @@ def test_usage_goes_to_those_who_know_it() -> None:
     (answer,) = told(teller(is_extended=True), [token(1), finished()])
     assert isinstance(answer, Token) and answer.usage is not None
     assert answer.usage["completion_tokens"] == 0
+
+
+def test_so_does_the_seed_of_what_was_drawn() -> None:
+    drawn = SamplingParams(logprobs=1, seed=5)
+    for sampling, is_extended, seed in (
+        (drawn, True, 5),
+        (drawn, False, None),
+        (drawn.with_(temperature=0), True, None),
+    ):
+        (answer,) = told(teller(sampling=sampling, is_extended=is_extended), [token(1), finished()])
+        assert isinstance(answer, Token) and answer.seed == seed
 
 
 def test_the_chosen_token_is_always_among_the_best() -> None:

@@ -63,6 +63,7 @@ class GenerateTeller:
     def __init__(self, how: Telling, request: Request) -> None:
         self._how = how
         self._is_steered = request.controller is not None
+        self._seed = None if request.sampling.is_greedy else request.sampling.seed
         self._finals = FinalEvents(request) if self._is_steered and not how.shows_events else None
         self._waiting: dict[int, Token] = {}
         self.num_told = 0
@@ -120,7 +121,7 @@ class GenerateTeller:
         if self._how.with_text:
             token.text = (token.text or "") + event.text
         if self._how.is_extended:
-            token.usage = asdict(event.usage)
+            token.usage, token.seed = asdict(event.usage), self._seed
         self.num_told += 1
         self.is_over = self._finals is not None  # further outputs are nothing to this client
         yield token
