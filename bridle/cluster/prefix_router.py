@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 AWAY = math.inf
 #: Blocks that are remembered, over all replicas: so many at least, and so many for each. One takes about 100 bytes.
 MIN_BLOCKS, BLOCKS_PER_REPLICA = 1 << 17, 1 << 11
-#: A replica with the prefix may be ahead of the least loaded one by so many tokens, and by this factor.
-_SLACK_TOKENS = 1024
+#: A replica with the prefix may be ahead of the least loaded one by the prefix, and by so many tokens, or this factor.
+_SLACK_TOKENS = 512
 _SLACK_FACTOR = 1.5
 
 
@@ -65,7 +65,8 @@ class PrefixRouter:
             return None
         chain = self._chain(prompt, salt)
         chosen, num_blocks = self._home(chain)
-        if chosen is None or loads[chosen] > max(least * _SLACK_FACTOR, least + _SLACK_TOKENS):
+        limit = max(least * _SLACK_FACTOR, least + _SLACK_TOKENS) + num_blocks * self._block_size
+        if chosen is None or loads[chosen] > limit:
             self._next = chosen = first_from(self._next + 1, loads, least)
             _, num_blocks = self._home(chain, chosen)
         self._remember(chain, chosen)

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.cluster.prefix_router import AWAY, Choice, PrefixRouter, first_from
+from bridle.cluster.prefix_router import _SLACK_TOKENS, AWAY, Choice, PrefixRouter, first_from
 from bridle.engine import Engine
 from tests.cluster.replica_kit import make_executor
 from tests.engine.support import make_request
@@ -42,6 +42,19 @@ def test_a_busy_or_absent_home_is_left() -> None:
     loads[home] = AWAY
     assert choose(router, prompt, loads=loads).replica == 1 - home
     assert router.choose(prompt, "", [AWAY, AWAY]) is None
+
+
+def test_a_home_may_be_ahead_by_what_it_saves() -> None:
+    """What it has of the prompt would have to be computed elsewhere."""
+    router = PrefixRouter(2, block_size=100)
+    for length in (2_000, 3_000):
+        prompt = range(length, 2 * length + 1)
+        home, _ = choose(router, prompt, loads=[0, 0])
+        loads = [0.0, 0.0]
+        loads[home] = length + _SLACK_TOKENS
+        assert choose(router, prompt, loads=loads) == (home, length)
+        loads[home] += 1
+        assert choose(router, prompt, loads=loads) == (1 - home, 0)
 
 
 def test_a_lost_cache_is_forgotten() -> None:
