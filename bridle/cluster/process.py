@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -29,8 +30,9 @@ def run_shard(
     warm: bool = True,
     on_listening: Callable[[str], None] = lambda address: None,
 ) -> int:
-    """Serve `executor` until SIGTERM or SIGINT; gives the exit status. Call it from the main thread. `on_listening` is
-    told the address once routers can connect; the largest step was run before that, unless `warm` is False."""
+    """Serve `executor` until SIGTERM or SIGINT; gives the exit status. A second signal ends the process at once, since
+    a step may hang. Call it from the main thread. `on_listening` is told the address once routers can connect; the
+    largest step was run before that, unless `warm` is False."""
     ended = threading.Event()
     losses: list[ShardUnavailable] = []
 
@@ -40,7 +42,9 @@ def run_shard(
         losses.append(error)
         ended.set()
 
-    def leave(_number: int, _frame: FrameType | None) -> None:
+    def leave(number: int, _frame: FrameType | None) -> None:
+        if ended.is_set():
+            os._exit(128 + number)
         ended.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,6 +8,7 @@ it is there again. Knows nothing of who starts shards.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from array import array
@@ -22,12 +23,12 @@ from bridle.cluster.link import Link, Timings
 from bridle.cluster.pace import Pace
 from bridle.cluster.plans import encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
-from bridle.cluster.results import decode_result
+from bridle.cluster.results import check_result, decode_result
 from bridle.cluster.samplings import SamplingNames
 from bridle.cluster.vectors import MAX_NUMBERS, decode_vectors
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
-from bridle.errors import InternalError, ProtocolError, ShardUnavailable
+from bridle.errors import BridleError, InternalError, ProtocolError, ShardUnavailable
 from bridle.lora import AdapterFiles, LayerShape
 
 _log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class ShardExecutor:
         if self._proven is not link:
             self._proven = link
             self._on_proven(link.pid)
-        return decode_result(reply.result)
+        return check_result(decode_result(reply.result), batch, self._info.vocab_size)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """Ask for vectors, as many at a time as a message holds. Raises what the shard raised, or
@@ -224,7 +225,7 @@ class ShardExecutor:
     def _find(self) -> None:
         """Try to reach the shard, again and again."""
         attempt, began = 0, time.monotonic()
-        patience = self._start_timeout
+        patience = self._start_timeout or math.inf
         while not self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
             attempt += 1
             if time.monotonic() - began > patience:
@@ -234,14 +235,11 @@ class ShardExecutor:
                 link = Link(self.address, self._tls, self._timings)
             except ShardUnavailable:
                 continue
-            except ProtocolError as error:
-                self._why = str(error)
+            except Exception as error:  # whatever it is, this thread has to go on looking
+                self._note_unusable(str(error) if isinstance(error, BridleError) else repr(error))
                 continue
             if not can_replace(link.info, self._info):
-                why = f"it is another one now: {link.info} instead of {self._info}"
-                if why != self._why:
-                    _log.error("the shard at %s cannot be used: %s", self.address, why)
-                self._why = why
+                self._note_unusable(f"it is another one now: {link.info} instead of {self._info}")
                 link.close()
                 continue
             self._num_links += 1
@@ -249,6 +247,11 @@ class ShardExecutor:
             _log.info("the shard at %s is back after %.1f s", self.address, time.monotonic() - began)
             self._tell(self.on_change)
             return
+
+    def _note_unusable(self, why: str) -> None:
+        if why != self._why:
+            _log.error("the shard at %s cannot be used: %s", self.address, why)
+        self._why = why
 
     def _give_up(self, seconds: float) -> None:
         """What starts there may hang."""

@@ -147,6 +147,9 @@ class ReplicaLink:
             reason = f"the connection ended: {error or 'closed by the replica'}"
         except (ProtocolError, ShardUnavailable) as error:
             reason = str(error)
+        except Exception as error:  # a bug of ours, or what it sent; the next one shall be found all the same
+            _log.exception("what replica %d said was not understood", self.number)
+            reason = f"what it said was not understood: {error!r}"
         finally:
             self._socket = None
             self._outbox.put(None)

@@ -221,9 +221,22 @@ class _Conversation:
             await self._has_news.wait()
             self._has_news.clear()
             events, self._outbox = self._outbox, []
-            self._writer.write(frame(Events(events)))
+            self._write_events(events)
             async with asyncio.timeout(_WRITE_SECONDS):
                 await self._writer.drain()
+
+    def _write_events(self, events: list[WireEvent]) -> None:
+        """In as few frames as take them. What is too large for any breaks its own request, and no other."""
+        try:
+            self._writer.write(frame(Events(events)))
+        except ProtocolError as error:
+            if len(events) > 1:
+                half = len(events) // 2
+                self._write_events(events[:half])
+                self._write_events(events[half:])
+                return
+            self._writer.write(frame(Broken(events[0].request_id, pack_error(error))))
+            self._cancel(events[0].request_id)
 
     async def _beat(self) -> None:
         while True:

@@ -117,8 +117,8 @@ class ReplicaSet:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether a replica is there whose engine runs."""
-        return any(beat is None or beat.is_healthy for beat in list(self._up.values()))
+        """Whether a replica is there. One whose engine does not run is not."""
+        return bool(self._up)
 
     @property
     def num_up(self) -> int:
@@ -226,10 +226,13 @@ class ReplicaSet:
             self._intake = Intake(hello.info, config)
 
     def note_events(self, number: int, message: ToRouter) -> None:
-        """What a replica says, to the streams."""
+        """What a replica says, to the streams. Raises `ShardUnavailable` if it says that it cannot compute: as its
+        shard is gone, or its engine, it is as good as lost."""
         woken: list[EventStream] = []
         with self._first:
             if isinstance(message, Beat):
+                if not message.is_healthy:
+                    raise ShardUnavailable("its model is away")
                 self._up[number] = message
                 self.adapters.note_news(number, message.adapters)
             elif isinstance(message, AdapterFetched):
@@ -260,7 +263,7 @@ class ReplicaSet:
                     self._end(live, FinishReason.ERROR, ShardUnavailable(message))
                     continue
                 if live.request.tell_resuming:
-                    self._put(live, [Resuming(live.request.id, index) for index in live.told or (0,)])
+                    self._put(live, [Resuming(live.request.id, index) for index in live.open_outputs])
                 self._place(live)
 
     def note_absent(self, number: int) -> None:

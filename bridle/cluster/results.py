@@ -7,7 +7,8 @@ from itertools import chain
 
 from bridle.cluster.columns import check_lengths, item, shares
 from bridle.cluster.proto import shard_pb2 as pb
-from bridle.engine.plan import StepResult
+from bridle.engine.plan import SampleBatch, StepResult
+from bridle.errors import ProtocolError
 from bridle.outputs import Logprob
 
 
@@ -50,6 +51,18 @@ def decode_result(message: pb.Result) -> StepResult:
     if message.num_scores:
         scores = [list(run) for run in shares(_decode_logprobs(message.scores, what), message.num_scores, what)]
     return StepResult(message.step, tokens, logprobs, scores)
+
+
+def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> StepResult:
+    """The result, if it answers the batch. Raises `ProtocolError` otherwise: the engine relies on it."""
+    what, tokens = f"result of step {result.step}", result.tokens
+    check_lengths(what, len(batch.rows), tokens)
+    if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:
+        raise ProtocolError(f"{what}: the tokens {min(tokens)} to {max(tokens)} came of a vocabulary of {vocab_size}")
+    check_lengths(what, len(batch.scores), result.scores)
+    for run, scores in zip(batch.scores, result.scores, strict=True):
+        check_lengths(what, len(run.tokens), scores)
+    return result
 
 
 def _decode_logprobs(message: pb.Logprobs, what: str) -> list[Logprob]:

@@ -36,6 +36,8 @@ SERVICE = "bridle.shard.v1.Shard"
 ACCEPTED = ("bridle-accepted", "1")
 #: Threads that answer: one for the stream, the others for signs of life and for what operators ask.
 _NUM_THREADS = 8
+#: Calls that may be under way or wait for a thread; further ones are refused.
+_MAX_CALLS = 64
 
 
 class Shard:
@@ -156,7 +158,7 @@ def start_shard(shard: Shard, address: str, tls: Tls | None = None) -> tuple[grp
     """Serve on `address`; gives the server and the address with its real port. Raises `InvalidRequest` if the address
     cannot be used."""
     pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="bridle-shard")
-    server = grpc.server(pool, options=make_server_options())
+    server = grpc.server(pool, options=make_server_options(), maximum_concurrent_rpcs=_MAX_CALLS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _handlers(shard)),))
     bound = listen(server, address, tls)
     shard.addresses = shard.addresses or (bound,)

@@ -12,10 +12,8 @@ from pathlib import Path
 from bridle.cluster.group import GroupExecutor, Members, beat, follow
 from bridle.config import ModelConfig
 from bridle.deploy.launcher import shard_arguments
-from bridle.deploy.sockets import make_socket_folder
+from bridle.deploy.sockets import STORE, make_socket_folder
 from bridle.errors import InvalidRequest
-
-_STORE = "group"
 
 
 def load_group(config: ModelConfig, count: int) -> GroupExecutor:
@@ -26,10 +24,10 @@ def load_group(config: ModelConfig, count: int) -> GroupExecutor:
         raise InvalidRequest(f"shards is {count}; must be at least 1", "shards")
     folder = make_socket_folder()
     with ExitStack() as undo:
-        members = Members([_command(config, count, rank, folder / _STORE) for rank in range(1, count)])
+        members = Members([_command(config, count, rank, folder / STORE) for rank in range(1, count)])
         undo.callback(members.close)
         try:
-            config = _join(config, count, 0, folder / _STORE)
+            config = _join(config, count, 0, folder / STORE)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         executor = GroupExecutor(load_executor(config), members)

@@ -97,8 +97,8 @@ def launch_shard(
     warm. With `stands_by` the next process of a single shard waits until it is needed, with all but the model in its
     memory. Raises `ShardUnavailable` if it does not start."""
     _refuse_sampler(sampler)
-    if progress is not None:
-        progress("starting a shard", 0.0)
+    report = progress or (lambda what, share: None)
+    report("starting a shard", 0.0)
     command = [sys.executable, "-m", "bridle", "shard", *shard_arguments(config)]
     if shards > 1:
         command += ["--shards", str(shards)]
@@ -106,8 +106,11 @@ def launch_shard(
     executor = LaunchedShard(command, name=name, stands_by=stands_by and shards == 1)
     if config.num_blocks is None:  # the next one must have as much room, whatever is free by then
         executor.child.command += ["--num-blocks", str(executor.info.num_blocks)]
-    if progress is not None:
-        progress("ready", 1.0)
+    try:
+        report("ready", 1.0)
+    except BaseException:  # nobody wants it any more
+        executor.close()
+        raise
     return executor
 
 

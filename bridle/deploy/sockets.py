@@ -1,4 +1,4 @@
-"""Folders for the unix sockets of children: ours alone, and none is left behind for long.
+"""Folders for what children and we meet at, mostly unix sockets: ours alone, and none is left behind for long.
 
 A process that is killed cannot clean up, so the next one removes the folders of those that are gone.
 """
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+#: The file at which the ranks of a group meet.
+STORE = "group"
 _NAME = re.compile(r"bridle-(\d+)-\w+")
 
 
@@ -31,9 +33,9 @@ def sweep() -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """A folder of ours that holds nothing but sockets."""
+    """A folder of ours that holds nothing but sockets, and where ranks meet."""
     try:
         is_own = path.lstat().st_uid == os.getuid() and path.is_dir() and not path.is_symlink()
-        return is_own and all(child.is_socket() for child in path.iterdir())
+        return is_own and all(child.is_socket() or child.name == STORE for child in path.iterdir())
     except OSError:
         return False

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import count, pairwise
 from random import Random
 from typing import Any
 
 import pytest
 
+from bridle.cluster import replica_messages, replicas
+from bridle.cluster.live_request import LiveRequest
 from bridle.cluster.prefix_router import Choice, PrefixRouter
+from bridle.cluster.replica_messages import WireEvent
 from bridle.cluster.replicas import _RUNNING_TOKENS, ReplicaSet
 from bridle.config import EngineConfig
 from bridle.constraints import Regex
 from bridle.engine import AsyncEngine, Engine, Request
+from bridle.engine.client import EventStream
 from bridle.errors import (
     ContextOverflow,
     EngineClosed,
     InvalidRequest,
     Overloaded,
+    ProtocolError,
     ShardUnavailable,
     UnsupportedFeature,
 )
 from bridle.outputs import Event, Finished, FinishReason, Resuming, TokenEvent
+from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
 from tests.cluster.replica_kit import PIECES, make_executor, replicated
 from tests.engine.support import make_request, replay
@@ -167,6 +173,72 @@ def test_a_request_under_which_too_many_replicas_are_lost_ends(monkeypatch: pyte
         gate.is_open.set()
     assert isinstance(events[-1], Finished)
     assert isinstance(events[-1].error, ShardUnavailable)
+
+
+class Fragile(ScriptedExecutor):
+    """One whose device may go away."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(vocab_size=32, num_blocks=512, block_size=4, **options)
+        self.is_up = True
+        self.on_change: Callable[[], None] = lambda: None
+
+
+def test_what_a_replica_without_its_model_held_goes_on_elsewhere() -> None:
+    """As when the shard behind it is killed: it is there, and cannot compute."""
+    requests = some_requests(12, n=1, max_tokens=20, ignore_eos=True, stop=(), stop_token_ids=(), prompt_logprobs=None)
+    gates = [Gate(9), Gate(9)]
+    executors = [Fragile(on_forward=gate) for gate in gates]
+    pending = executors[:]
+    with replicated(make=lambda: pending.pop(0)) as made:
+        streams = [made.client.submit(request) for request in requests]
+        for gate in gates:
+            gate.is_reached.wait(60)
+        executors[0].is_up = False
+        for gate in gates:
+            gate.is_open.set()
+        events = {stream.request_id: [event for each in stream for event in each] for stream in streams}
+        assert essence(events) == expected(requests)
+        assert made.client.num_losses >= 1
+        assert made.client.is_healthy
+
+
+def test_what_is_not_understood_loses_the_replica_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = some_requests(6, n=1, max_tokens=20, ignore_eos=True, stop=(), stop_token_ids=(), prompt_logprobs=None)
+    unpack, calls = replicas.unpack_event, count()
+
+    def fail_once(message: WireEvent) -> Event:
+        if next(calls) == 20:
+            raise ValueError("a bug of ours")
+        return unpack(message)
+
+    monkeypatch.setattr(replicas, "unpack_event", fail_once)
+    with replicated() as made:
+        assert essence(read(made.client, requests)) == expected(requests)
+        assert made.client.num_losses == 1
+
+
+def test_what_no_frame_holds_breaks_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What many have to say in one step takes several frames."""
+    requests = some_requests(40, n=1, max_tokens=8, stop=(), stop_token_ids=(), prompt_logprobs=None)
+    wordy = make_request(tuple(range(30)) * 20, max_tokens=1, prompt_logprobs=5)
+    with replicated(1) as made:
+        monkeypatch.setattr(replica_messages, "MAX_FRAME_BYTES", 3_000)
+        broken = made.client.submit(wordy)
+        streams = [made.client.submit(request) for request in requests]
+        with pytest.raises(ProtocolError, match="at most 3000"):
+            list(broken)
+        events = {stream.request_id: [event for each in stream for event in each] for stream in streams}
+        assert made.client.num_losses == 0
+    assert essence(events) == expected(requests)
+
+
+def test_an_output_that_is_over_resumes_no_more() -> None:
+    live = LiveRequest(make_request(n=2, id="r"), EventStream("r", lambda request_id: None))
+    assert live.open_outputs == [0]
+    for event in (TokenEvent("r", 0, 5), TokenEvent("r", 1, 6), Finished("r", 0, FinishReason.STOP)):
+        assert live.is_news(event)
+    assert live.open_outputs == [1]
 
 
 @pytest.mark.parametrize(

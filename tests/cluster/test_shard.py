@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -21,7 +23,7 @@ from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.remote import ShardExecutor
 from bridle.cluster.shard import SERVICE, Shard, start_shard
 from bridle.cluster.trace_context import incoming_context, outgoing_context
-from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.engine.warm_up import warm_up
 from bridle.errors import InternalError, InvalidRequest, ProtocolError, ShardUnavailable, UnsupportedFeature
 from bridle.sampling import SamplingParams
@@ -173,6 +175,34 @@ def test_columns_that_do_not_fit_fail_the_step(host: Host) -> None:
     link.send(pb.StepRequest(plan=pb.Plan(step=2, seq_ids=[1])))
     with pytest.raises(ProtocolError, match="a column has 0 entries"):
         executor.sample(SampleBatch(2))
+    executor.close()
+
+
+def test_an_answer_that_does_not_fit_fails_its_step_only(host: Host) -> None:
+    class Silent(ScriptedExecutor):
+        def sample(self, batch: SampleBatch) -> StepResult:
+            result = super().sample(batch)
+            return StepResult(batch.step) if batch.step == 1 else result
+
+    executor = host.connect(Silent(num_blocks=8))
+    executor.forward(plan(1))
+    with pytest.raises(ProtocolError, match="has 0 entries for 1 rows"):
+        executor.sample(batch(1))
+    executor.reset()
+    executor.forward(plan(2))
+    assert len(executor.sample(batch(2)).tokens) == 1
+    executor.close()
+
+
+def test_a_shard_that_does_not_come_back_is_told_of_again(host: Host) -> None:
+    told: SimpleQueue[tuple[int | None, str]] = SimpleQueue()
+    executor = host.connect(start_timeout=0.05, on_loss=lambda pid, reason: told.put((pid, reason)))
+    host.stop()
+    assert told.get(timeout=60)[0] == os.getpid()
+    for _ in range(2):
+        pid, reason = told.get(timeout=60)
+        assert pid is None
+        assert "has not come back for" in reason
     executor.close()
 
 

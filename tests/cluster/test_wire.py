@@ -15,7 +15,7 @@ from bridle.cluster.batches import decode_batch, encode_batch
 from bridle.cluster.faults import decode_failure, encode_failure
 from bridle.cluster.plans import decode_plan, encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
-from bridle.cluster.results import decode_result, encode_result
+from bridle.cluster.results import check_result, decode_result, encode_result
 from bridle.cluster.samplings import MAX_SLOTS, SamplingNames, SamplingSlots, decode_sampling, encode_sampling
 from bridle.cluster.vectors import decode_vectors, encode_vectors
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
@@ -202,6 +202,22 @@ def test_results_that_do_not_fit() -> None:
                 tokens=[1], logprob_rows=[5], logprobs=pb.Logprobs(tokens=[1], logprobs=[0.0], ranks=[0], num_top=[0])
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (StepResult(1, [1], [None], [[]]), "has 1 entries for 2 rows"),
+        (StepResult(1, [1, 9], [None, None], [[]]), "the tokens 1 to 9 came of a vocabulary of 9"),
+        (StepResult(1, [-2, 1], [None, None], [[]]), "the tokens -2 to 1 came"),
+        (StepResult(1, [1, -1], [None, None]), "has 0 entries for 1 rows"),
+        (StepResult(1, [1, -1], [None, None], [[]]), "has 0 entries for 3 rows"),
+    ],
+)
+def test_results_that_answer_another_batch(result: StepResult, why: str) -> None:
+    rows = [SampleRow(number, number, SamplingParams()) for number in range(2)]
+    with pytest.raises(ProtocolError, match=why):
+        check_result(result, SampleBatch(1, rows, [ScoreRun(1, 0, (4, 5, 6), 0)]), 9)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 2), (3, 2), (4, 1), (2, 3)])

@@ -9,11 +9,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from bridle.config import ModelConfig
+from bridle.deploy import launcher
 from bridle.deploy.child import describe
 from bridle.deploy.launcher import LaunchedShard, shard_arguments
 from bridle.deploy.sockets import make_socket_folder
@@ -189,6 +191,7 @@ def test_folders_of_the_dead_are_swept() -> None:
     gone.wait()
     stale = folder.with_name(f"bridle-{gone.pid}-abc_1")
     stale.mkdir()
+    (stale / "group").touch()  # where ranks meet
     other = folder.with_name(f"bridle-{gone.pid}-abc_2")
     other.mkdir()
     (other / "precious").write_text("")
@@ -214,6 +217,26 @@ def test_a_model_is_loaded_there_as_it_would_be_here() -> None:
     config = ModelConfig("demo", revision="x", quantization="int8", num_blocks=7, tokenizer="other")
     wanted = ["demo", "--revision", "x", "--quantization", "int8", "--num-blocks", "7"]
     assert shard_arguments(config) == wanted
+
+
+class _Unwanted(Exception):
+    """Somebody gave up waiting for a model."""
+
+
+def test_a_shard_that_nobody_wants_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shard(SimpleNamespace):
+        def close(self) -> None:
+            closed.append(self)
+
+    def report(what: str, share: float) -> None:
+        if what == "ready":
+            raise _Unwanted
+
+    closed: list[Shard] = []
+    monkeypatch.setattr(launcher, "LaunchedShard", lambda *args, **options: Shard())
+    with pytest.raises(_Unwanted):
+        launcher.launch_shard(ModelConfig(num_blocks=4), report)
+    assert len(closed) == 1
 
 
 def test_own_samplers_stay_here() -> None:
