@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from bridle.cli.terminal import harmless
-from bridle.errors import BridleError, UnsupportedFeature
+from bridle.errors import BridleError, ConnectionLost, UnsupportedFeature
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,10 @@ async def _talk(model: str, endpoint: str, shows_tokens: bool, tokenizer: str | 
     console = Console(highlight=False, soft_wrap=True)
     is_terminal = sys.stdin.isatty()
     async with Client(endpoint, model) as client:
-        knows_text = bool((await client.connect()).get("text"))
+        try:
+            knows_text = bool((await client.connect()).get("text"))
+        except ConnectionLost as error:
+            raise ConnectionLost(f"{error}; start `bridle serve`, or name HOST:PORT") from error
         if not knows_text:
             client.tokenizer = _tokenizer(tokenizer or model)
         screen = Terminal(console, shows_prompt=is_terminal)
