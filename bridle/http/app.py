@@ -22,7 +22,7 @@ from bridle.http import (
     tgi,
 )
 from bridle.http.call import Call, CallMiddleware
-from bridle.http.errors import Refuse, install_error_handlers
+from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_handlers
 from bridle.http.hosts import AllowedHosts
 from bridle.http.identity import IdentityMiddleware
 from bridle.http.metrics import Metrics
@@ -71,7 +71,7 @@ def create_app(
     install_error_handlers(app, refuse)
     app.state.refuse = refuse  # for who refuses even before the application
     for router in _ROUTERS:
-        app.include_router(router)
+        app.include_router(router, responses=described(getattr(router.route_class, "schema", ERROR_SCHEMA)))
     for make in fronts:
         mount(app, state, make)
     _add_middleware(app, state, keys, refuse)

@@ -55,6 +55,22 @@ _STATUS: tuple[tuple[type[BridleError], int, str, str], ...] = (
 )
 _MAX_MESSAGE_CHARS = 4_000
 
+_OPENAI_ERROR = {
+    "message": {"type": "string"},
+    "type": {"type": "string"},
+    "param": {"type": ["string", "null"]},
+    "code": {"type": "string"},
+}
+#: The schema of a body in the one shape.
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error", "error_type"],
+    "properties": {
+        "error": {"type": "object", "required": [*_OPENAI_ERROR], "properties": _OPENAI_ERROR},
+        "error_type": {"type": "string"},
+    },
+}
+
 #: Answers an error that no route has seen: given its path and the status, None for the usual one.
 Refuse = Callable[[str, BridleError, int | None], Response]
 
@@ -106,6 +122,15 @@ def retry_headers(error: BridleError) -> dict[str, str]:
     if isinstance(error, (Overloaded, ModelUnavailable)):
         return {"Retry-After": str(max(round(error.retry_after), 1))}
     return {}
+
+
+def described(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    """What the API's description says of errors."""
+    content = {"application/json": {"schema": schema}}
+    return {
+        "4XX": {"description": "Refused, with the value and the limit", "content": content},
+        "5XX": {"description": "It failed, or cannot be done now", "content": content},
+    }
 
 
 def refuse_plainly(path: str, error: BridleError, status: int | None = None) -> Response:

@@ -4,7 +4,7 @@ who may not ask, methods that a path does not take, bugs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
@@ -25,7 +25,9 @@ from bridle.http.json_body import BoundedRoute
 
 
 class ShapedRoute(BoundedRoute):
-    """A route whose subclass says what errors look like there."""
+    """A route whose subclass says what errors look like there; `schema` describes their bodies."""
+
+    schema: ClassVar[dict[str, Any]]
 
     @staticmethod
     def shape(error: BridleError, status: int) -> dict[str, Any]:

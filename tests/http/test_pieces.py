@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from typing import Any
 
+import jsonschema
 import pytest
 import structlog
 from hypothesis import given
@@ -139,6 +140,18 @@ def test_the_openapi_document_describes_the_bodies() -> None:
         prompt = document["components"]["schemas"]["CompletionBody"]["properties"]["prompt"]
         assert {"type": "string"} in prompt["anyOf"]
         assert set(document["paths"]) >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"}
+        posts = {path: methods["post"] for path, methods in document["paths"].items() if "post" in methods}
+        assert [path for path, post in posts.items() if "requestBody" not in post] == ["/v1/controllers"]  # bytes
+
+
+def test_the_openapi_document_describes_errors_as_they_are() -> None:
+    with local_client(fake_model()) as client:
+        document = client.get("/openapi.json").json()
+        assert "HTTPValidationError" not in str(document)
+        for path in ("/v1/completions", "/v1/messages", "/generate", "/invocations"):
+            content = document["paths"][path]["post"]["responses"]["4XX"]["content"]
+            for answer in (client.post(path, json={"max_tokens": -1}), client.delete(path)):
+                jsonschema.validate(answer.json(), content["application/json"]["schema"])
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

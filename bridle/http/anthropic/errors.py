@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from bridle.errors import BridleError
-from bridle.http.errors import error_body, status_of
+from bridle.http.errors import ERROR_SCHEMA, error_body, status_of
 from bridle.http.shaped_route import ShapedRoute
 
 _TYPES = {
@@ -29,6 +29,12 @@ def anthropic_body(error: BridleError, status: int | None = None) -> dict[str, A
 
 class AnthropicRoute(ShapedRoute):
     """A route whose errors have that shape."""
+
+    schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {"type": {"const": "error"}, "error": ERROR_SCHEMA["properties"]["error"]},
+    }
 
     @staticmethod
     def shape(error: BridleError, status: int) -> dict[str, Any]:

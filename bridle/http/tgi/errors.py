@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from bridle.errors import BridleError, Unauthorized
 from bridle.http.errors import error_body, error_type_of
@@ -26,6 +26,12 @@ def native_body(error: BridleError) -> dict[str, Any]:
 
 class NativeRoute(ShapedRoute):
     """A route whose errors have the native shape."""
+
+    schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "required": ["error", "error_type"],
+        "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+    }
 
     @staticmethod
     def shape(error: BridleError, status: int) -> dict[str, Any]:

@@ -22,7 +22,15 @@ Body = TypeVar("Body", bound=BaseModel)
 router = APIRouter(route_class=NativeRoute)
 
 
-@router.post("/invocations", summary="A text, a conversation or a completion, told by its fields")
+_ANY_BODY = {
+    "anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("GenerateBody", "ChatBody", "CompletionBody")]
+}
+_DESCRIBED = {"requestBody": {"required": True, "content": {"application/json": {"schema": _ANY_BODY}}}}
+
+
+@router.post(
+    "/invocations", summary="A text, a conversation or a completion, told by its fields", openapi_extra=_DESCRIBED
+)
 async def invocations(request: Request) -> Response:
     data = await request.json()
     fields = data if isinstance(data, dict) else {}
