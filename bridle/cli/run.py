@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        _warn_of_variables(words)
         with _settings_file(words):
             result = app(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -68,6 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return result if isinstance(result, int) else 0
+
+
+def _warn_of_variables(words: Sequence[str]) -> None:
+    """A misspelled variable would do nothing and say nothing."""
+    if words and words[0] in _SERVING and any(name.startswith("BRIDLE_") for name in os.environ):
+        from bridle.cli.setup_probes import variables
+
+        for finding in variables(os.environ):
+            print(f"bridle: {finding.subject} {finding.text}; {finding.advice}", file=sys.stderr)
 
 
 @contextmanager

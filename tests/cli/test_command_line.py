@@ -180,6 +180,17 @@ def test_bad_environment_names_its_variable(
     assert "BRIDLE_PORT" in capsys.readouterr().err
 
 
+def test_a_misspelled_variable_is_told(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BRIDLE_PORT", "9000")
+    monkeypatch.setenv("BRIDLE_MAX_REQUSTS", "3")
+    assert main(["serve"]) == 0 and served.calls[0].port == 9000
+    assert capsys.readouterr().err == (
+        "bridle: BRIDLE_MAX_REQUSTS is no setting of bridle, and does nothing; is it BRIDLE_MAX_REQUESTS?\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(UnsupportedModel("no such model"), 2), (EngineClosed("gone"), 1), (KeyboardInterrupt(), 130)],
