@@ -248,6 +248,7 @@ class ReplicaSet:
         with self._first:
             self._up.pop(number, None)
             self._loads[number] = AWAY
+            self.adapters.note_lost(number)
             self.num_losses += 1
             if self._router is not None:
                 self._router.forget(number)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from bridle.cluster.adapter_messages import AdapterFetched, AdapterMessage
+from bridle.cluster.faults import pack_error
 from bridle.cluster.replica_adapters import ReplicaAdapters, ServedAdapters
 from bridle.cluster.replica_messages import encode, read_by_replica, read_by_router
 from bridle.config import EngineConfig, ModelConfig
@@ -122,6 +123,26 @@ def test_nobody_waits_for_what_is_closed_or_removed(wires: Wires, files: Adapter
         removed.result(0)
     with pytest.raises(EngineClosed):
         closed.result(0)
+
+
+def test_nobody_waits_for_what_a_lost_replica_might_have_read(wires: Wires, files: AdapterFiles) -> None:
+    for number in range(2):
+        wires.served[number] = ServedAdapters(None, lambda message: None)  # each takes its time
+        wires.bring_up(number)
+    wires.router.add("a", files)
+    refused = AdapterFetched("a", pack_error(AdapterRefused("damaged", "source")))
+    future = wires.router.fetch("a")
+    wires.router.note_fetched(0, refused)
+    assert not future.done()
+    wires.router.note_lost(1)
+    with pytest.raises(AdapterRefused, match="damaged"):
+        future.result(0)
+    again = wires.router.fetch("a")
+    wires.router.note_lost(0)
+    assert not again.done()  # the next one may do better
+    wires.bring_up(0)
+    wires.router.note_fetched(0, AdapterFetched("a", None))
+    again.result(0)
 
 
 def test_a_router_that_leaves_takes_its_adapters_along(wires: Wires, files: AdapterFiles) -> None:

@@ -157,6 +157,7 @@ def test_without_replicas_requests_wait_and_deadlines_pass() -> None:
         reasons = [each[-1].reason for each in made_events]  # type: ignore[attr-defined]
         assert reasons == [FinishReason.DEADLINE, FinishReason.CANCELLED]
         assert not made.client.is_healthy
+        assert not made.client.adapters._up
         made.restart(0, make_executor())
         assert sum(isinstance(event, TokenEvent) for each in streams[1] for event in each) == 4
         assert made.client.is_healthy

@@ -201,7 +201,7 @@ class ClusterClient:
         if live.num_losses >= _MAX_LOSSES:
             raise ShardUnavailable(f"{live.num_losses} engines were lost under this request, the last: {reason}")
         if live.request.tell_resuming:
-            self._put(live, [Resuming(live.request.id, index) for index in live.told or (0,)])
+            self._put(live, [Resuming(live.request.id, index) for index in live.open_outputs])
 
     def _end(self, live: LiveRequest, reason: FinishReason, error: BridleError | None) -> None:
         """End all outputs that are not over."""
