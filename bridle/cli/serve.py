@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from bridle.cli.adapter_options import AdapterOptions
+from bridle.cli.limit_options import LimitOptions
 from bridle.cli.options import Bytes, EngineOptions, ModelOptions
 from bridle.cli.sizes import count
 from bridle.errors import InvalidRequest
@@ -148,7 +149,7 @@ class ModelSetOptions:
     static: Annotated[bool, Parameter(negative="")] = False
     "Serve only what is named here, for good."
     max_model_memory: Bytes = None
-    "Memory for all models, KV caches included (`24GiB` works). Default: most of what is free."
+    "Memory for all models, KV caches and adapters included (`24GiB` works). Default: most of what is free."
     load_timeout: float = 300.0
     "Seconds that a request waits for a model that is loaded for it."
 
@@ -248,6 +249,7 @@ _ACCESS_DEFAULT = AccessOptions()
 _CONTROL_DEFAULT = ControlOptions()
 _SHARD_DEFAULT = ShardOptions()
 _ADAPTER_DEFAULT = AdapterOptions()
+_LIMIT_DEFAULT = LimitOptions()
 
 
 def serve(
@@ -260,6 +262,7 @@ def serve(
     control: ControlOptions = _CONTROL_DEFAULT,
     shards: ShardOptions = _SHARD_DEFAULT,
     adapters: AdapterOptions = _ADAPTER_DEFAULT,
+    limits: LimitOptions = _LIMIT_DEFAULT,
 ) -> int:
     """Serve models over HTTP, with the OpenAI API and the AICI API for controllers, and over LMTP for LMQL.
 
@@ -272,7 +275,7 @@ def serve(
         Folders, hub ids or `demo` (the default), loaded at the start; `auto` loads nothing.
     """
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
-    settings = adapters.add_to(shards.add_to(settings))
+    settings = limits.add_to(adapters.add_to(shards.add_to(settings)))
     from bridle.http.server import serve as serve_http
     from bridle.lmtp.server import LmtpSettings, websocket_front
 

@@ -11,6 +11,7 @@ import pytest
 
 import bridle
 from bridle.cli import main
+from bridle.cli.limit_options import LimitOptions
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import EngineClosed, InternalError, UnsupportedModel
 from bridle.http.settings import HttpSettings, ServeSettings
@@ -159,6 +160,23 @@ def test_flags_of_access_and_control_become_settings(served: Served) -> None:
     assert settings.http.trusted_proxies == ("10.0.0.0/8", "::1")
     args = ("--one", "two", "--three=3")
     assert settings.control == ControlSettings("on", "./rt", args, 1, Path("trace.jsonl"), Path("folder"))
+
+
+def test_flags_of_limits_become_settings(served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the command line, the environment and a file."""
+    monkeypatch.setenv("BRIDLE_MAX_CONNECTIONS", "2k")
+    (tmp_path / "settings.yaml").write_text("serve:\n  send-timeout: 2.5\n  max-header-bytes: 8KiB\n")
+    words = f"--config {tmp_path / 'settings.yaml'} serve --payload-limit 1MiB --max-prompt-tokens 32k --max-prompts 2"
+    assert main(words.split()) == 0
+    (settings,) = served.calls
+    http = HttpSettings(max_body_bytes=1 << 20, max_prompt_tokens=32_000, max_prompts=2, send_timeout=2.5)
+    assert (settings.http, settings.max_connections, settings.max_header_bytes) == (http, 2000, 8 << 10)
+
+
+def test_the_defaults_of_limits_are_those_of_the_settings(served: Served) -> None:
+    assert main(["serve"]) == 0
+    (settings,) = served.calls
+    assert LimitOptions().add_to(settings) == settings == ServeSettings(models=ModelSet())
 
 
 def test_environment_fills_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,49 @@
+"""Flags about what a server bounds: what clients may send and ask for, how many they are, how slow they may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Group, Parameter
+
+from bridle.cli.sizes import byte_size, count
+
+if TYPE_CHECKING:
+    from bridle.http.settings import ServeSettings
+
+_LIMITS = Group("Limits", sort_key=9)
+_OF_THE_SERVER = ("max_connections", "max_header_bytes")
+
+
+@Parameter(name="*", group=_LIMITS)
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """What one client, and all of them together, may cost."""
+
+    max_prompt_tokens: Annotated[int, Parameter(converter=count)] = 1 << 20
+    "Most prompt tokens in flight, queued or running; further requests get a 429."
+    max_body_bytes: Annotated[int, Parameter(name=["--max-body-bytes", "--payload-limit"], converter=byte_size)] = (
+        4 << 20
+    )
+    "Largest body of a request (`16MiB` works)."
+    max_header_bytes: Annotated[int, Parameter(converter=byte_size)] = 64 << 10
+    "Largest head of a request."
+    max_prompts: Annotated[int, Parameter(name=["--max-prompts", "--max-client-batch-size"], converter=count)] = 128
+    "Most prompts in one call."
+    max_choices: Annotated[int, Parameter(converter=count)] = 256
+    "Most choices of one call, over all its prompts."
+    max_connections: Annotated[int, Parameter(converter=count)] = 4096
+    "Most open connections, WebSockets included; requests on further ones get a 429."
+    receive_timeout: float = 30.0
+    "Seconds that a request's head may take to arrive, and its body."
+    send_timeout: float = 30.0
+    "Seconds that a client may leave its connection full before it is cut."
+    ping_interval: Annotated[float, Parameter(name=["--ping-interval", "--sse-ping-interval"])] = 15.0
+    "Seconds after which a quiet stream gets a comment, so that proxies keep it open."
+
+    def add_to(self, settings: ServeSettings) -> ServeSettings:
+        """A server's settings with these."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        own = {name: given.pop(name) for name in _OF_THE_SERVER}
+        return replace(settings, http=replace(settings.http, **given), **own)
