@@ -74,8 +74,13 @@ class Members:
 
     def _run(self) -> None:
         for command in self._commands:
+            # In a session of its own: Ctrl-C in a terminal is for rank 0, which then ends the others.
             process = subprocess.Popen(  # noqa: S603
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment()
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=child_environment(),
+                start_new_session=True,
             )
             self._processes.append(process)
         self._are_started.set()
