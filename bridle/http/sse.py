@@ -16,7 +16,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bridle.errors import BridleError, RequestCancelled
+from bridle.errors import BridleError, EngineClosed, RequestCancelled
 from bridle.http.call import Call, call_of
 from bridle.http.errors import error_body
 from bridle.http.settings import HttpSettings
@@ -154,13 +154,15 @@ def _event(payload: Any) -> bytes:
 
 async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
     """Run `work` until it is done and give its result, or cancel it as soon as the client is gone; then raise
-    `RequestCancelled`."""
+    `RequestCancelled`. `EngineClosed` if what it waited for is ended with the model."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_until_disconnect(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise RequestCancelled("the client went away")
+        if task.cancelled():  # not by us, and nobody else does it while the model is there
+            raise EngineClosed("the model was closed while the request was prepared")
         return await task
     finally:
         for each in (task, gone):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,9 @@ import httpx
 import pytest
 
 from bridle.engine.request import Request
-from bridle.errors import ControllerError, InternalError, Overloaded, RequestCancelled, ShardUnavailable
+from bridle.errors import ControllerError, EngineClosed, InternalError, Overloaded, RequestCancelled, ShardUnavailable
 from bridle.http import HttpSettings, create_app
-from bridle.http.sse import SseWriter
+from bridle.http.sse import SseWriter, run_while_connected
 from bridle.outputs import Event, Finished, FinishReason, TokenEvent
 from bridle.service import LoadedModel, ModelRegistry
 from tests.http.harness import local_client, saying, scripted_model, served
@@ -134,7 +135,7 @@ async def test_a_request_that_is_still_being_prepared_ends_at_once(path: str, bo
 
     fake = fake_model()
     app = create_app(ModelRegistry([Slow("fake", fake.client, fake.tokenizer)]))
-    terms = {"deadline": 0.2} if ends == "late" else {}
+    terms = {"deadline": 0.05} if ends == "late" else {}
     told = body | ({"parameters": body["parameters"] | terms} if path == "/generate" else terms)
     inbox = [{"type": "http.request", "body": json.dumps(told).encode()}]
     outbox: list[Any] = []
@@ -361,6 +362,28 @@ def test_a_deadline_ends_a_request_of_the_real_engine() -> None:
     with local_client(scripted_model(), HttpSettings(request_timeout=1e-9)) as client:
         answer = client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 400, "ignore_eos": True})
         assert answer.status_code == 504
+
+
+async def test_what_ends_with_the_model_is_told() -> None:
+    """A template that waits for its thread, a constraint that waits for its compiler, when the grace period is over."""
+    model = fake_model()
+    held, began = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        began.set()
+        held.wait(WAIT)
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    holding = [asyncio.ensure_future(model.in_text_thread(hold)) for _ in range(16)]  # more than there are threads
+    waiting = asyncio.create_task(run_while_connected(never, model.in_text_thread(str)))
+    await asyncio.to_thread(began.wait, WAIT)
+    model.close()
+    held.set()
+    with pytest.raises(EngineClosed):
+        await waiting
+    await asyncio.gather(*holding, return_exceptions=True)
 
 
 def test_draining_turns_new_generations_away_and_nothing_else() -> None:
