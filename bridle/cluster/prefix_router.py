@@ -16,7 +16,7 @@ AWAY = math.inf
 #: Blocks that are remembered, over all replicas: so many at least, and so many for each. One takes about 100 bytes.
 MIN_BLOCKS, BLOCKS_PER_REPLICA = 1 << 17, 1 << 11
 #: A replica with the prefix may be ahead of the least loaded one by the prefix, and by so many tokens, or this factor.
-_SLACK_TOKENS = 512
+_SLACK_TOKENS = 256
 _SLACK_FACTOR = 1.5
 
 
