@@ -24,13 +24,18 @@ def test_models_stay_here_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "shards"), [({"isolate_model": True}, 1), ({"shards": 1}, 1), ({"shards": 2, "isolate_model": True}, 2)]
+    ("options", "shards", "stands_by"),
+    [
+        ({"isolate_model": True}, 1, True),
+        ({"shards": 1, "spare": False}, 1, False),
+        ({"shards": 2, "isolate_model": True}, 2, True),
+    ],
 )
-def test_a_shard_is_launched(options: dict[str, Any], shards: int) -> None:
+def test_a_shard_is_launched(options: dict[str, Any], shards: int, stands_by: bool) -> None:
     make = loader_of(**options)
     assert isinstance(make, partial)
     launch = make.keywords["executors"]
-    assert (launch.func, launch.keywords) == (launch_shard, {"shards": shards})
+    assert (launch.func, launch.keywords) == (launch_shard, {"shards": shards, "stands_by": stands_by})
 
 
 def test_replicas_may_have_shards() -> None:

@@ -103,7 +103,7 @@ def test_a_shard_says_what_the_model_says_here(tmp_path: Path) -> None:
 def test_the_next_shard_reads_all_adapters_again(tmp_path: Path) -> None:
     config = config_of("llama")
     expected = run(load_executor(config), tmp_path)
-    there = launch_shard(config)
+    there = launch_shard(config, stands_by=False)
     assert isinstance(there, LaunchedShard)
     assert run(there, tmp_path, there.child.kill) == expected
     assert there.num_losses == 1
