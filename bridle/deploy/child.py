@@ -38,6 +38,7 @@ class Child:
         self.num_ends = 0
         self.status: int | None = None  # of the last end
         self.command = list(command)  # of the next start
+        self.environment: dict[str, str] = {}  # what the next start has beside ours
         self._pauses = pauses
         self._changed = threading.Condition()
         self._process: Process | None = None
@@ -130,7 +131,7 @@ class Child:
         """A process under the command. In a session of its own: Ctrl-C in a terminal is for the parent, which then ends
         its children."""
         stdin = subprocess.DEVNULL if self._spare is None else subprocess.PIPE
-        environment = child_environment()
+        environment = child_environment() | self.environment
         return subprocess.Popen(self.command, stdin=stdin, env=environment, start_new_session=True)  # noqa: S603
 
     def _note_end(self, process: Process, status: int, lived: float, pause: float) -> bool:

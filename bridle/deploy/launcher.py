@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that a model may take to load.
 START_SECONDS = 600.0
+#: A model that was loaded once is on this machine: the next process asks nobody for it, and gets no other one.
+FETCHED = {"HF_HUB_OFFLINE": "1"}
 _WHAT = {"step_tokens": "prompt tokens", "step_seqs": "sequences"}
 
 
@@ -62,6 +64,7 @@ class LaunchedShard(ShardExecutor):
         except BaseException:
             self._clean_up()
             raise
+        self.child.environment = FETCHED
         self.child.keep()
 
     def _start_failed(self, error: ShardUnavailable) -> ShardUnavailable:

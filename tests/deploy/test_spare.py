@@ -22,7 +22,7 @@ import os, signal, sys
 from bridle.deploy.spare import stand_by
 stand_by()
 with open(sys.argv[1], "w") as pipe:
-    pipe.write(f"{os.getpid()}\\n")
+    pipe.write(f"{os.getpid()} {os.environ.get('BRIDLE_TOLD', '')}\\n")
 signal.pause()
 """
 
@@ -32,16 +32,17 @@ class Worker:
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
+        self.told = ""  # what the last one found in its environment
         self._pipe = os.fdopen(os.open(path, os.O_RDWR), "rb", buffering=0)  # ours as well, so that it has no end
         self.child = Child("worker", [sys.executable, "-c", PROGRAM, str(path)], stands_by=True)
 
     def await_next(self) -> int:
         """The process that goes on next."""
         assert select.select([self._pipe], [], [], 60)[0], "nobody goes on"
-        pid = int(self._pipe.readline())
+        pid, _, self.told = self._pipe.readline().decode().rstrip("\n").partition(" ")
         with self.child._changed:  # it may be quicker than who let it go
-            assert self.child.pid == pid
-        return pid
+            assert self.child.pid == int(pid)
+        return int(pid)
 
     @property
     def is_quiet(self) -> bool:
@@ -81,6 +82,19 @@ def test_who_stands_by_takes_the_place_of_who_ended(worker: Worker) -> None:
     third = prove(worker)
     os.kill(second, signal.SIGKILL)
     assert worker.await_next() == third
+
+
+def test_the_next_ones_are_told_more(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for a flag of ours is for us alone."""
+    first = worker.await_next()
+    worker.child.keep()
+    monkeypatch.setenv("BRIDLE_TOLD", "by the user")
+    spare = prove(worker)
+    worker.child.environment = {"BRIDLE_TOLD": "by us"}
+    for lost, told in ((first, ""), (spare, "by us")):
+        os.kill(lost, signal.SIGKILL)
+        worker.await_next()
+        assert worker.told == told
 
 
 def test_one_that_ended_by_itself_is_not_counted_on(worker: Worker) -> None:
