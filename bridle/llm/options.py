@@ -1,0 +1,38 @@
+"""What calls of `LLM` take beside their prompts, as types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from bridle.constraints.spec import Constraint
+from bridle.engine.interfaces import StoppingCriteria
+from bridle.sampling import SamplingParams
+
+Message = Mapping[str, Any]
+Sampling = SamplingParams | Sequence[SamplingParams] | None
+#: The name of an adapter for all prompts, or one for each; None is the model without any.
+Adapters = str | Sequence[str | None] | None
+
+
+class How(TypedDict, total=False):
+    """How a request is run, beside its prompt and sampling. `constraint` is what the text must look like (see
+    `bridle.constraints`). Requests wait for room in the order of `priority`, smaller numbers first; a `deadline` or a
+    `timeout`, both in seconds, ends them when it is over."""
+
+    controller: object | None
+    constraint: Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str, Any] | None] | None
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None
+    adapter: Adapters
+    timeout: float | None
+    priority: int
+    deadline: float | None
+    tenant: str
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation becomes a prompt. `chat_template_kwargs` are further variables of the template."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
