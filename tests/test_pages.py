@@ -60,20 +60,17 @@ HERE = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The demo model behind HTTP, with controllers."""
+    """The demo model behind HTTP, with controllers. What it has compiled serves the programs on the pages, too."""
     patient = ("--limit", "max_prepare_wait=600000", "--wasm-max-step-time", "1000", "--wasm-max-init-time", "10000")
-    control = ControlSettings("on", args=patient, store=tmp_path_factory.mktemp("store"))
-    with LLM("demo", control=control) as llm, served(lent(llm.model)) as url:
-        yield url
-
-
-@pytest.fixture
-def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # its client asks our server
+        with LLM("demo", control=ControlSettings("on", args=patient)) as llm, served(lent(llm.model)) as url:
+            yield url
 
 
 @pytest.mark.parametrize("page", HERE)
-def test_programs_run(page: str, server: str, own_data: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_run(page: str, server: str, capsys: pytest.CaptureFixture[str]) -> None:
     """From top to bottom: a program may use what one above it has made."""
     names: dict[str, object] = {}
     for program in blocks(page, "python"):
@@ -150,7 +147,7 @@ def test_the_settings_file_is_read(tmp_path: Path) -> None:
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"\bmake ([a-z-]+)", prose("README.md") + "\n".join(blocks("README.md", "sh"))))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert {"serve", "test", "check"} <= targets
+    assert {"serve", "test"} <= targets
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets - {"and"})
 
 
@@ -180,7 +177,7 @@ def test_the_readme_leads_to_every_page() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named_exist(page: str) -> None:
     for name in re.findall(r"`((?:bridle|tests|examples|docs|deploy|scripts)/[\w./*-]+)`", prose(page)):
-        assert list(ROOT.glob(name)), name
+        assert [*ROOT.glob(name), *ROOT.joinpath("bridle").glob(name)], name
 
 
 def test_every_package_has_its_line() -> None:

@@ -269,7 +269,7 @@ def test_a_failed_controller_is_exit_code_1(files: Path, tmp_path: Path, capsys:
         (["tag", "f" * 64, "name"], 1, "unknown module"),
         (["tags", "--base-url", "http://127.0.0.1:9/v1"], 1, "cannot be reached"),
         (["tags", "--base-url", "{url}/elsewhere"], 1, "(status 404)"),
-        (["tags", "--base-url", "file:///etc/passwd"], 2, "must be http"),
+        (["tags", "--base-url", "file:///etc/passwd"], 2, "must be one such as http"),
     ],
 )
 def test_mistakes_are_one_line(
