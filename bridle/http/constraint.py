@@ -6,6 +6,7 @@ takes any constraint as plain data.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,8 @@ _KINDS = {
     "guided_grammar": "lark",
     "guided_json": "json_schema",
 }
-# The `type` and `value` of text-generation-inference, which huggingface_hub sends here too.
-_NATIVE_FORMATS = {"json": "json_schema", "json_object": "json_schema", "regex": "regex"}
+# With a `value`: the forms of text-generation-inference, which huggingface_hub sends here too.
+_NATIVE_FORMATS = ("json", "json_object", "json_schema", "regex")
 _FORMATS = "'text', 'json_object' and 'json_schema'"
 
 
@@ -50,6 +51,22 @@ def constraint_of(body: SamplingFields) -> Constraint | None:
     return None
 
 
+def native_form(kind: str, value: Any) -> Constraint:
+    """A form of text-generation-inference by its `type`. A schema that tells of properties is one of an object there,
+    also if it does not say so."""
+    if kind == "regex":
+        return parse({"regex": value})
+    if kind == "json_schema" and isinstance(value, Mapping) and "schema" in value:
+        value = value["schema"]
+    if kind == "json_object" and value is None:
+        return JsonObject()
+    form = parse({"json_schema": value})
+    schema = json.loads(form.schema) if isinstance(form, JsonSchema) else None
+    if isinstance(schema, dict) and "properties" in schema and "type" not in schema:
+        return JsonSchema({"type": "object"} | schema)
+    return form
+
+
 def _read(name: str, value: Any) -> Constraint:
     if name == "response_format":
         return _of_format(value)
@@ -59,7 +76,7 @@ def _read(name: str, value: Any) -> Constraint:
 def _of_format(value: Mapping[str, Any]) -> Constraint:
     kind = value.get("type")
     if value.get("value") is not None and kind in _NATIVE_FORMATS:
-        return parse({_NATIVE_FORMATS[kind]: value["value"]})
+        return native_form(kind, value["value"])
     if kind == "json_object":
         return JsonObject()
     if kind != "json_schema":

@@ -21,7 +21,13 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if is_console else "iso", utc=not is_console),
     ]
     render: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), sort_keys=False)]
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                sort_keys=False,
+                exception_formatter=structlog.dev.plain_traceback,  # others show variables: texts of clients, slowly
+            )
+        ]
         if is_console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

@@ -271,6 +271,19 @@ def test_a_bug_leaves_its_traceback_in_the_log(log: Callable[[], str], monkeypat
     assert "Traceback" in line["exception"]
 
 
+def test_a_traceback_on_a_terminal_shows_no_texts(log: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    configure_logs("console", "info")
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("bridle.http.completions.reserve", broken)
+    with local_client(fake_model()) as client:
+        client.post("/v1/completions", json={"prompt": "a word of the client"})
+    told = log()
+    assert "Traceback" in told and "secret detail" in told and "a word of the client" not in told
+
+
 @pytest.mark.parametrize("log_format", ["console", "auto"])
 def test_other_formats_and_other_libraries(log: Callable[[], str], log_format: Any) -> None:
     configure_logs(log_format, "warning")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import anthropic
 import httpx
@@ -71,6 +72,7 @@ def test_a_bug(path: str, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:
         raise RuntimeError("secret detail")
 
+    monkeypatch.setattr("bridle.http.call._log", MagicMock())  # without settings, tracebacks take it many seconds
     for module in ("anthropic.routes", "tgi.routes", "completions"):
         monkeypatch.setattr(f"bridle.http.{module}.reserve", broken)
     client = TestClient(create_app(ModelRegistry([fake_model()])), raise_server_exceptions=False)

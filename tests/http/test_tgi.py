@@ -211,6 +211,26 @@ def test_a_grammar_rules_the_text(random_http: httpx.Client, grammar: dict[str, 
     assert "".join(event["token"]["text"] for event in events if not event["token"]["special"]) == text
 
 
+PROPERTIES: dict[str, Any] = {"properties": {"a": {"const": 7}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json", "value": PROPERTIES},
+        {"type": "json", "value": json.dumps(PROPERTIES)},
+        {"type": "json_object", "value": PROPERTIES},
+        {"type": "json_schema", "value": {"name": "x", "schema": PROPERTIES}},
+    ],
+)
+def test_properties_are_those_of_an_object(random_http: httpx.Client, form: dict[str, Any]) -> None:
+    """Also where a schema does not say so, and in chats too."""
+    assert _generate(random_http, grammar=form, max_new_tokens=20)["generated_text"].startswith('{"a": 7')
+    body = {"messages": [{"role": "user", "content": "x"}], "response_format": form, "max_tokens": 20}
+    chat = random_http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    assert chat.startswith('{"a": 7')
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

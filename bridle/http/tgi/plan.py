@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bridle.constraints import Constraint, JsonObject, parse
+from bridle.constraints import Constraint, parse
 from bridle.errors import InvalidRequest
+from bridle.http.constraint import native_form
 from bridle.http.tgi.schemas import Grammar, Parameters
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel
@@ -136,14 +137,7 @@ def _constraint(given: Parameters) -> Constraint | None:
 
 def _of_grammar(grammar: Grammar) -> Constraint:
     try:
-        if grammar.type == "regex":
-            return parse({"regex": grammar.value})
-        value = grammar.value
-        if grammar.type == "json_schema" and isinstance(value, dict) and "schema" in value:
-            value = value["schema"]
-        if value is None and grammar.type == "json_object":
-            return JsonObject()
-        return parse({"json_schema": value})
+        return native_form(grammar.type, grammar.value)
     except InvalidRequest as error:
         error.param = "grammar"
         raise
