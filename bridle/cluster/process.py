@@ -14,6 +14,7 @@ from bridle.cluster.shard import Shard, start_shard
 from bridle.engine.interfaces import Executor
 from bridle.engine.warm_up import warm_up
 from bridle.errors import ShardUnavailable
+from bridle.threads import run_apart
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def run_shard(
         signal.signal(number, leave)
     try:
         if warm:
-            found = warm_up(executor)
+            found = run_apart(lambda: warm_up(executor))
             times = found.num_tokens, 1e3 * found.seconds, found.num_seqs, 1e3 * found.decode_seconds
             _log.info("warm: %d prompt tokens in %.0f ms, a token for %d sequences in %.0f ms", *times)
         server, bound = start_shard(Shard(executor, on_device_lost=lose), address, tls)

@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -27,6 +26,7 @@ from bridle.engine.interfaces import Executor
 from bridle.engine.warm_up import warm_up
 from bridle.errors import BridleError, ProtocolError, ShardUnavailable
 from bridle.lora import as_device
+from bridle.threads import ThreadPerCall
 
 _log = logging.getLogger(__name__)
 
@@ -34,9 +34,7 @@ PROTOCOL = 1
 SERVICE = "bridle.shard.v1.Shard"
 #: What a shard sends ahead of its first reply once the stream is the router's.
 ACCEPTED = ("bridle-accepted", "1")
-#: Threads that answer: one for the stream, the others for signs of life and for what operators ask.
-_NUM_THREADS = 8
-#: Calls that may be under way or wait for a thread; further ones are refused.
+#: Calls that may be under way, each in a thread that ends with it; further ones are refused.
 _MAX_CALLS = 64
 
 
@@ -157,8 +155,8 @@ class Shard:
 def start_shard(shard: Shard, address: str, tls: Tls | None = None) -> tuple[grpc.Server, str]:
     """Serve on `address`; gives the server and the address with its real port. Raises `InvalidRequest` if the address
     cannot be used."""
-    pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="bridle-shard")
-    server = grpc.server(pool, options=make_server_options(), maximum_concurrent_rpcs=_MAX_CALLS)
+    threads = ThreadPerCall("bridle-shard")
+    server = grpc.server(threads, options=make_server_options(), maximum_concurrent_rpcs=_MAX_CALLS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _handlers(shard)),))
     bound = listen(server, address, tls)
     shard.addresses = shard.addresses or (bound,)

@@ -1,7 +1,7 @@
 """The adapters of a loaded model in this process: kept on the host, placed on the device, applied to a step.
 
-Whoever uses it decides which of them are where. Reading and placing may happen in other threads than computing; what a
-step has begun to use stays alive until it is done.
+Whoever uses it decides which of them are where. Reading and placing may happen in other threads than computing, and
+compute in threads that end with it; what a step has begun to use stays alive until it is done.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from bridle.lora.product import AdapterStep, Products, Segment
 from bridle.lora.torch_product import TorchProducts
 from bridle.lora.weights import HostAdapter, PlacedAdapter, place, read_weights
 from bridle.model.adapter_sites import Sites
+from bridle.threads import run_apart
 
 
 class ModelAdapters:
@@ -46,7 +47,7 @@ class ModelAdapters:
 
     def read(self, key: str, files: AdapterFiles) -> None:
         """From disk to the host. Raises `AdapterRefused`."""
-        self._on_host[key] = read_weights(files)
+        self._on_host[key] = run_apart(lambda: read_weights(files))
 
     def place(self, key: str) -> None:
         """From the host to the device."""
@@ -54,7 +55,7 @@ class ModelAdapters:
         if adapter is None:
             raise InternalError(f"adapter {key!r} is to be placed, but was not read")
         layout = self._layouts.of(adapter.files.shapes)
-        placed = place(adapter, layout, self._sites.places, self._dtype, self._device)
+        placed = run_apart(lambda: place(adapter, layout, self._sites.places, self._dtype, self._device))
         self._products.prepare(placed)
         self._on_device[key] = placed
 

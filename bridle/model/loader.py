@@ -32,6 +32,7 @@ from bridle.model.linear import pack_linears
 from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
+from bridle.threads import run_apart
 
 Progress = Callable[[str, float], None]
 
@@ -46,10 +47,14 @@ def load_executor(
 ) -> LocalExecutor:
     """Load a model and make it ready to compute.
 
-    `progress(what, share)` is told what is being done and how far it is, from 0 to 1. Raises `UnsupportedModel`,
-    `InvalidRequest` or `OutOfBlocks`, each with what would have to change.
+    `progress(what, share)` is told what is being done and how far it is, from 0 to 1, by a thread that ends with
+    loading. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, each with what would have to change.
     """
     report = progress or (lambda what, share: None)
+    return run_apart(lambda: _load(config, report, sampler), "bridle-load")
+
+
+def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor:
     device = choose_device(config.device)
     _choose_threads(config.num_threads)
     if config.quantization == "int8" and device.type != "cpu":

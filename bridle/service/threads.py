@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
+
+from bridle.threads import start_thread
 
 T = TypeVar("T")
 
@@ -14,17 +14,4 @@ T = TypeVar("T")
 def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
     """Run `function` in a new thread, which does not keep the process alive. Cancelling the future leaves the thread
     running and drops its result."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = function()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return asyncio.wrap_future(future)
+    return asyncio.wrap_future(start_thread(function, name))

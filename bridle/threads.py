@@ -1,0 +1,50 @@
+"""Threads that end with their work.
+
+OpenMP, with which torch computes on a CPU, keeps a team of workers for every thread that has ever computed, as long as
+that thread lives. Once all teams together have more threads than there are processors, GNU's runtime lets none of them
+wait actively for the next piece of work, and waking them up makes each step of a model of half a billion weights a
+quarter slower. So a thread that computes once, to load a model or to try a step, has to be one that ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def start_thread(function: Callable[[], T], name: str) -> Future[T]:
+    """Run `function` in a new thread, which does not keep the process alive."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = function()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def run_apart(function: Callable[[], T], name: str = "bridle-apart") -> T:
+    """Run `function` in a new thread and wait for it."""
+    return start_thread(function, name).result()
+
+
+class ThreadPerCall(Executor):
+    """Gives each call a new thread. Whoever uses it bounds the calls."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return start_thread(lambda: fn(*args, **kwargs), self._name)

@@ -1,0 +1,39 @@
+"""Loading leaves no OpenMP team behind: with one idle, the workers of those that compute sleep between operations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_LOAD = """
+import os
+import time
+import torch
+from bridle.config import ModelConfig
+from bridle.model import load_executor
+
+def num_tasks():
+    \"\"\"Once those that end have ended.\"\"\"
+    counts = [0, 1]
+    while counts[-1] != counts[-2]:
+        time.sleep(0.3)
+        counts.append(len(os.listdir("/proc/self/task")))
+    return counts[-1]
+
+executor = load_executor(ModelConfig("demo", num_threads=2, kv_memory=16 << 20))
+loaded = num_tasks()
+torch.ones(1 << 20).exp()
+print(num_tasks() - loaded)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the threads of a process as Linux tells them")
+def test_loading_leaves_no_team() -> None:
+    """So that the first to compute in the thread that loaded makes one."""
+    told = subprocess.run(
+        [sys.executable, "-c", _LOAD], env=os.environ | {"OMP_NUM_THREADS": "2"}, stdout=subprocess.PIPE, check=True
+    )
+    assert int(told.stdout.split()[-1]) == 1

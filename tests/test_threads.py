@@ -1,0 +1,32 @@
+"""Threads that end with their work."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from bridle.threads import ThreadPerCall, run_apart
+
+
+def test_it_runs_elsewhere_and_is_over_afterwards() -> None:
+    thread = run_apart(threading.current_thread)
+    thread.join(10)
+    assert thread is not threading.current_thread() and not thread.is_alive()
+
+
+def test_what_it_raises_is_raised_here() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_apart(lambda: 1 // 0)
+
+
+def test_each_call_has_a_thread_of_its_own() -> None:
+    together = threading.Barrier(3)
+
+    def meet() -> int:
+        together.wait(30)
+        return threading.get_ident()
+
+    calls: list[Future[int]] = [ThreadPerCall("calls").submit(meet) for _ in range(3)]
+    assert len({each.result(30) for each in calls}) == 3
