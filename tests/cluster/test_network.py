@@ -57,6 +57,7 @@ class Proxy:
         self._flows.set()
 
     def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)  # ends its thread's waiting
         self._server.close()
         self.flow()
         self.reset()
@@ -113,11 +114,11 @@ def test_a_slow_network_costs_time_and_no_token(proxy: Proxy) -> None:
 
 
 def test_connections_that_break_off_are_made_anew(proxy: Proxy) -> None:
-    with streaming(proxy, 150, PATIENT) as (executor, crowd):
-        for _ in range(5):
+    with streaming(proxy, 80, PATIENT) as (executor, crowd):
+        for _ in range(3):
             assert crowd.wait(100)
             proxy.reset()
-    assert executor.num_losses >= 3
+    assert executor.num_losses >= 2
 
 
 def test_a_network_that_goes_silent_is_noticed(proxy: Proxy) -> None:
