@@ -159,8 +159,7 @@ class _Bench:
         load = open_loop(target, prompts, scale.max_tokens, rate, scale.seconds, _weights())
         row, samples = await timed("10 times as much", server, load)
         print_rows([full, row], self.console)
-        # The first of many requests find an empty house; shares are taken once it is full.
-        shares = served_shares(samples, _NUM_USERS, begin + scale.seconds / 6, begin + scale.seconds)
+        shares = served_shares(samples, _NUM_USERS, begin, begin + scale.seconds)
         found: dict[str, Any] = {
             "rows": [asdict(full), asdict(row)],
             "gap_p99_ratio": row.gap_p99 / full.gap_p99 if full.gap_p99 else 0.0,
