@@ -22,17 +22,17 @@ from starlette.responses import Response
 from bridle.engine.request import Request as EngineRequest
 from bridle.errors import EngineClosed, InvalidRequest, UnsupportedFeature
 from bridle.http.call import Call, call_of
-from bridle.http.errors import json_response
-from bridle.http.generation import reserve
+from bridle.http.generation import reserve, tokens_of
 from bridle.http.identity import identity_of
 from bridle.http.json_body import BoundedRoute
+from bridle.http.long_list import LongListResponse
 from bridle.http.models import Served, hold
 from bridle.http.schemas import PROMPTS_SCHEMA, prompts
 from bridle.http.sse import run_while_connected
 from bridle.http.state import HttpState, http_state
 from bridle.http.terms import take_terms
 from bridle.outputs import Event, Finished, Usage
-from bridle.service import OutputCollector, Ticket, raise_first_error, tokenize
+from bridle.service import OutputCollector, Ticket, raise_first_error
 from bridle.service.requests import embedding_request
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     rows = await run_while_connected(request.receive, _run(served.model.client, call, requests, body))
     usage = {"prompt_tokens": call.num_prompt, "total_tokens": call.num_prompt}
     name = served.adapter or served.model.name
-    return json_response({"object": "list", "data": rows, "model": name, "usage": usage})
+    call.resources.close()  # a slow reader keeps no place
+    return LongListResponse({"object": "list", "model": name, "usage": usage}, "data", rows)
 
 
 async def _requests(
@@ -84,10 +85,10 @@ async def _requests(
     """All are checked before any runs."""
     call, user = call_of(request.scope), identity_of(request).user
     found = []
-    for number, text in enumerate(body.input):
+    for number, tokens in enumerate(await tokens_of(served.model, call, body.input)):
         made = embedding_request(
             served.model,
-            await tokenize(served.model, text),
+            tokens,
             request_id=f"{call.id}-{number}",
             adapter=served.adapter,
             timeout=http.settings.request_timeout,
@@ -96,15 +97,15 @@ async def _requests(
             metadata=call.metadata,
         )
         found.append(ticket.seat(made))
-        await asyncio.sleep(0)  # many short texts must not keep others waiting
+        await asyncio.sleep(0)  # many texts must not keep others waiting
     return found
 
 
 async def _run(
     client: EngineClient, call: Call, requests: Sequence[EngineRequest], body: EmbeddingsBody
-) -> list[msgspec.Raw]:
+) -> list[bytes]:
     """An entry of the answer for each request, in their order; a few of them run at once."""
-    rows: list[msgspec.Raw] = [msgspec.Raw()] * len(requests)
+    rows = [b""] * len(requests)
     numbered = iter(enumerate(requests))
     usage = Usage()
     try:
@@ -123,7 +124,7 @@ async def _work(
     call: Call,
     numbered: Iterator[tuple[int, EngineRequest]],
     body: EmbeddingsBody,
-    rows: list[msgspec.Raw],
+    rows: list[bytes],
     usage: Usage,
 ) -> None:
     for number, request in numbered:
@@ -155,10 +156,10 @@ def _check_dimensions(wanted: int | None, size: int) -> None:
         )
 
 
-def _row(number: int, vector: array[float], is_base64: bool) -> msgspec.Raw:
+def _row(number: int, vector: array[float], is_base64: bool) -> bytes:
     """One entry as JSON: made one by one, so that a long answer does not keep others waiting."""
     shown = _base64(vector) if is_base64 else vector.tolist()
-    return msgspec.Raw(msgspec.json.encode({"object": "embedding", "index": number, "embedding": shown}))
+    return msgspec.json.encode({"object": "embedding", "index": number, "embedding": shown})
 
 
 def _base64(vector: array[float]) -> str:

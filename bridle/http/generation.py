@@ -34,10 +34,9 @@ from bridle.service import (
     Ticket,
     build_request,
     split_at_rewinds,
-    tokenize,
 )
 from bridle.service.admission import max_output
-from bridle.service.requests import MAX_INLINE_CHARS
+from bridle.service.requests import MAX_INLINE_CHARS, tokenize_all
 
 if TYPE_CHECKING:
     from bridle.engine.client import EventStream
@@ -219,8 +218,9 @@ async def prepare(
     if num_copies > 1:
         sampling = sampling.with_(n=1)
     parts: list[Part] = []
-    for number, prompt in enumerate(prompts):
-        tokens = await _tokens(model, call, prompt)
+    found = await tokens_of(model, call, prompts)
+    for number, (prompt, tokens) in enumerate(zip(prompts, found, strict=True)):
+        await asyncio.sleep(0)  # many prompts must not keep others waiting
         timeout = http.settings.request_timeout
         name = f"{call.id}-{number * num_copies}"
         request = build_request(
@@ -243,10 +243,15 @@ async def prepare(
     return Generation(model, call, parts, adapter)
 
 
-async def _tokens(model: LoadedModel, call: Call, prompt: Prompt) -> tuple[int, ...]:
-    if len(prompt) <= MAX_INLINE_CHARS:
-        return await tokenize(model, prompt)
-    return await wait_for(call, "its prompt was tokenized", tokenize(model, prompt))
+async def tokens_of(
+    model: LoadedModel, call: Call, prompts: Sequence[Prompt], truncate: int | None = None
+) -> list[tuple[int, ...]]:
+    """The tokens of a call's prompts, of each the last `truncate` ones; of long prompts as long as somebody waits for
+    them."""
+    making = tokenize_all(model, prompts, truncate)
+    if sum(map(len, prompts)) <= MAX_INLINE_CHARS:
+        return await making
+    return await wait_for(call, "its prompts were tokenized", making)
 
 
 def _choice(call: Call, first: Part, copy: int) -> Part:

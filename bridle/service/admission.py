@@ -75,7 +75,8 @@ class Admission:
         return min(max(math.ceil(expected), _MIN_RETRY), _MAX_RETRY)
 
     def _charge(self, ticket: Ticket, num_tokens: int, most: int | None) -> Turn:
-        self._check_room(num_tokens, self.num_tokens, self.max_tokens, "tokens", "prompt")
+        others = self.num_tokens - ticket.num_tokens
+        self._check_room(ticket.num_tokens + num_tokens, others, self.max_tokens, "tokens", "prompt")
         self.num_tokens += num_tokens
         self._spend(ticket, num_tokens)
         return self._queue.take(ticket.user, num_tokens, ticket.limits.weight, most)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -43,6 +43,8 @@ class EmbeddingOptions(TypedDict, total=False):
 MAX_CHARS_PER_TOKEN = 128
 #: Texts up to this length are tokenized at once on the event loop, longer ones in a thread.
 MAX_INLINE_CHARS = 4_096
+#: Of many texts a thread takes about so many characters at a time, since others wait for it.
+_GROUP_CHARS = 65_536
 
 
 def new_request_id() -> str:
@@ -123,13 +125,46 @@ def _steering(controller: object | None, constraint: Constraint | Mapping[str, A
     return parse_constraint(constraint)
 
 
-async def tokenize(
-    model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate: int | None = None
-) -> tuple[int, ...]:
+async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
     """`encode_prompt` for an event loop: a long text is tokenized in a thread."""
     if isinstance(prompt, str) and len(prompt) > MAX_INLINE_CHARS:
-        return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens, truncate)
-    return encode_prompt(model, prompt, add_special_tokens, truncate)
+        return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens)
+    return encode_prompt(model, prompt, add_special_tokens)
+
+
+async def tokenize_all(
+    model: LoadedModel, prompts: Sequence[str | Sequence[int]], truncate: int | None = None
+) -> list[tuple[int, ...]]:
+    """`tokenize` for all prompts of a call, which go into a thread together if they are long. One that no context can
+    hold is refused before any is read, unless it is to be cut."""
+    for prompt in prompts if truncate is None else ():
+        if isinstance(prompt, str):
+            check_length(model, len(prompt), "prompt")
+    if sum(map(len, prompts)) <= MAX_INLINE_CHARS:
+        return _encode_all(model, prompts, truncate)
+    found: list[tuple[int, ...]] = []
+    for group in _groups(prompts):
+        found += await model.in_text_thread(_encode_all, model, group, truncate)
+    return found
+
+
+def _encode_all(
+    model: LoadedModel, prompts: Sequence[str | Sequence[int]], truncate: int | None
+) -> list[tuple[int, ...]]:
+    return [encode_prompt(model, prompt, truncate=truncate) for prompt in prompts]
+
+
+def _groups(prompts: Sequence[str | Sequence[int]]) -> Iterator[list[str | Sequence[int]]]:
+    """Neighbors together, as far as they are no longer than `_GROUP_CHARS`."""
+    group: list[str | Sequence[int]] = []
+    size = 0
+    for prompt in prompts:
+        if group and size + len(prompt) > _GROUP_CHARS:
+            yield group
+            group, size = [], 0
+        group.append(prompt)
+        size += len(prompt)
+    yield group
 
 
 def encode_prompt(

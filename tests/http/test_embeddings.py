@@ -113,6 +113,28 @@ def test_what_cannot_be_had_is_refused(client: TestClient, fields: dict[str, Any
     assert message in answer.json()["error"]["message"]
 
 
+def test_many_vectors_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole JSON all the same, as long as it was announced; and a slow reader keeps no place."""
+    monkeypatch.setattr("bridle.http.long_list.PIECE_BYTES", 100)
+    model = fake_model(embedding_script)
+    app = create_app(ModelRegistry([model]))
+    seen: list[tuple[int, int]] = []
+
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        async def note(message: Any) -> None:
+            seen.append((len(message.get("body", b"")), app.state.http.admission.num_requests))
+            await send(message)
+
+        await app(scope, receive, note)
+
+    answer = TestClient(watched).post(PATH, json={"input": ["a", "b", "c"] * 20})
+    assert [row["embedding"][1] for row in answer.json()["data"]] == [97.0, 98.0, 99.0] * 20
+    assert answer.json()["usage"]["prompt_tokens"] == 60 and int(answer.headers["content-length"]) == len(
+        answer.content
+    )
+    assert len(seen) > 20 and max(size for size, _ in seen) < 300 and {held for _, held in seen} == {0}
+
+
 def test_the_models_own_dimensions_are_taken(client: TestClient) -> None:
     assert len(vectors(client, "a", dimensions=SIZE)[0]) == SIZE
 

@@ -49,6 +49,10 @@ def test_what_can_never_fit_is_the_callers_error() -> None:
     admission = Admission(max_requests=4, max_tokens=100)
     with pytest.raises(InvalidRequest, match="5 requests in one call; this server takes at most 4"):
         admission.admit(5)
+    with admission.admit(2) as ticket:
+        ticket.charge(60)
+        with pytest.raises(InvalidRequest, match="120 tokens in one call"):
+            ticket.charge(60)
     with admission.admit() as ticket, pytest.raises(InvalidRequest, match="101 tokens in one call"):
         ticket.charge(101)
 

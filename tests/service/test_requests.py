@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter
 from bridle.sampling import SamplingParams
 from bridle.service import build_request, encode_prompt, tokenize
-from bridle.service.requests import MAX_CHARS_PER_TOKEN, MAX_INLINE_CHARS
+from bridle.service.requests import MAX_CHARS_PER_TOKEN, MAX_INLINE_CHARS, tokenize_all
 from bridle.service.terms import Terms
 from tests.service.fakes import VOCAB_SIZE, fake_model
 
@@ -57,12 +59,42 @@ async def test_what_is_cut_is_measured_afterwards(prompt: str | list[int]) -> No
     encode = model.tokenizer.encode
     model.tokenizer.encode = lambda text, special=True: read.append(len(text)) or encode(text, special)  # type: ignore
     given = prompt.encode() if isinstance(prompt, str) else prompt
-    assert await tokenize(model, prompt, truncate=7) == tuple(given[-7:])
+    (tokens,) = await tokenize_all(model, [prompt], truncate=7)
+    assert tokens == tuple(given[-7:])
     assert all(num_chars <= 100 * MAX_CHARS_PER_TOKEN for num_chars in read)
-    assert build_request(model, await tokenize(model, prompt, truncate=7), SamplingParams(max_tokens=93))
+    assert build_request(model, tokens, SamplingParams(max_tokens=93)).prompt == tokens
     if len(prompt) > 100:
         with pytest.raises(ContextOverflow):
-            await tokenize(model, prompt, truncate=101)
+            await tokenize_all(model, [prompt], truncate=101)
+
+
+async def test_many_prompts_are_read_together_beside_the_loop() -> None:
+    """Few short ones at once, others in groups in a thread; none is out of its place."""
+    model = fake_model(max_model_len=1_000)
+    read: list[tuple[int, int]] = []
+    encode = model.tokenizer.encode
+
+    def watched(text: str, add_special_tokens: bool = True) -> list[int]:
+        read.append((threading.get_ident(), len(text)))
+        return encode(text, add_special_tokens)
+
+    model.tokenizer.encode = watched  # type: ignore[method-assign]
+    few: list[str | list[int]] = ["a", [98, 99], "d"]
+    assert await tokenize_all(model, few) == [(97,), (98, 99), (100,)]
+    assert {thread for thread, _ in read} == {threading.get_ident()}
+    read.clear()
+    many: list[str | list[int]] = [[5] * (number % 3) + [number % 256] for number in range(300)]
+    many += ["ab" * (1 + number) for number in range(300)]
+    found = await tokenize_all(model, many)
+    assert found == [tuple(each.encode()) if isinstance(each, str) else tuple(each) for each in many]
+    assert len(read) == 300 and threading.get_ident() not in {thread for thread, _ in read}
+
+
+async def test_of_many_prompts_one_that_is_too_long_is_refused_before_any_is_read() -> None:
+    model = fake_model(max_model_len=10)
+    model.tokenizer.encode = lambda text, special=True: pytest.fail("read")  # type: ignore[method-assign, assignment]
+    with pytest.raises(ContextOverflow, match="5000 characters"):
+        await tokenize_all(model, ["a" * 1_000] * 50 + ["a" * 5_000])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.call import call_of
 from bridle.http.control import Steering, steering_of
 from bridle.http.errors import json_response
-from bridle.http.generation import prepare, reserve
+from bridle.http.generation import prepare, reserve, tokens_of
 from bridle.http.identity import identity_of
 from bridle.http.models import hold
 from bridle.http.schemas import SamplingFields
@@ -23,7 +23,7 @@ from bridle.http.tgi.errors import NativeRoute, native_body
 from bridle.http.tgi.plan import Plan, check_truncate, plan_of
 from bridle.http.tgi.schemas import GenerateBody, Parameters
 from bridle.http.tgi.shapes import headers, stream_headers
-from bridle.service import LoadedModel, tokenize
+from bridle.service import LoadedModel
 
 #: How clients of models that see put an image into a text.
 _IMAGE = "](data:image/"
@@ -64,10 +64,10 @@ async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_t
         raise UnsupportedFeature(f"inputs has an image; {model.name!r} reads only text", "inputs")
     ticket = reserve(http, call, model, 1, plan.best_of)
     steering = _steering(body.parameters, plan, request, model)
-    prompt = list(await tokenize(model, body.inputs, truncate=plan.truncate))
+    (tokens,) = await tokens_of(model, call, [body.inputs], plan.truncate)
     tenant = identity_of(request).user
     generation = await prepare(
-        http, call, model, ticket, [prompt], plan.sampling, tenant, steering, adapter, apart=True
+        http, call, model, ticket, [list(tokens)], plan.sampling, tenant, steering, adapter, apart=True
     )
     return Answer(generation, plan, body.inputs)
 

@@ -1,0 +1,47 @@
+"""Whole answers of many megabytes, sent in pieces: to put one together and to hand it over at once copies it several
+times, while nobody else is attended to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+#: Rows are put together until they are so long.
+PIECE_BYTES = 1 << 18
+_END = b"]}"
+
+
+class LongListResponse(Response):
+    """A JSON object with `fields`, and a list of `rows` under `name`, which are JSON already. Others are attended to
+    between pieces of it."""
+
+    media_type = "application/json"
+
+    def __init__(self, fields: Mapping[str, Any], name: str, rows: Sequence[bytes]) -> None:
+        self._head = msgspec.json.encode(fields)[:-1] + b"," + msgspec.json.encode(name) + b":["
+        self._rows = rows
+        super().__init__()
+        size = len(self._head) + sum(map(len, rows)) + max(len(rows) - 1, 0) + len(_END)
+        self.headers["content-length"] = str(size)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _pieces(self) -> Iterator[bytes]:
+        piece, size = [self._head], len(self._head)
+        for number, row in enumerate(self._rows):
+            piece += [b",", row] if number else [row]
+            size += len(row) + 1
+            if size >= PIECE_BYTES:
+                yield b"".join(piece)
+                piece, size = [], 0
+        yield b"".join((*piece, _END))
