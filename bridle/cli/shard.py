@@ -107,7 +107,7 @@ def _serve(config: ModelConfig, shards: int, listen: ListenOptions, place: Place
         if place.parent is None:
             print(f"Shard of {config.model} at {address} (stop with Ctrl+C)", flush=True)
 
-    if place.standby:
+    if place.standby:  # what takes seconds is imported by now
         stand_by()
     with traced_process():
         executor = load_executor(config) if shards == 1 else load_group(config, shards)
