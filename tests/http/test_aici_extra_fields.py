@@ -222,7 +222,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 def test_other_apis_tell_logs_and_variables_in_the_end(client: Client, path: str, body: dict[str, Any]) -> None:
     module = client.upload(guest2([[say("one\n"), *pick("a")], [say("two\n"), store("v", "6869"), *pick("b")], END]))
     whole = client.post(path, controller=module, **body).json()
-    assert whole["logs"] == "one\ntwo\n" and len(whole["storage"]) == 1
+    assert whole["logs"].startswith("one\ntwo\n") and len(whole["storage"]) == 1
     events = client.stream(path, controller=module, stream=True, **body)
     (told,) = [event.get("response", event) for event in events if "logs" in event.get("response", event)]
     assert told["logs"] == whole["logs"] and told["storage"] == whole["storage"]

@@ -90,7 +90,7 @@ def test_who_wants_one_call_gets_one(is_stream: bool) -> None:
         openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client,
     ):
         for parallel, number in ((True, 2), (False, 1)):
-            options: Any = {"tools": TOOLS, "parallel_tool_calls": parallel, "stream": is_stream}
+            options: Any = {"tools": TOOLS, "parallel_tool_calls": parallel, "stream": is_stream, "max_tokens": 300}
             answer: Any = ask(client, "x", **options)
             if is_stream:
                 pieces = [piece for chunk in answer for piece in chunk.choices[0].delta.tool_calls or ()]
