@@ -115,7 +115,7 @@ def _choose_size(settings: Settings) -> Size:
     batch = settings.batches[0] if settings.batches else (16 if settings.quick else 64)
     if settings.quick:
         return Size(batch, 8 * batch, 24 * batch, 2, 4, 48)
-    return Size(batch, 16 * batch, 48 * batch, 3, 12, 256)
+    return Size(batch, 8 * batch, 20 * batch, 3, 12, 256)
 
 
 def _scenes(size: Size) -> list[Scene]:
