@@ -12,6 +12,7 @@ import msgspec
 
 from bridle.lora import AdapterFiles, AdapterState, LoraShape
 from bridle.lora.peft_config import PeftConfig
+from bridle.lora.tensors import shared_shapes
 
 
 class _Wire(msgspec.Struct, array_like=True, tag=True, gc=False):
@@ -26,7 +27,7 @@ class AddAdapter(_Wire):
     root: str
     digest: str
     config: PeftConfig
-    shapes: dict[str, LoraShape]
+    shapes: tuple[tuple[str, LoraShape], ...]
     num_bytes: int
 
 
@@ -54,11 +55,12 @@ AdapterNews = tuple[AdapterState, str | None, int]
 
 
 def pack_adapter(key: str, files: AdapterFiles) -> AddAdapter:
-    shapes = dict(files.shapes)
+    shapes = tuple(files.shapes.items())
     return AddAdapter(key, str(files.folder), str(files.root), files.digest, files.config, shapes, files.num_bytes)
 
 
 def unpack_adapter(message: AddAdapter) -> AdapterFiles:
+    shapes = shared_shapes(message.shapes)
     return AdapterFiles(
-        Path(message.folder), Path(message.root), message.digest, message.config, message.shapes, message.num_bytes
+        Path(message.folder), Path(message.root), message.digest, message.config, shapes, message.num_bytes
     )

@@ -34,10 +34,10 @@ class ReplicaAdapters:
         self._send = send
         self._lock = threading.RLock()
         self._limits: AdapterLimits | None = None
-        self._known: dict[str, AddAdapter] = {}
+        self._known: dict[str, AdapterFiles] = {}
         self._up: dict[int, Mapping[str, AdapterNews]] = {}  # replicas that are there, and their last news
         self._fetches: dict[str, list[Future[None]]] = {}
-        self._failed: dict[str, set[int]] = {}  # replicas that could not fetch what is waited for
+        self._failed: dict[str, dict[int, BridleError]] = {}  # why replicas could not fetch what is waited for
 
     # -- for the registry ------------------------------------------------------------------------------------
 
@@ -48,8 +48,8 @@ class ReplicaAdapters:
 
     def add(self, key: str, files: AdapterFiles) -> None:
         with self._lock:
-            self._known[key] = pack_adapter(key, files)
-            self._tell(self._known[key])
+            self._known[key] = files
+            self._tell(pack_adapter(key, files))
 
     def remove(self, key: str) -> None:
         with self._lock:
@@ -73,7 +73,7 @@ class ReplicaAdapters:
             if key not in self._known:
                 raise UnknownAdapter("there is no such adapter any more", "adapter")
             self._fetches.setdefault(key, []).append(future)
-            self._failed[key] = set()
+            self._failed[key] = {}
             self._tell(FetchAdapter(key))
         return future
 
@@ -90,14 +90,18 @@ class ReplicaAdapters:
         with self._lock:
             self._limits = limits
             self._up[number] = {}
-            for message in self._known.values():
-                self._send(number, message)
+            for key, files in self._known.items():
+                self._send(number, pack_adapter(key, files))
             for key in self._fetches:
                 self._send(number, FetchAdapter(key))
 
     def note_lost(self, number: int) -> None:
+        """A replica is gone: nobody waits for what it might have fetched."""
         with self._lock:
             self._up.pop(number, None)
+            for key, failed in list(self._failed.items()):
+                failed.pop(number, None)
+                self._give_up(key)
 
     def note_news(self, number: int, news: Mapping[str, AdapterNews]) -> None:
         with self._lock:
@@ -112,15 +116,21 @@ class ReplicaAdapters:
             failed = self._failed.get(message.key)
             if failed is None:
                 return
-            failed.add(number)
-            if failed >= set(self._up):
-                self._settle(message.key, unpack_error(*message.error))
+            failed[number] = unpack_error(*message.error)
+            self._give_up(message.key)
 
     # -- with the lock held --------------------------------------------------------------------------------------
 
     def _tell(self, message: AdapterMessage) -> None:
         for number in self._up:
             self._send(number, message)
+
+    def _give_up(self, key: str) -> None:
+        """If all that are there have failed."""
+        failed = self._failed[key]
+        if failed and failed.keys() >= self._up.keys():
+            *_, error = failed.values()
+            self._settle(key, error)
 
     def _settle(self, key: str, error: BridleError | None) -> None:
         self._failed.pop(key, None)

@@ -82,9 +82,11 @@ async def load(body: AdapterBody, request: Request) -> Response:
 
 @router.get("/v1/adapters/{name:path}", summary="Describe one LoRA adapter")
 async def adapter(name: str, request: Request, model: str | None = None) -> Response:
+    registry = http_state(request).registry
     held = await _owner(request, name, model)
-    held.adapters.get(name)
-    return json_response(_row(http_state(request).registry.slot_of(held.name), name, request))
+    if registry.adapters.catalog.find(name) is None:
+        held.adapters.get(name)  # raises, with the names that there are
+    return json_response(_row(registry.slot_of(held.name), name, request))
 
 
 @router.delete("/v1/adapters/{name:path}", summary="Unload a LoRA adapter (admins)")
@@ -124,7 +126,11 @@ async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
 def _row(slot: Slot, name: str, request: Request) -> dict[str, Any]:
     """An adapter as the collection tells of it. Where it lies is for admins to know."""
     row: dict[str, Any] = {"id": name, "object": "adapter", "model": slot.name, "state": "loadable"}
+    is_admin = identity_of(request).is_admin
     if slot.model is None or name not in slot.model.adapters:
+        failure = http_state(request).registry.adapters.failure_of(slot.name, name)
+        if failure is not None:
+            row |= {"state": "failed"} | ({"error": str(failure)} if is_admin else {})
         return row
     info = slot.model.adapters.get(name)
     row |= {
@@ -134,6 +140,6 @@ def _row(slot: Slot, name: str, request: Request) -> dict[str, Any]:
         "num_bytes": info.num_bytes,
         "num_users": info.num_users,
     }
-    if identity_of(request).is_admin:
+    if is_admin:
         row |= {"source": info.source, "revision": info.revision, "error": info.error}
     return row

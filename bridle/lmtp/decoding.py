@@ -87,6 +87,12 @@ class _Fields:
             raise InvalidRequest(f"{name} is {shown(value)}; must be 1 to {_MAX_NAME_CHARS} characters", name)
         return value
 
+    def adapter(self) -> str | None:
+        """A name. The empty one means the model without any, as everywhere."""
+        if self._body.get("adapter") == "":
+            del self._body["adapter"]
+        return self.text("adapter")
+
     def required_text(self, name: str) -> str:
         value = self.text(name)
         if value is None:
@@ -168,7 +174,7 @@ def _read_generate(given: _Fields) -> Generate:
         controller=given.text("controller"),
         controller_arg=given.take("controller_arg"),
         constraint=given.mapping("constraint"),
-        adapter=given.text("adapter"),
+        adapter=given.adapter(),
         rewind=given.choice("rewind", ("hold", "event")),
         priority=given.integer("priority", None),
         deadline=given.take("deadline"),
@@ -183,7 +189,7 @@ def _read_score(given: _Fields) -> Score:
         scored=given.prompt("scored"),
         prompt=given.prompt("prompt", required="buffer" not in given._body),
         buffer=given.text("buffer"),
-        adapter=given.text("adapter"),
+        adapter=given.adapter(),
         priority=given.integer("priority", None),
         deadline=given.take("deadline"),
     )

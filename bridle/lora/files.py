@@ -1,7 +1,7 @@
 """An adapter's two files, looked at before anybody uses them: adapter_config.json and adapter_model.safetensors.
 
-Both are read whole and at once, within limits, and nothing else of the folder is ever opened. A digest of what was
-read stands for the weights from then on: files that change while the adapter is known are noticed.
+Both are read within limits, and nothing else of the folder is ever opened. A digest of what was read stands for the
+weights from then on: files that change while the adapter is known are noticed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from bridle.errors import AdapterRefused
 from bridle.lora.hub import fetch_adapter, is_hub_id
 from bridle.lora.peft_config import LoraShape, PeftConfig, read_config
-from bridle.lora.tensors import read_header, shapes_of
+from bridle.lora.tensors import MAX_HEADER_BYTES, read_header, shapes_of
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -24,6 +26,7 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_WEIGHTS_BYTES = 2 << 30
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_LISTED = 1_000
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +61,66 @@ def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
         raise AdapterRefused(f"{source!r} is neither an existing folder nor a hub id such as 'owner/name'", "source")
     limits = {CONFIG_NAME: MAX_CONFIG_BYTES, WEIGHTS_NAME: MAX_WEIGHTS_BYTES}
     folder = fetch_adapter(source, revision, limits)
-    return open_adapter(folder, folder.parent.parent)  # the hub's cache keeps the files beside the snapshots
+    try:
+        return open_adapter(folder, folder.parent.parent)  # the hub's cache keeps the files beside the snapshots
+    except AdapterRefused as error:  # where the cache is helps nobody
+        raise AdapterRefused(str(error).replace(str(folder.resolve()), source), error.param) from None
 
 
 def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
-    """Look at the adapter in `folder`, whose files must really lie under `root` (None: under the folder itself)."""
-    return read_adapter(folder, root)[0]
+    """Look at the adapter in `folder`, whose files must really lie under `root` (None: under the folder itself). What
+    its header says is judged before the rest is read, which is never in memory as a whole."""
+    folder, root = _resolve(folder, root)
+    config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
+    config = read_config(config_bytes)
+    digest = _digest_of(config_bytes)
+    with _opened(folder, WEIGHTS_NAME, root, MAX_WEIGHTS_BYTES) as (file, size):
+        start = file.read(min(size, 8 + MAX_HEADER_BYTES))
+        files = _judge(folder, root, config, start, size)
+        digest.update(start)
+        num_read = len(start)
+        while num_read < size and (chunk := file.read(min(size - num_read, _CHUNK_BYTES))):
+            digest.update(chunk)
+            num_read += len(chunk)
+    return replace(files, digest=digest.hexdigest())
 
 
 def read_adapter(folder: Path, root: Path | None = None) -> tuple[AdapterFiles, bytes]:
     """The same, with the weights' file, whose bytes are those that were looked at."""
-    folder = folder.resolve()
-    root = folder if root is None else root.resolve()
+    folder, root = _resolve(folder, root)
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
-    config = read_config(config_bytes)
     weights = _read(folder, WEIGHTS_NAME, root, MAX_WEIGHTS_BYTES)
-    header = read_header(weights)
-    digest = hashlib.blake2b(config_bytes, digest_size=16)
+    files = _judge(folder, root, read_config(config_bytes), weights, len(weights))
+    digest = _digest_of(config_bytes)
     digest.update(weights)
+    return replace(files, digest=digest.hexdigest()), weights
+
+
+def _resolve(folder: Path, root: Path | None) -> tuple[Path, Path]:
+    folder = folder.resolve()
+    return folder, folder if root is None else root.resolve()
+
+
+def _digest_of(config: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(config, digest_size=16)
+
+
+def _judge(folder: Path, root: Path, config: PeftConfig, weights: bytes, size: int) -> AdapterFiles:
+    """What the beginning of the weights says, of so many bytes in all; without a digest."""
+    header = read_header(weights, size)
     num_bytes = sum(entry.num_bytes for entry in header.values())
-    return AdapterFiles(folder, root, digest.hexdigest(), config, shapes_of(header, config), num_bytes), weights
+    return AdapterFiles(folder, root, "", config, shapes_of(header, config), num_bytes)
 
 
 def _read(folder: Path, name: str, root: Path, limit: int) -> bytes:
-    """All bytes of a plain file that really lies under `root`. Never follows a link out, never waits on a pipe."""
+    """All bytes of a file. One that grows meanwhile is cut off, and found damaged."""
+    with _opened(folder, name, root, limit) as (file, size):
+        return file.read(size)
+
+
+@contextmanager
+def _opened(folder: Path, name: str, root: Path, limit: int) -> Iterator[tuple[BinaryIO, int]]:
+    """A plain file that really lies under `root`, and its size. Never follows a link out, never waits on a pipe."""
     try:
         path = (folder / name).resolve(strict=True)
     except (OSError, RuntimeError):
@@ -99,7 +138,9 @@ def _read(folder: Path, name: str, root: Path, limit: int) -> bytes:
         if status.st_size > limit:
             raise AdapterRefused(f"{folder / name} has {status.st_size} bytes; at most {limit} are read", "source")
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(limit + 1)[:limit]  # it may grow meanwhile; what is cut off is found damaged
+            yield file, status.st_size
+    except OSError as error:  # a disk that fails under it
+        raise AdapterRefused(f"{folder / name} cannot be read: {error.strerror}", "source") from None
     finally:
         os.close(descriptor)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bridle.errors import AdapterRefused
 from bridle.lora.files import AdapterFiles
+from bridle.lora.layout import padded
 
 _MAX_SHOWN_CHARS = 120
 
@@ -31,8 +32,8 @@ class AdapterLimits:
     host_memory: int
 
     def device_bytes(self, files: AdapterFiles) -> int:
-        """What an adapter takes where the model computes."""
-        sides = [shape.rank * (shape.in_features + shape.out_features) for shape in files.shapes.values()]
+        """What an adapter takes where the model computes, where its ranks are padded."""
+        sides = [padded(shape.rank) * (shape.in_features + shape.out_features) for shape in files.shapes.values()]
         return self.item_size * sum(sides)
 
     def check(self, files: AdapterFiles) -> None:

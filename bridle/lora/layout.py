@@ -18,6 +18,11 @@ RANK_STEP = 8
 _MAX_LAYOUTS = 256
 
 
+def padded(rank: int) -> int:
+    """What a rank becomes in memory."""
+    return -(-rank // RANK_STEP) * RANK_STEP
+
+
 class Span(NamedTuple):
     """From `begin` to before `end`."""
 
@@ -89,9 +94,9 @@ def make_layout(shapes: Mapping[str, LoraShape], places: Mapping[str, Place]) ->
 def _make_block(names: list[str], shapes: Mapping[str, LoraShape], places: Mapping[str, Place], begin: int) -> Block:
     spans, rank = [], 0
     for name in names:
-        padded = -(-shapes[name].rank // RANK_STEP) * RANK_STEP
-        spans.append(Span(rank, rank + padded))
-        rank += padded
+        width = padded(shapes[name].rank)
+        spans.append(Span(rank, rank + width))
+        rank += width
     num_inputs = places[names[0]].inputs.size
     parts, end = [], begin + rank * num_inputs
     for name, ranks in zip(names, spans, strict=True):
@@ -109,7 +114,7 @@ class Layouts:
 
     def of(self, shapes: Mapping[str, LoraShape]) -> Layout:
         """The layout of an adapter; the same object for the same layers and padded ranks."""
-        key = tuple((name, -(-shape.rank // RANK_STEP)) for name, shape in sorted(shapes.items()))
+        key = tuple((name, padded(shape.rank)) for name, shape in sorted(shapes.items()))
         layout = self._known.get(key)
         if layout is None:
             if len(self._known) >= _MAX_LAYOUTS:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from bridle.errors import BridleError
+from bridle.lora.failures import Failure
 from bridle.lora.files import AdapterFiles
 from bridle.lora.status import AdapterStatus
 
@@ -32,7 +32,7 @@ class Held:
     num_turns: int = 0
     is_moving: bool = False  # a loading thread works on it
     is_leaving: bool = False  # its place on the device is promised to another one
-    error: BridleError | None = field(default=None, repr=False)
+    failure: Failure | None = field(default=None, repr=False)  # of the last attempt, until there is another
 
     @property
     def host_bytes(self) -> int:
@@ -101,15 +101,14 @@ class Residency:
     def next_to_read(self) -> Held | None:
         """What is to be read from disk next."""
         for held in self._awaited():
-            is_here = held.key in self.on_host or held.key in self.on_device
-            if not is_here and not held.is_moving and held.error is None:
+            if not self.is_in_memory(held.key) and not held.is_moving and held.failure is None:
                 return held
         return None
 
     def next_to_place(self) -> Held | None:
         """What is to be brought to the device next: of what was read, what waits longest, whatever its size."""
         for key, held in self.wanted.items():
-            if key in self.on_host and key not in self.on_device and not held.is_moving and held.error is None:
+            if key in self.on_host and key not in self.on_device and not held.is_moving and held.failure is None:
                 return held
         return None
 
@@ -119,6 +118,10 @@ class Residency:
             if held.num_users == 0 and not held.is_moving:
                 return held
         return None
+
+    def is_in_memory(self, key: str) -> bool:
+        """Whether it is on the host or the device."""
+        return key in self.on_host or key in self.on_device
 
     def leavers_of_host(self, num_bytes: int) -> list[Held] | None:
         """Who leaves the host so that `num_bytes` fit; None if there is no room to be made now."""
@@ -154,6 +157,12 @@ class Residency:
         self.on_device[held.key] = held
         self.wanted.pop(held.key, None)
 
+    def note_failed(self, held: Held, failure: Failure) -> None:
+        """It cannot be had; nobody waits for it any more."""
+        held.failure = failure
+        self.wanted.pop(held.key, None)
+        self.fetched.pop(held.key, None)
+
     def lose_everything(self) -> None:
         """The device is another one: nothing is there, nor on its host."""
         self.on_device.clear()
@@ -178,8 +187,8 @@ class Residency:
 
     def status(self, held: Held) -> AdapterStatus:
         """Where it is."""
-        if held.error is not None:
-            return AdapterStatus("failed", str(held.error), held.num_users)
+        if held.failure is not None:
+            return AdapterStatus("failed", str(held.failure.error), held.num_users)
         if held.key in self.on_device:
             return AdapterStatus("device", None, held.num_users)
         if held.key in self.on_host:

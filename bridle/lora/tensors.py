@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -60,11 +61,12 @@ class _RawEntry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-def read_header(data: bytes) -> Header:
-    """The tensors of a safetensors file. Raises `AdapterRefused` if it is damaged."""
+def read_header(data: bytes, num_bytes: int) -> Header:
+    """The tensors of a safetensors file of so many bytes that begins with `data`, all of it or as much as a header may
+    have. Raises `AdapterRefused` if it is damaged."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
-        raise AdapterRefused(f"the weights are no safetensors file, or cut off ({len(data)} bytes)", "source")
+        raise AdapterRefused(f"the weights are no safetensors file, or cut off ({num_bytes} bytes)", "source")
     try:
         raw: Any = msgspec.json.decode(data[8 : 8 + length])
         if not isinstance(raw, dict):
@@ -75,7 +77,7 @@ def read_header(data: bytes) -> Header:
         raise AdapterRefused(f"the weights have a damaged header: {error}", "source") from None
     if not 1 <= len(entries) <= MAX_TENSORS:
         raise AdapterRefused(f"the weights hold {len(entries)} tensors; must be 1 to {MAX_TENSORS}", "source")
-    size = len(data) - 8 - length
+    size = num_bytes - 8 - length
     header = {name: _check_entry(name, entry, size) for name, entry in entries.items()}
     _check_overlap(header, size)
     return header
@@ -108,7 +110,13 @@ def _check_overlap(header: Header, size: int) -> None:
         raise AdapterRefused(f"the weights have {size - position} bytes that belong to no tensor", "source")
 
 
-def shapes_of(header: Header, config: PeftConfig) -> dict[str, LoraShape]:
+@lru_cache(maxsize=64)
+def shared_shapes(shapes: tuple[tuple[str, LoraShape], ...]) -> Mapping[str, LoraShape]:
+    """One mapping for all adapters that change the same layers alike: thousands of them may be known."""
+    return dict(shapes)
+
+
+def shapes_of(header: Header, config: PeftConfig) -> Mapping[str, LoraShape]:
     """What is added to each layer, in the order of the layers' names. Raises `AdapterRefused`."""
     shapes = {}
     for name in sorted(header):
@@ -127,7 +135,7 @@ def shapes_of(header: Header, config: PeftConfig) -> dict[str, LoraShape]:
         shapes[module] = LoraShape(rank, first.shape[1], second.shape[0], config.scale_of(module))
     if 2 * len(shapes) != len(header):
         raise AdapterRefused("a layer has lora_B, but no lora_A", "source")
-    return shapes
+    return shared_shapes(tuple(shapes.items()))
 
 
 def names_of(module: str) -> tuple[str, str]:

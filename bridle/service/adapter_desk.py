@@ -4,18 +4,20 @@
     with await registry.acquire(chosen.model) as model:
         adapter = await registry.adapters.fetch(model, chosen.adapter)
 
-Many requests for one adapter are one load. What cannot be loaded leaves nothing behind, so that a later request may
-find it mended.
+Many requests for one adapter are one load. What cannot be loaded leaves nothing behind but the reason, which answers
+those who ask again soon; a request after its files have changed finds it mended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridle.errors import AdapterRefused, BridleError, InvalidRequest, ModelUnavailable, UnknownAdapter
+from bridle.lora.failures import FAILURE_SECONDS, Failure, Failures, stamp_of
 from bridle.service.adapter_set import AdapterCatalog, AdapterSpec
 
 if TYPE_CHECKING:
@@ -31,18 +33,22 @@ Load = asyncio.Task["AdapterInfo"]
 
 class AdapterDesk:
     """Serves one registry of models, from its event loop. `catalog` is what may be loaded; `names_of` gives the names
-    of a model, which mean it without an adapter, and `is_taken` says whether a name is some model's."""
+    of a model, which mean it without an adapter, and `is_taken` says whether a name is some model's. `clock` tells how
+    long ago a load failed."""
 
     def __init__(
         self,
         catalog: AdapterCatalog,
         names_of: Callable[[LoadedModel], list[str]],
         is_taken: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.catalog = catalog
         self._names_of = names_of
         self._is_taken = is_taken
+        self.clock = clock
         self._loads: dict[tuple[str, str], Load] = {}
+        self._failures = Failures()
         self._looks = asyncio.Semaphore(_MAX_LOOKS)
 
     def is_ready(self, model: LoadedModel, name: str | None) -> bool:
@@ -52,7 +58,7 @@ class AdapterDesk:
         assert name is not None
         if name in model.adapters:
             return model.adapters.is_in_memory(name)
-        if (model.name, name) not in self._loads:
+        if (model.name, name) not in self._loads and self.failure_of(model.name, name) is None:
             self._loadable(model, name)
         return False
 
@@ -93,6 +99,11 @@ class AdapterDesk:
             raise InvalidRequest(f"the name {_shown(name)} is a model's", "name")
         return await asyncio.shield(self._begin(model, name, spec.source, spec.revision))
 
+    def failure_of(self, model: str, name: str) -> BridleError | None:
+        """Why an adapter that a request named could not be loaded, if another attempt now would only fail again."""
+        failure = self._failures.find((model, name), self.clock())
+        return None if failure is None else failure.again()
+
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _is_adapter(self, model: LoadedModel, name: str | None) -> bool:
@@ -111,8 +122,11 @@ class AdapterDesk:
                 raise _public(error, name, source) from None
             return
         if load is None:
+            failure = self.failure_of(model.name, name)
+            if failure is not None:
+                raise failure
             spec = self._loadable(model, name)
-            load = self._begin(model, name, spec.source, spec.revision)
+            load = self._begin(model, name, spec.source, spec.revision, is_asked_for=True)
         await asyncio.shield(load)
 
     def _loadable(self, model: LoadedModel, name: str) -> AdapterSpec:
@@ -123,19 +137,32 @@ class AdapterDesk:
             raise UnknownAdapter(f"there is no adapter {_shown(name)}", "adapter")
         return spec
 
-    def _begin(self, model: LoadedModel, name: str, source: str, revision: str | None) -> Load:
-        async def load() -> AdapterInfo:
-            try:
-                async with self._looks:
-                    await asyncio.to_thread(model.adapters.add, name, source, revision)
-                return await self._read(model, name)
-            except AdapterRefused as error:
-                raise _public(error, name, source) from None
-
-        task = asyncio.create_task(load(), name=f"load adapter {name}")
+    def _begin(
+        self, model: LoadedModel, name: str, source: str, revision: str | None, is_asked_for: bool = False
+    ) -> Load:
+        """Load an adapter; why one `is_asked_for` by a request cannot be had is remembered."""
+        task = asyncio.create_task(self._load(model, name, source, revision, is_asked_for), name=f"load adapter {name}")
         self._loads[model.name, name] = task
         task.add_done_callback(lambda done: self._end(model.name, name, done))
         return task
+
+    async def _load(
+        self, model: LoadedModel, name: str, source: str, revision: str | None, is_asked_for: bool
+    ) -> AdapterInfo:
+        folder = Path(source) if Path(source).is_absolute() else None  # None: on the hub
+        stamp = stamp_of(folder)
+        try:
+            async with self._looks:
+                await asyncio.to_thread(model.adapters.add, name, source, revision)
+            info = await self._read(model, name)
+        except (AdapterRefused, ModelUnavailable) as error:
+            told = _public(error, name, source) if isinstance(error, AdapterRefused) else error
+            failure = Failure(told, folder, stamp, self.clock() + FAILURE_SECONDS)
+            if is_asked_for:
+                self._failures.note((model.name, name), failure)
+            raise failure.again() from None
+        self._failures.forget((model.name, name))
+        return info
 
     async def _read(self, model: LoadedModel, name: str) -> AdapterInfo:
         """Read a new adapter; one that cannot be used is forgotten."""

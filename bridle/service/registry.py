@@ -58,7 +58,7 @@ class ModelRegistry:
         self._aliases: dict[str, str] = {}
         self._catalog = catalog or ModelCatalog()
         self._keeper = keeper
-        self.adapters = AdapterDesk(adapters or AdapterCatalog(), self.aliases_of, self._is_taken)
+        self.adapters = AdapterDesk(adapters or AdapterCatalog(), self.aliases_of, self._is_model)
         for model in models:
             self.add(model)
 
@@ -148,15 +148,15 @@ class ModelRegistry:
 
     def choose(self, name: str | None, adapter: str | None = None) -> Choice:
         """The model and the adapter of a request that names a model, an adapter, or both. A name that no model has may
-        be an adapter's, which chooses that one's model. Raises `UnknownModel`; whether there is such an adapter is
-        known once the model is loaded."""
+        be an adapter's, which chooses the first model with such a one, or `MODEL:ADAPTER`. Raises `UnknownModel`;
+        whether there is such an adapter is known once the model is loaded."""
         try:
             self.slot_of(name)
         except UnknownModel:
-            owner = self._owner_of(name or "")
-            if owner is None or adapter not in (None, "", name):
+            chosen = self._choose_adapter(name or "")
+            if chosen is None or adapter not in (None, "", name, chosen.adapter):
                 raise
-            return Choice(owner, name)
+            return chosen
         return Choice(name, adapter)
 
     def adapter_names(self, slot: Slot) -> list[str]:
@@ -240,6 +240,20 @@ class ModelRegistry:
             if slot.model is None and adapter in self.adapter_names(slot):
                 return slot.name
         return self._default_slot().name if self.adapters.catalog.find(adapter) is not None else None
+
+    def _choose_adapter(self, name: str) -> Choice | None:
+        """What a name means that is no model's: an adapter's own, or a model's with an adapter's after a colon."""
+        owner = self._owner_of(name)
+        if owner is not None:
+            return Choice(owner, name)
+        for end, char in enumerate(name[:_MAX_SHOWN_CHARS]):
+            if char == ":" and name[end + 1 :] and self._is_model(name[:end]):
+                return Choice(name[:end], name[end + 1 :])
+        return None
+
+    def _is_model(self, name: str) -> bool:
+        """Whether a request that names it gets a model, or would if that was loaded."""
+        return self._is_taken(name) or (self._keeper is not None and self._catalog.find(name) is not None)
 
     def _default_slot(self) -> Slot:
         for slot in self._slots.values():

@@ -111,6 +111,17 @@ def test_streams_name_the_adapter(http: TestClient) -> None:
     assert '"model":"french"' in http.post("/v1/run", json=run).text
 
 
+def test_a_name_may_say_whose_adapter_is_meant(fake: tuple[TestClient, Any]) -> None:
+    client, engine = fake
+    for name in ("demo:french", "gpt-4:french", "demo:org/german"):
+        answer = client.post("/v1/completions", json={"prompt": "a", "model": name})
+        assert answer.json()["model"] == name.partition(":")[2]
+        client.post("/generate", json={"inputs": "a", "model": name}).raise_for_status()
+    assert len({request.adapter for request in engine.requests}) == 2 and None not in engine.requests
+    answer = client.post("/v1/completions", json={"prompt": "a", "model": "demo:nobody"})
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "adapter_not_found"
+
+
 @pytest.mark.parametrize("path", NATIVE)
 def test_native_routes_choose_by_adapter_id(fake: tuple[TestClient, Any], path: str) -> None:
     client, engine = fake
@@ -171,6 +182,18 @@ def test_native_routes_refuse_in_their_own_shape(fake: tuple[TestClient, Any], p
     assert not engine.requests
 
 
+def test_what_lorax_would_merge_or_fetch_is_refused(fake: tuple[TestClient, Any]) -> None:
+    client, engine = fake
+    merged = {"adapter_parameters": {"ids": ["french", "org/german"], "weights": [1, 1]}}
+    for fields, reason in ((merged, "not merged"), ({"adapter_id": "french", "adapter_source": "s3"}, "hub or local")):
+        answer = client.post("/generate", json={"inputs": "a", "parameters": fields})
+        assert answer.status_code == 422 and reason in answer.json()["error"]
+    assert not engine.requests
+    plain = {"adapter_id": "french", "adapter_source": "hub", "adapter_parameters": None, "api_token": "x"}
+    client.post("/generate", json={"inputs": "a", "parameters": plain}).raise_for_status()
+    assert engine.requests[0].adapter is not None
+
+
 def test_messages_refuse_in_anthropics_shape(fake: tuple[TestClient, Any]) -> None:
     client, _ = fake
     answer = client.post("/v1/messages", json={"messages": TURN, "max_tokens": 4, "adapter": "nobody"})
@@ -182,8 +205,13 @@ def test_what_cannot_be_used_is_refused_and_tells_no_path(fake: tuple[TestClient
     answer = client.post("/v1/completions", json={"prompt": "a", "model": "wide"})
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "adapter_refused"
     assert "the rank is 100" in answer.text and str(folder) not in answer.text
-    listed = [row["id"] for row in client.get("/v1/adapters").json()["data"] if row["state"] != "loadable"]
-    assert listed == ["french", "org/german"] and not engine.requests
+    states = {row["id"]: row["state"] for row in client.get("/v1/adapters").json()["data"]}
+    assert states == {"french": "host", "org/german": "host", "later": "loadable", "wide": "failed"}
+    row = client.get("/v1/adapters/wide").json()
+    assert row["state"] == "failed" and "the rank is 100" in row["error"]
+    assert client.get("/v1/adapters/later").json()["state"] == "loadable"
+    assert client.get("/v1/adapters/nobody").status_code == 404
+    assert not engine.requests
 
 
 # -- listed ------------------------------------------------------------------------------------------------------

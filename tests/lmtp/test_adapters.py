@@ -45,7 +45,8 @@ async def test_a_stream_chooses_by_field_or_by_name(setup: Setup) -> None:
     french = tokens_of(await wire.ask("GENERATE", prompt=[5, 6], max_tokens=8, adapter="french"))
     assert french != base
     assert tokens_of(await wire.ask("GENERATE", prompt=[5, 6], max_tokens=8, model="french")) == french
-    for name in (NAME, "tgi"):
+    assert tokens_of(await wire.ask("GENERATE", prompt=[5, 6], max_tokens=8, model=f"{NAME}:french")) == french
+    for name in (NAME, "tgi", "", None):
         assert tokens_of(await wire.ask("GENERATE", prompt=[5, 6], max_tokens=8, adapter=name)) == base
 
 
@@ -89,8 +90,11 @@ async def test_model_info_lists_them(setup: Setup) -> None:
     info = (await setup.connect().hello())["model_info"]
     assert info["adapters"] == ["french"] and info["lmtp"]["adapters"] is True
     wire = setup.connect()
-    await wire.send("MODEL_INFO", stream_id=1, model="french")
-    assert (await wire.stream(1))[0]["model_info"]["model"] == NAME
+    assert "adapter" not in info
+    for name in ("french", f"{NAME}:french"):
+        await wire.send("MODEL_INFO", stream_id=1, model=name)
+        info = (await wire.stream(1))[0]["model_info"]
+        assert (info["model"], info["adapter"]) == (NAME, "french")
 
 
 async def test_buffers_serve_the_model_and_its_adapters(setup: Setup) -> None:

@@ -52,6 +52,16 @@ def test_a_plain_adapter_is_understood(tmp_path: Path) -> None:
     assert (first.shape, second.shape) == ((6, 64), (32, 6))
 
 
+def test_adapters_of_one_form_share_what_is_known_of_it(tmp_path: Path) -> None:
+    """Thousands may be known, of hundreds of layers each."""
+    first, second, other = (
+        open_adapter(write_adapter(tmp_path / name, rank=rank, seed=seed))
+        for name, rank, seed in (("a", 4, 0), ("b", 4, 1), ("c", 8, 0))
+    )
+    assert first.digest != second.digest and first.shapes is second.shapes
+    assert first.shapes != other.shapes
+
+
 def test_patterns_and_rslora_set_ranks_and_scales(tmp_path: Path) -> None:
     named = "model.layers.1.self_attn.q_proj"
     folder = write_adapter(
@@ -268,6 +278,15 @@ def test_pipes_and_folders_are_no_files(tmp_path: Path, name: str) -> None:
     refusal(tmp_path)
 
 
+def test_a_look_reads_in_pieces_what_is_read_whole_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_adapter(tmp_path, targets=ALL_LINEAR, rank=16)
+    whole, weights = files_module.read_adapter(folder)
+    monkeypatch.setattr(files_module, "MAX_HEADER_BYTES", 8_192)
+    monkeypatch.setattr(files_module, "_CHUNK_BYTES", 1_000)
+    assert len(weights) > 3 * 8_192
+    assert open_adapter(folder) == whole
+
+
 def test_oversized_files_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_adapter(tmp_path)
     monkeypatch.setattr(files_module, "MAX_WEIGHTS_BYTES", 1_000)
@@ -285,6 +304,15 @@ def test_what_is_neither_folder_nor_hub_id_is_refused(
     monkeypatch.chdir(inner)
     with pytest.raises(AdapterRefused, match="neither an existing folder nor a hub id"):
         find_adapter(source)
+
+
+def test_where_the_hubs_cache_lies_is_not_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--owner--poet" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    monkeypatch.setattr(files_module, "fetch_adapter", lambda *_: snapshot)
+    with pytest.raises(AdapterRefused, match=r"^owner/poet has no adapter_config.json") as refusal:
+        find_adapter("owner/poet")
+    assert str(tmp_path) not in str(refusal.value)
 
 
 def test_hub_ids_go_to_the_hub_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 
 from bridle.engine import EngineStatistics
 from bridle.errors import AdapterRefused, EngineClosed, ModelUnavailable, ShardUnavailable, UnknownAdapter
-from bridle.lora import AdapterFiles, AdapterPool, LayerShape, open_adapter
+from bridle.lora import AdapterFiles, AdapterLimits, AdapterPool, LayerShape, open_adapter
+from bridle.lora.failures import FAILURE_SECONDS
+from bridle.lora.layout import Place, Span, make_layout
 from bridle.lora.residency import TURN_STEPS, Held, Residency
+from bridle.testing.clock import FakeClock
 from tests.lora.kit import LAYERS, write_adapter
 
 SECONDS = 30.0
@@ -31,9 +35,10 @@ class FakeDevice:
         self.gate = threading.Event()
         self.gate.set()
         self.fault: Exception | None = None
-        self.most_on_device = self.most_on_host = 0
+        self.most_on_device = self.most_on_host = self.num_reads = 0
 
     def read_adapter(self, key: str, files: AdapterFiles) -> None:
+        self.num_reads += 1
         assert self.gate.wait(SECONDS)
         if self.fault is not None:
             raise self.fault
@@ -67,17 +72,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> AdapterFiles:
     return open_adapter(write_adapter(tmp_path_factory.mktemp("adapter")))
 
 
+def size_of(files: AdapterFiles) -> int:
+    """What it takes where the model computes."""
+    return AdapterLimits(LAYERS, 4, 0, 0).device_bytes(files)
+
+
 class Bench:
     """A pool over a fake device, with room for so many adapters of one size on either tier."""
 
     def __init__(self, files: AdapterFiles, num_device: int, num_host: int) -> None:
         self.files = files
         self.device = FakeDevice()
+        self.clock = FakeClock()
         self.pool = AdapterPool(
             self.device,
             item_size=4,
-            device_memory=num_device * files.num_bytes,
+            device_memory=num_device * size_of(files),
             host_memory=num_host * files.num_bytes,
+            clock=self.clock,
         )
         self.changed = threading.Event()
         self.pool.on_change = self.changed.set
@@ -177,16 +189,64 @@ def test_what_fails_is_told_once_and_tried_again(bench: Bench) -> None:
         bench.pool.fetch("b").result(SECONDS)
     bench.device.fault = None
     bench.pool.leave("a")
+    bench.clock.advance(FAILURE_SECONDS)
     bench.pool.open("a")  # another request tries again
     bench.step_until({"a"}, "a")
+
+
+def test_what_failed_is_not_read_again_for_every_request(bench: Bench) -> None:
+    bench.device.fault = AdapterRefused(f"{bench.files.folder}/adapter_model.safetensors is damaged", "source")
+    bench.add("a#digest", use=False)
+    with pytest.raises(AdapterRefused):
+        bench.pool.fetch("a#digest").result(SECONDS)
+    for _ in range(100):
+        with pytest.raises(AdapterRefused, match=r"^a/adapter_model.safetensors is damaged$") as refusal:
+            bench.pool.check_known("a#digest")
+        assert refusal.value.param == "source"
+        with pytest.raises(AdapterRefused, match="is damaged"):
+            bench.pool.fetch("a#digest").result(0)
+    bench.pool.open("a#digest")  # it had been checked a moment before it failed
+    assert list(bench.pool.take_failures()) == ["a#digest"]
+    assert bench.step("a#digest") == set()
+    assert bench.device.num_reads == 1 and bench.pool.status("a#digest").state == "failed"
+
+
+def test_what_was_mended_is_read_at_once(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path)
+    bench = Bench(open_adapter(folder), 2, 3)
+    bench.device.fault = AdapterRefused("damaged", "source")
+    bench.add("a", use=False)
+    with pytest.raises(AdapterRefused):
+        bench.pool.fetch("a").result(SECONDS)
+    bench.device.fault = None
+    with pytest.raises(AdapterRefused):
+        bench.pool.fetch("a").result(0)
+    os.utime(folder / "adapter_model.safetensors", ns=(1, 1))
+    bench.pool.check_known("a")
+    bench.pool.fetch("a").result(SECONDS)
+    assert bench.pool.status("a").state == "host" and bench.device.num_reads == 2
+    bench.pool.close()
+
+
+def test_what_is_added_anew_is_read_at_once(bench: Bench) -> None:
+    bench.device.fault = AdapterRefused("damaged", "source")
+    bench.add("a", use=False)
+    with pytest.raises(AdapterRefused):
+        bench.pool.fetch("a").result(SECONDS)
+    bench.device.fault = None
+    bench.pool.remove("a")
+    bench.add("a", use=False)
+    bench.pool.fetch("a").result(SECONDS)
 
 
 def test_a_fault_of_ours_is_no_crash(bench: Bench) -> None:
     bench.device.fault = MemoryError("no room")
     bench.add("a")
-    with pytest.raises(ModelUnavailable, match="MemoryError: no room"):
+    with pytest.raises(ModelUnavailable, match="MemoryError: no room") as caught:
         bench.pool.fetch("a").result(SECONDS)
+    assert caught.value.retry_after == FAILURE_SECONDS
     bench.device.fault = None
+    bench.clock.advance(FAILURE_SECONDS)
     bench.pool.fetch("a").result(SECONDS)
 
 
@@ -243,10 +303,21 @@ def test_closing_lets_nobody_wait(files: AdapterFiles) -> None:
 
 def test_what_can_never_fit_is_refused_at_once(files: AdapterFiles, tmp_path: Path) -> None:
     bench = Bench(files, 1, 1)
-    large = open_adapter(write_adapter(tmp_path, rank=8))
-    with pytest.raises(AdapterRefused, match=f"needs {2 * files.num_bytes} bytes on the device"):
+    large = open_adapter(write_adapter(tmp_path, rank=16))
+    with pytest.raises(AdapterRefused, match=f"needs {2 * size_of(files)} bytes on the device"):
         bench.pool.check(large)
     bench.pool.check(files)
+
+
+@pytest.mark.parametrize("rank", [1, 7, 8, 9])
+def test_what_is_counted_is_what_it_takes(rank: int, tmp_path: Path) -> None:
+    """Ranks are padded where the model computes."""
+    files = open_adapter(write_adapter(tmp_path, rank=rank))
+    places = {
+        name: Place(number, Span(0, layer.out_features), Span(0, layer.in_features), Span(0, layer.out_features))
+        for number, (name, layer) in enumerate(LAYERS.items())
+    }
+    assert size_of(files) == 4 * make_layout(files.shapes, places).num_values
 
 
 @given(st.data())

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
 
+from bridle import lora
+from bridle.config import ModelConfig
 from bridle.errors import AdapterRefused, InvalidRequest, ModelUnavailable, UnknownAdapter, UnknownModel
+from bridle.lora.failures import FAILURE_SECONDS
 from bridle.service import AdapterSet, ModelRegistry
 from bridle.service.adapter_set import AdapterCatalog
+from bridle.service.catalog import ModelCatalog
+from bridle.service.keeper import ModelKeeper
+from bridle.testing.clock import FakeClock
 from tests.service.fake_adapters import FakeHome, with_adapters, write_adapter
 from tests.service.fakes import fake_model
+from tests.service.loaders import FakeLoader
 
 
 class Desk:
@@ -23,6 +31,7 @@ class Desk:
         self.home: FakeHome = with_adapters(self.model, FakeHome())
         self.registry = ModelRegistry(adapters=AdapterCatalog(AdapterSet(folder=root)))
         self.registry.add(self.model, aliases=["gpt-4"])
+        self.clock = self.registry.adapters.clock = FakeClock()
         self.model.adapters.add("french", str(write_adapter(root.parent / "french")))
         self.model.adapters.fetch("french").result()
         self.home.is_held = is_held
@@ -70,9 +79,44 @@ def test_a_name_chooses_a_model_or_an_adapter(root: Path) -> None:
     assert registry.choose("french") == registry.choose("french", "french") == ("demo", "french")
     assert registry.choose("gpt-4", "french") == ("gpt-4", "french")
     assert registry.choose("tgi") == ("tgi", None)
-    for name, adapter in (("nobody", None), ("nobody", "french"), ("french", "nobody")):
+    for name, adapter in (("nobody", None), ("nobody", "french"), ("french", "nobody"), ("nobody:french", None)):
         with pytest.raises(UnknownModel, match="served: 'demo', 'gpt-4', 'french'"):
             registry.choose(name, adapter)
+
+
+async def test_a_name_may_say_whose_adapter_is_meant(root: Path) -> None:
+    desk = Desk(root)
+    registry = desk.registry
+    second = fake_model(name="org/second:v1")
+    with_adapters(second)
+    second.adapters.add("french", str(root.parent / "french"))
+    registry.add(second)
+    assert registry.choose("french") == ("demo", "french")
+    assert registry.choose("demo:french") == registry.choose("demo:french", "french") == ("demo", "french")
+    assert registry.choose("gpt-4:french", "") == ("gpt-4", "french")
+    assert registry.choose("org/second:v1:french") == ("org/second:v1", "french")
+    for name, adapter in (("demo:", None), (":french", None), ("demo:french", "german"), ("x:" * 50_000, None)):
+        with pytest.raises(UnknownModel):
+            registry.choose(name, adapter)
+    chosen = registry.choose("demo:nobody")
+    with pytest.raises(UnknownAdapter, match="'demo' has no adapter 'nobody'"):
+        await desk.fetch(chosen.adapter)
+    desk.model.adapters.add("demo:french", str(root.parent / "french"))  # an adapter's own name comes first
+    assert registry.choose("demo:french") == ("demo", "demo:french")
+
+
+async def test_no_adapter_takes_the_name_of_a_model_that_may_be_loaded(root: Path) -> None:
+    desk = Desk(root)
+    keeper = ModelKeeper(FakeLoader({"late": 1}))
+    desk.registry = ModelRegistry(
+        [desk.model], catalog=ModelCatalog(ModelConfig(), hub_ids=("late",)), keeper=keeper,
+        adapters=desk.registry.adapters.catalog,
+    )  # fmt: skip
+    write_adapter(root / "late")
+    with pytest.raises(InvalidRequest, match="the name 'late' is a model's"):
+        await desk.registry.adapters.load(desk.model, "late", "late")
+    assert (await desk.registry.adapters.load(desk.model, "mine", "late")).state == "host"
+    assert desk.registry.choose("late:mine") == ("late", "mine")
 
 
 async def test_what_lies_in_the_folder_is_loaded_when_it_is_named(root: Path) -> None:
@@ -122,7 +166,70 @@ async def test_what_cannot_be_used_leaves_nothing_behind_and_may_be_mended(root:
     assert desk.names == ["french"] and len(desk.home.files) == 1
     write_adapter(root / "wide", rank=4)
     desk.home.broken.clear()
-    assert await desk.fetch("wide") == "wide" and await desk.fetch("torn") == "torn"
+    assert await desk.fetch("wide") == "wide"
+    with pytest.raises(AdapterRefused, match=r"torn/adapter_model.safetensors changed"):
+        await desk.fetch("torn")  # its files are as they were
+    desk.clock.advance(FAILURE_SECONDS)
+    assert await desk.fetch("torn") == "torn"
+
+
+async def test_a_flood_for_a_broken_one_looks_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, looks = Desk(root), count_looks(monkeypatch)
+    write_adapter(root / "wide", rank=100)
+    assert desk.registry.adapters.failure_of("demo", "wide") is None
+    waiting = await asyncio.gather(*(desk.fetch("wide") for _ in range(20)), return_exceptions=True)
+    for error in [*waiting, *[await failure(desk, "wide") for _ in range(100)]]:
+        assert isinstance(error, AdapterRefused) and error.param == "adapter"
+        assert "the rank is 100" in str(error) and str(root) not in str(error)
+    assert looks == [str(root / "wide")]
+    assert "the rank is 100" in str(desk.registry.adapters.failure_of("demo", "wide"))
+    with pytest.raises(AdapterRefused, match="the rank is 100"):
+        await desk.registry.adapters.load(desk.model, "mine", "wide")  # an admin asks for another look
+    assert len(looks) == 2
+    with pytest.raises(UnknownAdapter):
+        await desk.fetch("mine")
+    shutil.rmtree(root / "wide")
+    with pytest.raises(UnknownAdapter):
+        await desk.fetch("wide")
+    assert len(looks) == 2
+
+
+async def failure(desk: Desk, name: str) -> BaseException | None:
+    try:
+        await desk.fetch(name)
+    except AdapterRefused as error:
+        return error
+    return None
+
+
+def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources whose files are looked at from now on."""
+    looks: list[str] = []
+    look = lora.find_adapter
+
+    def count(source: str, revision: str | None = None) -> lora.AdapterFiles:
+        looks.append(source)
+        return look(source, revision)
+
+    monkeypatch.setattr(lora, "find_adapter", count)
+    return looks
+
+
+async def test_a_broken_one_that_was_mended_while_it_was_read_is_read_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, looks = Desk(root, is_held=True), count_looks(monkeypatch)
+    write_adapter(root / "torn")
+    desk.home.broken.add("torn")
+    waiting = asyncio.create_task(desk.fetch("torn"))
+    await desk.until_loading()
+    write_adapter(root / "torn", rank=3)
+    desk.release()
+    with pytest.raises(AdapterRefused):
+        await waiting
+    desk.home.is_held = False
+    desk.home.broken.clear()
+    assert await desk.fetch("torn") == "torn" and len(looks) == 2
 
 
 async def test_admins_give_names_to_what_may_be_loaded(root: Path) -> None:

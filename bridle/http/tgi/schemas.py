@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from bridle.http.schemas import LogitBias, Stop, TokenIds
 
@@ -18,8 +18,22 @@ class Grammar(BaseModel):
     value: Any = None
 
 
+def _own_source(value: str | None) -> str | None:
+    """LoRAX fetches adapters from where a request says; here the operator says it, and the name is all."""
+    if value not in (None, "", "hub", "local"):
+        raise ValueError("must be hub or local: adapters come from where this server was told, by their names")
+    return value
+
+
+def _no_merging(value: Any) -> Any:
+    """LoRAX merges adapters for a request. To leave that out would be to answer as another model."""
+    if value:
+        raise ValueError("adapters are not merged for a request; load one that was merged, and name it in adapter_id")
+    return value
+
+
 class Parameters(BaseModel):
-    """How to generate: the original's fields, then bridle's own."""
+    """How to generate: the original's fields and those of LoRAX that choose an adapter, then bridle's own."""
 
     model_config = ConfigDict(strict=True)
 
@@ -42,6 +56,8 @@ class Parameters(BaseModel):
     top_n_tokens: int | None = None
     grammar: Grammar | None = None
     adapter_id: str | None = None
+    adapter_source: Annotated[str | None, AfterValidator(_own_source)] = None
+    adapter_parameters: Annotated[Any, AfterValidator(_no_merging)] = None
 
     priority: int | None = None
     deadline: float | None = None

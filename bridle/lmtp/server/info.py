@@ -22,9 +22,10 @@ def served_name(registry: ModelRegistry, name: str) -> str | None:
 def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
     """The answer to a MODEL_INFO, without waiting: of a model that is not loaded it says just that."""
     try:
-        name = registry.choose(served_name(registry, asked.model)).model
+        name, adapter = registry.choose(served_name(registry, asked.model))
         if registry.state_of(name) is ModelState.LOADED:
-            return Msg(stream_id=asked.stream_id, model_info=facts(registry.resolve(name)))
+            found = facts(registry.resolve(name))
+            return Msg(stream_id=asked.stream_id, model_info=found if adapter is None else found | {"adapter": adapter})
     except BridleError as error:
         return Msg(
             stream_id=asked.stream_id,

@@ -1,0 +1,86 @@
+"""Adapters that could not be used lately, and why: a flood of requests for one costs no further look into its files.
+
+A failure counts until the files are others, by their times and sizes, or some seconds have passed. So what was mended
+is found at once, and what fails for a reason that no file shows is tried again soon.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridle.errors import BridleError
+from bridle.lora.files import CONFIG_NAME, WEIGHTS_NAME
+
+#: How long a failure is remembered while its files stay as they are, in seconds.
+FAILURE_SECONDS = 30.0
+_MAX_FAILURES = 1_000
+
+#: How an adapter's files are: time, size and place of each.
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong with files that had this `stamp`; remembered until a time of the owner's clock."""
+
+    error: BridleError
+    folder: Path | None
+    stamp: Stamp
+    until: float
+
+    def __post_init__(self) -> None:
+        # Without its traceback, whose frames hold on to all that was read.
+        object.__setattr__(self, "error", copy.copy(self.error))
+
+    def holds(self, now: float) -> bool:
+        """Whether another attempt would only fail again."""
+        return now < self.until and stamp_of(self.folder) == self.stamp
+
+    def again(self) -> BridleError:
+        """The same error for one more client."""
+        return copy.copy(self.error)
+
+
+def stamp_of(folder: Path | None) -> Stamp:
+    """How the files in `folder` are now. Taken before they are read, it tells whether they were mended meanwhile."""
+    return () if folder is None else tuple(_stamp(folder / name) for name in (CONFIG_NAME, WEIGHTS_NAME))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+class Failures:
+    """The failures of adapters that nobody keeps, by any key; of very many, the newest."""
+
+    def __init__(self) -> None:
+        self._by_key: OrderedDict[Hashable, Failure] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def note(self, key: Hashable, failure: Failure) -> None:
+        self._by_key[key] = failure
+        self._by_key.move_to_end(key)
+        if len(self._by_key) > _MAX_FAILURES:
+            self._by_key.popitem(last=False)
+
+    def find(self, key: Hashable, now: float) -> Failure | None:
+        """What is remembered about `key`, if it still holds."""
+        failure = self._by_key.get(key)
+        if failure is None or failure.holds(now):
+            return failure
+        del self._by_key[key]
+        return None
+
+    def forget(self, key: Hashable) -> None:
+        self._by_key.pop(key, None)

@@ -1,0 +1,210 @@
+"""Two threads bring adapters into memory and take them out again, while the batch goes on.
+
+What is to be done next stands in the books (`Residency`), which belong to the pool: every look at them is taken under
+its lock, every word with the device is said outside of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from bridle.errors import AdapterRefused, BridleError, ModelUnavailable, ShardUnavailable, UnknownAdapter
+from bridle.lora.device import AdapterDevice
+from bridle.lora.failures import FAILURE_SECONDS, Failure, stamp_of
+from bridle.lora.residency import Held, Residency
+
+_log = logging.getLogger(__name__)
+
+#: Pause before a device that was away is tried again, in seconds.
+_AWAY_SECONDS = 0.2
+
+#: Told, with the lock held, that an adapter is on the host, or why it cannot be had.
+OnEnd = Callable[[Held, BridleError | None], None]
+
+
+class Mover:
+    """Moves adapters between disk, host and device as `books` say. `changed` is the lock of the books, notified when
+    something happened; `on_change` is called without it, when something came in or went."""
+
+    def __init__(
+        self,
+        device: AdapterDevice,
+        books: Residency,
+        changed: threading.Condition,
+        on_end: OnEnd,
+        on_change: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self._device = device
+        self._books = books
+        self._changed = changed
+        self._on_end = on_end
+        self._on_change = on_change
+        self._epoch = device.adapter_epoch
+        self._num_changes = 0
+        self._threads: list[threading.Thread] = []
+        self.is_closed = False
+
+    # -- with the lock held ----------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Let the threads look; start them when they are needed first."""
+        if not self._threads and not self.is_closed:
+            for name, work in (("read", self._read_next), ("place", self._place_next)):
+                thread = threading.Thread(target=self._run, args=(work,), name=f"bridle-adapters-{name}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._num_changes += 1
+        self._changed.notify_all()
+
+    def note_loss(self) -> None:
+        """Begin anew, if the device has lost everything."""
+        if self._epoch != self._device.adapter_epoch:
+            self._epoch = self._device.adapter_epoch
+            self._books.lose_everything()
+
+    def stop(self) -> None:
+        """Let the threads end, after what they are doing. Idempotent."""
+        self.is_closed = True
+        self.wake()
+
+    # -- without it --------------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Wait until the threads have ended."""
+        for thread in self._threads:
+            thread.join()
+
+    # -- the threads -------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Callable[[], bool]) -> None:
+        """Work while there is work, then wait for the next change."""
+        while not self.is_closed:
+            seen = self._num_changes
+            try:
+                if work():
+                    with self._changed:
+                        self.wake()
+                    self._on_change()
+                    continue
+            except ShardUnavailable:
+                with self._changed:
+                    self._changed.wait_for(lambda: self.is_closed, _AWAY_SECONDS)
+                continue
+            with self._changed:
+                self._changed.wait_for(lambda seen=seen: self.is_closed or self._num_changes != seen)  # type: ignore[misc]
+
+    def _read_next(self) -> bool:
+        """Read one adapter that is awaited; whether there was any."""
+        books = self._books
+        with self._changed:
+            held = books.next_to_read()
+            leavers = None if held is None else books.leavers_of_host(held.host_bytes)
+            if held is None or leavers is None:
+                return False
+            for other in leavers:
+                del books.on_host[other.key]
+            books.num_left_host += len(leavers)
+            moving, epoch = (held, *leavers), self._epoch
+            _set_moving(moving, True)
+        failure = self._try(held, lambda: self._read(held, leavers))
+        with self._changed:
+            _set_moving(moving, False)
+            if failure is not None:
+                self._fail(held, failure)
+            elif epoch == self._device.adapter_epoch:
+                books.on_host[held.key] = held
+                books.num_reads += 1
+                self._on_end(held, None)
+        return True
+
+    def _read(self, held: Held, leavers: Iterable[Held]) -> None:
+        for other in leavers:
+            self._device.drop_adapter(other.key)
+        self._device.read_adapter(held.key, held.files)
+
+    def _place_next(self) -> bool:
+        """Drop what was removed, or place one adapter that is awaited; whether there was anything to do."""
+        books = self._books
+        with self._changed:
+            gone = books.next_to_drop()
+            if gone is not None:
+                books.on_host.pop(gone.key, None)
+                books.on_device.pop(gone.key, None)
+                _set_moving((gone,), True)
+        if gone is not None:
+            self._drop(gone)
+            return True
+        with self._changed:
+            held = books.next_to_place()
+            leavers = None if held is None else books.leavers_of_device(held.device_bytes)
+            if held is None or leavers is None:
+                return False
+            for other in leavers:
+                del books.on_device[other.key]
+            books.num_left_device += len(leavers)
+            moving, epoch = (held, *leavers), self._epoch
+            _set_moving(moving, True)
+        failure = self._try(held, lambda: self._place(held, leavers))
+        with self._changed:
+            _set_moving(moving, False)
+            if failure is not None:
+                self._fail(held, failure)
+            elif epoch == self._device.adapter_epoch:
+                books.note_placed(held)
+                books.num_placed += 1
+        return True
+
+    def _place(self, held: Held, leavers: Iterable[Held]) -> None:
+        for other in leavers:
+            self._device.displace_adapter(other.key)
+        self._device.place_adapter(held.key)
+
+    def _drop(self, held: Held) -> None:
+        def drop() -> None:
+            self._device.displace_adapter(held.key)
+            self._device.drop_adapter(held.key)
+
+        self._try(held, drop)
+        with self._changed:
+            _set_moving((held,), False)
+            if held.key in self._books.removed and not held.num_users:
+                self._books.forget(held)
+                self._on_end(held, UnknownAdapter("the adapter was removed", "adapter"))
+
+    # -- what goes wrong ---------------------------------------------------------------------------------------------
+
+    def _try(self, held: Held, work: Callable[[], None]) -> Failure | None:
+        """What went wrong, if anything did."""
+        folder, name = held.files.folder, held.key.partition("#")[0]
+        stamp = stamp_of(folder)
+        error: BridleError
+        try:
+            work()
+            return None
+        except AdapterRefused as refusal:  # clients read it, who need not know where things lie
+            error = AdapterRefused(str(refusal).replace(str(folder), name), refusal.param)
+        except BridleError as other:
+            error = other
+        except Exception as fault:
+            _log.exception("adapter %s", held.key)
+            reason = f"{type(fault).__name__}: {fault}".replace(str(folder), name)
+            error = ModelUnavailable(f"the adapter cannot be loaded: {reason}", FAILURE_SECONDS)
+        return Failure(error, folder, stamp, self.clock() + FAILURE_SECONDS)
+
+    def _fail(self, held: Held, failure: Failure) -> None:
+        """Whoever waits for it is told. That the device is away is none of its faults. With the lock held."""
+        if isinstance(failure.error, ShardUnavailable):
+            raise failure.again()
+        _log.warning("adapter %s in %s: %s", held.key, held.files.folder, failure.error)
+        self._books.note_failed(held, failure)
+        self._on_end(held, failure.again())
+
+
+def _set_moving(group: Iterable[Held], is_moving: bool) -> None:
+    for held in group:
+        held.is_moving = is_moving
