@@ -13,6 +13,10 @@ from bridle.errors import InvalidRequest
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
+#: What adapters may take on the device and on the host, in bytes, where nothing is said and there is enough.
+ADAPTER_MEMORY = 1 << 30
+ADAPTER_HOST_MEMORY = 4 << 30
+
 #: Without chunks, and where nothing else is said, a step has room for a prompt of so many tokens.
 WHOLE_PROMPT_TOKENS = 1024
 
@@ -23,6 +27,7 @@ _MODEL_COUNTS = (
     "kv_memory",
     "kv_tokens",
     "max_kv_memory",
+    "reserved_memory",
     "num_sharers",
     "step_tokens",
     "step_seqs",
@@ -52,7 +57,8 @@ class ModelConfig:
     `model` is a folder, a Hugging Face hub id, or `demo`. `dtype` `auto` is float32 on a CPU and the
     checkpoint's own on a GPU. The KV cache has `num_blocks` blocks, or room for `kv_tokens` tokens, or takes
     `kv_memory` bytes; with none of them it is sized by what is left beside the largest step, which `warm_up` runs:
-    `max_kv_memory` bytes are the most, and `num_sharers` processes like this one divide what is there. `step_tokens`
+    `max_kv_memory` bytes are the most, and `num_sharers` processes like this one divide what is there. Of the device's
+    memory it leaves `reserved_memory` bytes alone, for what comes later: adapters. `step_tokens`
     prompt tokens and `step_seqs` sequences are what the largest step holds (None: what suits the device).
     """
 
@@ -70,6 +76,7 @@ class ModelConfig:
     kv_memory: int | None = None
     kv_tokens: int | None = None
     max_kv_memory: int | None = None
+    reserved_memory: int | None = None
     num_sharers: int = 1
     step_tokens: int | None = None
     step_seqs: int | None = None
@@ -120,7 +127,8 @@ class EngineConfig:
     priority is worth `priority_seconds` of waiting: who has waited that much longer comes first all the same.
 
     A step computes with at most `max_step_adapters` adapters; more take turns. Those in use take at most
-    `adapter_memory` bytes where the model computes, those that were read `adapter_host_memory` bytes on the host.
+    `adapter_memory` bytes where the model computes, those that were read `adapter_host_memory` bytes on the host (None:
+    1 and 4 GiB; where memory is set aside for them, an eighth of what is free if that is less).
     """
 
     max_num_batched_tokens: int | None = None
@@ -141,8 +149,8 @@ class EngineConfig:
     step_timeout: float = 0.025
     priority_seconds: float = 10.0
     max_step_adapters: int = 64
-    adapter_memory: int = 1 << 30
-    adapter_host_memory: int = 4 << 30
+    adapter_memory: int | None = None
+    adapter_host_memory: int | None = None
 
     def __post_init__(self) -> None:
         _check_positive(self, _ENGINE_COUNTS)

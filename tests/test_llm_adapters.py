@@ -81,4 +81,5 @@ def test_a_bad_adapter_closes_what_was_loaded_for_it(tmp_path: Path) -> None:
     with pytest.raises(AdapterRefused, match="changed"):
         LLM(model, adapters={"torn": write_adapter(tmp_path / "torn")})
     assert model.client.is_healthy  # it is the caller's
+    assert model.adapters.list() == () and not home.files
     model.close()

@@ -39,9 +39,15 @@ class AdapterOptions:
     max_step_adapters: Count = None
     "Most distinct adapters that one step computes with; more take turns. Default: 64."
     adapter_memory: Bytes = None
-    "Memory for the adapters that steps compute with, beside the model (`2GiB` works). Default: 1GiB."
+    (
+        "Memory for the adapters that steps compute with (`2GiB` works); the KV cache leaves it free, and "
+        "`--max-model-memory` counts it. Default: 1GiB, or an eighth of what is free if that is less."
+    )
     adapter_host_memory: Bytes = None
-    "Memory of the host for adapters that were read. Default: 4GiB."
+    (
+        "Memory of the host for adapters that were read; on a CPU it is the same memory, and is counted likewise. "
+        "Default: 4GiB, or an eighth of what is free if that is less."
+    )
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """A server's settings with these."""

@@ -22,13 +22,14 @@ def loaded_model(
     engine_config: EngineConfig | None = None,
     adapters: Sequence[AdapterSpec] = (),
     control: ControlSettings | None = None,
+    more_adapters: bool = False,
 ) -> Iterator[LoadedModel]:
     """The model of `config` with its adapters, ready to generate, closed on leaving; `control` says whether Wasm
-    controllers get a runtime (None: no). Raises what loading raises."""
+    controllers get a runtime (None: no), `more_adapters` that further ones may come. Raises what loading raises."""
     with progress_bar(f"Loading {config.model}") as progress:
         from bridle.service.loading import load_model
 
-        if adapters:
+        if adapters or more_adapters:
             from bridle.model.footprint import settle_adapters
 
             config, engine_config = settle_adapters(config, engine_config or EngineConfig())

@@ -47,7 +47,7 @@ class ModelOptions:
     block_size: Count = None
     "Tokens in one block of the KV cache."
     num_threads: Count = None
-    "CPU threads that compute. Default: torch's choice."
+    "CPU threads that compute. Default: torch's choice, but no more than a container has processor time for."
 
     def to_config(self, model: str, *, warm_up: bool = True) -> ModelConfig:
         return ModelConfig(
@@ -80,8 +80,10 @@ class EngineOptions:
     max_num_batched_tokens: Count = None
     "Most tokens computed in one step. Default: a token for each sequence beside `--max-batch-prefill-tokens`."
     waiting_served_ratio: float | None = None
-    "Queued prompts wait until there are so many for each running sequence. Default: 0, they wait for no company; 0.3 "
-    "without chunks, 1.2 if only `--max-waiting-tokens` is given."
+    (
+        "Queued prompts wait until there are so many for each running sequence. Default: 0, they wait for no company; "
+        "0.3 without chunks, 1.2 if only `--max-waiting-tokens` is given."
+    )
     max_waiting_tokens: Count = None
     "Queued prompts wait at most so many steps while others decode. Default: 20."
     chunked_prefill: bool = True
@@ -129,6 +131,11 @@ class RoomOptions:
     "Sequences of the largest step, the router's `--max-batch-size`."
     warm_up: bool = True
     "Run the largest step while loading, so that missing memory shows at once; otherwise guess what it takes."
+    reserved_memory: Bytes = None
+    (
+        "Memory that the KV cache leaves free for the router's adapters: on a GPU its `--adapter-memory`, on a CPU "
+        "three times that and `--adapter-host-memory`. Default: none."
+    )
     num_blocks: Annotated[Count, Parameter(show=False)] = None
     max_kv_memory: Annotated[Bytes, Parameter(show=False)] = None
     num_sharers: Annotated[int, Parameter(show=False)] = 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -19,7 +20,9 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from bridle.config import ModelConfig
     from bridle.http.batch import BatchRequest
+    from bridle.service.control import ControlSettings
 
 _MODEL = ModelOptions()
 _ADAPTERS = AdapterOptions()
@@ -57,25 +60,15 @@ def run_batch(
     max_in_flight
         Requests that are worked on at once.
     """
-    from bridle.cli.loading import loaded_model
-    from bridle.http import create_app
-    from bridle.http.batch import batch_settings
     from bridle.http.logs import configure_logs
-    from bridle.service import ModelRegistry
-    from bridle.service.adapter_set import AdapterCatalog
 
     if max_in_flight < 1:
         raise InvalidRequest(f"max_in_flight is {max_in_flight}; must be at least 1", "max_in_flight")
     configure_logs("auto", "warning")
     with ExitStack() as stack:
         requests, target = _open(stack, file, output)
-        known = adapters.to_set()
-        settings = batch_settings(max_in_flight)
-        engine = adapters.limit(EngineConfig(max_waiting=settings.max_requests))
         runtime = control.to_settings() if any(request.controller for request in requests) else None
-        loaded = stack.enter_context(loaded_model(options.to_config(model), engine, known.named, runtime))
-        registry = ModelRegistry([loaded], adapters=AdapterCatalog(known))
-        app = create_app(registry, settings)
+        app = stack.enter_context(_served(options.to_config(model), adapters, runtime, max_in_flight))
         num_failed = asyncio.run(_run(app, requests, target, max_in_flight))
     print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)
     return 1 if num_failed else 0
@@ -91,6 +84,23 @@ def _open(stack: ExitStack, file: Path, output: Path | None) -> tuple[list[Batch
     except OSError as error:
         raise InvalidRequest(f"{error.filename}: {error.strerror}", "FILE") from None
     return requests, target
+
+
+@contextmanager
+def _served(
+    config: ModelConfig, adapters: AdapterOptions, control: ControlSettings | None, max_in_flight: int
+) -> Iterator[FastAPI]:
+    """What answers: a server's application over a loaded model, without a server."""
+    from bridle.cli.loading import loaded_model
+    from bridle.http import create_app
+    from bridle.http.batch import batch_settings
+    from bridle.service import ModelRegistry
+    from bridle.service.adapter_set import AdapterCatalog
+
+    known, settings = adapters.to_set(), batch_settings(max_in_flight)
+    engine = adapters.limit(EngineConfig(max_waiting=settings.max_requests))
+    with loaded_model(config, engine, known.named, control, known.is_open) as model:
+        yield create_app(ModelRegistry([model], adapters=AdapterCatalog(known)), settings)
 
 
 async def _run(app: FastAPI, requests: list[BatchRequest], target: BinaryIO, max_in_flight: int) -> int:

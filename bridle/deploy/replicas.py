@@ -23,13 +23,14 @@ from bridle.cluster.replica_messages import Hello
 from bridle.cluster.replicas import ReplicaSet
 from bridle.config import EngineConfig, ModelConfig
 from bridle.deploy.child import Child
-from bridle.deploy.launcher import START_SECONDS
+from bridle.deploy.launcher import FETCHED, START_SECONDS
 from bridle.deploy.replica_process import ReplicaConfig
 from bridle.deploy.sockets import make_socket_folder
 from bridle.errors import InvalidRequest
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
 from bridle.service.loading import LoadedModel, model_name
+from bridle.service.model_memory import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +72,7 @@ class LaunchedReplicas(ReplicaSet):
     def note_up(self, number: int, hello: Hello) -> None:
         super().note_up(number, hello)
         self._away_since.pop(number, None)
+        self.children[number].environment = FETCHED
         self.children[number].command = [*self._commands[number], "--num-blocks", str(hello.info.num_blocks)]
 
     def note_absent(self, number: int) -> None:
@@ -108,14 +110,12 @@ def load_replicated(
 
     if count < 1:
         raise InvalidRequest(f"replicas is {count}; must be at least 1", "replicas")
-    report = progress or (lambda what, share: None)
     path = resolve_model(config.model, config.revision)
     tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
-    report(f"starting {count} replicas", 0.0)
-    client, store = _start(_share(config, count), engine, count, shards, path, control or ControlSettings("off"))
+    told = ReplicaConfig(_share(config, count), engine, shards, control or ControlSettings("off"))
+    client, store = _start(told, count, path, progress or (lambda what, share: None))
     info, name = client.info, name or model_name(config.model)
     constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
-    report("ready", 1.0)
     return LoadedModel(
         name,
         client,
@@ -129,20 +129,26 @@ def load_replicated(
 
 
 def _start(
-    config: ModelConfig, engine: EngineConfig, count: int, shards: int, path: Path, control: ControlSettings
+    config: ReplicaConfig, count: int, path: Path, report: Callable[[str, float], None]
 ) -> tuple[LaunchedReplicas, RuntimePool | None]:
-    """The replicas, and the store of their controllers. If one of them does not start, none is left behind."""
+    """The replicas, and the store of their controllers. If one of them does not start, or nobody wants them any more,
+    none is left behind."""
+    control = config.control
     with ExitStack() as undo:
-        starting = _begin_store(control, config, path)
+        report(f"starting {count} replicas", 0.0)
+        starting = _begin_store(control, config.model, path)
         if starting is not None:
             undo.callback(starting.abandon)
-        told = ReplicaConfig(config, engine, shards, _own_control(control, starting)).encode()
-        client = LaunchedReplicas([[sys.executable, "-m", "bridle.deploy.replica_process", "--config", told]] * count)
+        config.control = _own_control(control, starting)
+        command = [sys.executable, "-m", "bridle.deploy.replica_process", "--config", config.encode()]
+        client = LaunchedReplicas([command] * count)
         undo.callback(client.close)
         store = finish_control(control, starting, client.info.vocab_size)
+        if store is not None:
+            undo.callback(store.shutdown)
+            store.is_store = True
+        report("ready", 1.0)
         undo.pop_all()
-    if store is not None:
-        store.is_store = True
     return client, store
 
 
@@ -175,7 +181,8 @@ def _own_control(control: ControlSettings, store: ControlStart | None) -> Contro
 def _share(config: ModelConfig, count: int) -> ModelConfig:
     """One replica's part of the machine: memory is divided, and so are cores unless threads are given."""
     threads = config.num_threads or max((os.cpu_count() or 1) // count, 1)
-    return replace(config, num_threads=threads, num_sharers=count)
+    bound = None if config.max_kv_memory is None else max(config.max_kv_memory // count, 1)
+    return replace(config, num_threads=threads, num_sharers=count, max_kv_memory=bound)
 
 
 class ReplicaLoader:
@@ -191,10 +198,16 @@ class ReplicaLoader:
         self._engine = engine
         self._control = control
 
-    def measure(self, config: ModelConfig) -> int:
+    def measure(self, config: ModelConfig, name: str) -> Needs:
         from bridle.model.footprint import weights_of
 
-        return self._count * weights_of(config)
+        return Needs(self._count * weights_of(config), self._count * (config.reserved_memory or 0))
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        from bridle.model.footprint import settle_adapters
+
+        config, self._engine = settle_adapters(config, self._engine, self._count)
+        return config
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
         return load_replicated(

@@ -12,18 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from bridle.config import EngineConfig, ModelConfig
-from bridle.constraints.spec import Constraint
-from bridle.engine.interfaces import ExecutorInfo, StoppingCriteria
+from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.llm import batch, inputs
 from bridle.llm.chat_session import ChatSession
 from bridle.llm.inputs import Prompt
+from bridle.llm.options import Adapters, ChatOptions, How, Message, Sampling
+from bridle.llm.requests import NO_CONTROL, make_collectors, start_compiling
 from bridle.llm.scores import Score, score_of
 from bridle.llm.streams import TextStream
 from bridle.outputs import RequestOutput
@@ -37,14 +37,12 @@ from bridle.service import (
     OutputCollector,
     add_adapters,
     as_control,
-    build_request,
     load_model,
     raise_first_error,
     tag_module,
     upload_module,
 )
 from bridle.service.requests import embedding_request
-from bridle.service.terms import Terms
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -53,36 +51,6 @@ if TYPE_CHECKING:
     from bridle.text import Tokenizer
 
 _log = logging.getLogger(__name__)
-
-_NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(..., control=True)"
-
-Message = Mapping[str, Any]
-Sampling = SamplingParams | Sequence[SamplingParams] | None
-#: The name of an adapter for all prompts, or one for each; None is the model without any.
-Adapters = str | Sequence[str | None] | None
-
-
-class How(TypedDict, total=False):
-    """How a request is run, beside its prompt and sampling. `constraint` is what the text must look like (see
-    `bridle.constraints`). Requests wait for room in the order of `priority`, smaller numbers first; a `deadline` or a
-    `timeout`, both in seconds, ends them when it is over."""
-
-    controller: object | None
-    constraint: Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str, Any] | None] | None
-    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None
-    adapter: Adapters
-    timeout: float | None
-    priority: int
-    deadline: float | None
-    tenant: str
-
-
-class ChatOptions(TypedDict, total=False):
-    """How a conversation becomes a prompt. `chat_template_kwargs` are further variables of the template."""
-
-    tools: Sequence[Mapping[str, Any]] | None
-    chat_template: str | None
-    chat_template_kwargs: Mapping[str, Any] | None
 
 
 class LLM:
@@ -102,9 +70,10 @@ class LLM:
         `settings` are fields of `ModelConfig` and `EngineConfig`, such as `dtype` or `max_num_seqs`.
         `sampling` is the default of every call that brings none. `control` True starts a runtime for Wasm
         controllers beside the model, a process of its own. `adapters` are LoRA adapters by the names that requests
-        will use, each a folder or a hub id. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
+        will use, each a folder or a hub id; for them, and those that `load_adapter` adds, memory is set aside ({} says
+        that some will come). Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
         self._sampling = None if sampling is None else inputs.as_sampling(sampling)
-        self._model = _load(model, engine_config, control, settings)
+        self._model = _load(model, engine_config, control, settings, adapters is not None)
         try:
             for name, source in (adapters or {}).items():
                 self.load_adapter(name, source)
@@ -184,7 +153,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """`generate` for an event loop. Cancelling the task cancels the requests."""
         collectors = self._collectors(prompts, _one_of(sampling, sampling_params), multi_modal_data, how)
-        for compiling in self._compiling(collectors):
+        for compiling in start_compiling(self._model, collectors):
             await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same
         await batch.run_batch(self._model.client, collectors, lambda output: None)
         return _outputs_of(collectors)
@@ -194,7 +163,7 @@ class LLM:
         used is an error here, or in an event loop, which may not be held up, when the first piece is awaited."""
         (collector,) = self._collectors([prompt], sampling, None, how)
         if not batch.in_event_loop():
-            for compiling in self._compiling([collector]):
+            for compiling in start_compiling(self._model, [collector]):
                 compiling.result()
         return TextStream(self._model.client, collector.request, collector.output.prompt)
 
@@ -295,7 +264,7 @@ class LLM:
         data = wasm if isinstance(wasm, bytes) else Path(wasm).read_bytes()
         control = self._model.control
         if control is None:
-            raise UnsupportedFeature(_NO_CONTROL, "control")
+            raise UnsupportedFeature(NO_CONTROL, "control")
         module = upload_module(control, data, LOCAL_ADMIN).module_id
         if tags:
             tag_module(control, module, tags, LOCAL_ADMIN)
@@ -321,54 +290,17 @@ class LLM:
     def _collectors(
         self, given: Prompt | Sequence[Prompt], sampling: Sampling, media: Any, how: How
     ) -> list[OutputCollector]:
-        """A checked request per prompt, with what will collect its events."""
-        inputs.refuse_media(media)
-        items = inputs.as_prompts(given)
-        default = self._sampling or DEFAULT_SAMPLING
-        params = inputs.per_prompt(default if sampling is None else sampling, len(items), "sampling")
-        controllers = inputs.per_prompt(how.get("controller"), len(items), "controller")
-        constraints = inputs.per_prompt(how.get("constraint"), len(items), "constraint")
-        adapters: list[Any] = inputs.per_prompt(how.get("adapter"), len(items), "adapter")
-        steering = zip(controllers, constraints, adapters, strict=True)
-        requests = [
-            self._request(item, inputs.as_sampling(one), given, how)
-            for item, one, given in zip(items, params, steering, strict=True)
-        ]
-        texts = [item if isinstance(item, str) else None for item in items]
-        return [OutputCollector(request, text) for request, text in zip(requests, texts, strict=True)]
+        """A checked request per prompt; without `sampling`, with the model's default."""
+        wanted = self._sampling or DEFAULT_SAMPLING if sampling is None else sampling
+        return make_collectors(self._model, given, wanted, media, how)
 
     def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **how: Unpack[How]) -> Request:
         """A checked request, for `model.client.submit`. Runs nothing."""
         (collector,) = self._collectors([prompt], sampling, None, how)
         return collector.request
 
-    def _request(
-        self, prompt: str | list[int], sampling: SamplingParams, steering: tuple[object, Any, Any], how: How
-    ) -> Request:
-        controller, constraint, adapter = steering
-        if self._model.control is None and type(controller).__name__ == "WasmController":
-            raise UnsupportedFeature(_NO_CONTROL, "controller")
-        return build_request(
-            self._model,
-            prompt,
-            sampling,
-            controller=controller,
-            constraint=constraint,
-            adapter=inputs.as_name(adapter, "adapter"),
-            stopping=inputs.as_criteria(how.get("stopping_criteria")),
-            timeout=how.get("timeout"),
-            terms=Terms(how.get("priority", 0), how.get("deadline")),
-            tenant=how.get("tenant", ""),
-        )
-
-    def _compiling(self, collectors: list[OutputCollector]) -> list[Future[Any]]:
-        """The compilations of all constraints: one that cannot be used is to be known before anything runs."""
-        pool = self._model.constraints
-        steering = [collector.request.controller for collector in collectors]
-        return [pool.compiler.compile(each) for each in steering if isinstance(each, Constraint)] if pool else []
-
     def _run(self, collectors: list[OutputCollector], use_tqdm: bool) -> list[RequestOutput]:
-        for compiling in self._compiling(collectors):
+        for compiling in start_compiling(self._model, collectors):
             compiling.result()
         with batch.progress(len(collectors), use_tqdm) as report:
             batch.run(batch.run_batch(self._model.client, collectors, report))
@@ -387,7 +319,11 @@ class LLMBuilder:
 
 
 def _load(
-    model: Any, engine_config: EngineConfig | None, control: ControlSettings | bool | None, settings: dict[str, Any]
+    model: Any,
+    engine_config: EngineConfig | None,
+    control: ControlSettings | bool | None,
+    settings: dict[str, Any],
+    has_adapters: bool,
 ) -> LoadedModel:
     of_model, of_engine = inputs.split_settings(settings)
     if isinstance(model, LoadedModel) and (settings or engine_config or control):
@@ -401,7 +337,12 @@ def _load(
         name = next(iter(of_engine))
         raise InvalidRequest(f"{name!r} was given beside an EngineConfig; set it there", name)
     config = model if isinstance(model, ModelConfig) else ModelConfig(str(model), **of_model)
-    return load_model(config, engine_config or EngineConfig(**of_engine), control=as_control(control))
+    engine = engine_config or EngineConfig(**of_engine)
+    if has_adapters or engine.adapter_memory is not None:
+        from bridle.model.footprint import settle_adapters
+
+        config, engine = settle_adapters(config, engine)
+    return load_model(config, engine, control=as_control(control))
 
 
 def _one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from bridle.config import ModelConfig
+from dataclasses import replace
+
+import torch
+
+from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
+from bridle.lora.torch_product import MAX_STACK_BYTES, Stacks
 from bridle.model import guards
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.loader import choose_device, choose_dtype
 from bridle.model.memory import free_memory
 from bridle.model.resolve import resolve_model
+
+#: Where nothing is said, either tier of adapters gets at most this part of what is free.
+_ADAPTER_PART = 8
 
 
 def weights_of(config: ModelConfig) -> int:
@@ -21,3 +29,31 @@ def weights_of(config: ModelConfig) -> int:
 def free_on(config: ModelConfig) -> int:
     """What is free on the device that a model would be loaded to."""
     return free_memory(choose_device(config.device))
+
+
+def settle_adapters(config: ModelConfig, engine: EngineConfig, num_copies: int = 1) -> tuple[ModelConfig, EngineConfig]:
+    """`engine` with numbers for the memory of adapters, and `config` with what that takes of the device set aside.
+    `num_copies` engines like this one divide the machine."""
+    device = choose_device(config.device)
+    engine = replace(
+        engine,
+        adapter_memory=engine.adapter_memory or _part(ADAPTER_MEMORY, device, num_copies),
+        adapter_host_memory=engine.adapter_host_memory or _part(ADAPTER_HOST_MEMORY, torch.device("cpu"), num_copies),
+    )
+    return replace(config, reserved_memory=config.reserved_memory or _reserve(config, engine, device)), engine
+
+
+def _part(wanted: int, device: torch.device, num_copies: int) -> int:
+    return max(min(wanted, free_memory(device) // _ADAPTER_PART // num_copies), 1)
+
+
+def _reserve(config: ModelConfig, engine: EngineConfig, device: torch.device) -> int:
+    """What adapters take at most of the memory that a model and its KV cache are in."""
+    assert engine.adapter_memory is not None
+    assert engine.adapter_host_memory is not None
+    reserve = engine.adapter_memory
+    if device.type == "cpu" or config.adapter_kernel == "torch":  # weights of a step's adapters, side by side
+        reserve += Stacks.MAX_STACKS * min(MAX_STACK_BYTES, engine.adapter_memory)
+    if device.type == "cpu":
+        reserve += engine.adapter_host_memory
+    return reserve

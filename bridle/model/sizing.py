@@ -54,6 +54,11 @@ class PoolNeeds:
         ranks = num_ranks() if self.device.type == "cpu" else 1
         return self.config.num_sharers * ranks
 
+    @property
+    def reserved(self) -> int:
+        """Bytes that all of them leave alone."""
+        return self.num_sharers * (self.config.reserved_memory or 0)
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -111,10 +116,18 @@ def _explicit(needs: PoolNeeds) -> int | None:
 
 def _check_room(needs: PoolNeeds, num_bytes: int, what: str) -> None:
     free = free_memory(needs.device)
-    if num_bytes > free:
+    if num_bytes > free - needs.reserved:
         raise OutOfBlocks(
             f"{what} needs {show_bytes(num_bytes)} for the KV cache, but {needs.device} has {show_bytes(free)} free"
+            f"{_set_aside(needs)}"
         )
+
+
+def _set_aside(needs: PoolNeeds) -> str:
+    """What is not for the pool, for messages."""
+    if not needs.reserved:
+        return ""
+    return f", of which {show_bytes(needs.reserved)} are for adapters (adapter_memory, adapter_host_memory)"
 
 
 def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
@@ -129,6 +142,8 @@ def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
         f"the KV cache holds {num_tokens} tokens in {show_bytes(num_bytes)} ({token_bytes} bytes per token), but a "
         f"request of {least} tokens needs {show_bytes(least * token_bytes)}; lower max_model_len or raise {knob}"
     )
+    if needs.reserved:
+        message += f", or lower adapter_memory and adapter_host_memory: {show_bytes(needs.reserved)} are for adapters"
     if config.kv_memory is None and config.kv_tokens is None:
         raise OutOfBlocks(message)
     raise InvalidRequest(message, knob)
@@ -155,10 +170,11 @@ def _measure(needs: PoolNeeds, allocate: Allocate) -> int:
 
 def _tell(needs: PoolNeeds, found: LargestStep, step_bytes: int, free: int, num_blocks: int) -> None:
     _log.info(
-        "the largest step (%d prompt tokens, %d sequences) took %.0f ms and %s; %s are free, and the KV cache holds %d "
-        "tokens in %s",
+        "the largest step (%d prompt tokens, %d sequences) took %.0f ms and %s; %s are free%s, and the KV cache holds "
+        "%d tokens in %s",
         *(found.num_tokens, found.num_seqs, 1e3 * found.seconds, show_bytes(step_bytes)),
-        *(show_bytes(free), num_blocks * needs.block_size, show_bytes(num_blocks * needs.block_bytes)),
+        *(show_bytes(free), _set_aside(needs)),
+        *(num_blocks * needs.block_size, show_bytes(num_blocks * needs.block_bytes)),
     )
 
 
@@ -175,7 +191,7 @@ def _trial_context(needs: PoolNeeds) -> int:
 
 def _share(needs: PoolNeeds, free: int) -> int:
     """The blocks that are ours of so many free bytes."""
-    budget = int(max(free, 0) * SHARE.get(needs.device.type, SHARE["cpu"])) // needs.num_sharers
+    budget = int(max(free - needs.reserved, 0) * SHARE.get(needs.device.type, SHARE["cpu"])) // needs.num_sharers
     if needs.config.max_kv_memory is not None:
         budget = min(budget, needs.config.max_kv_memory)
     wanted = DEFAULT_CONTEXTS * needs.blocks_for(needs.max_model_len)

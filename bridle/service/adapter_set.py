@@ -51,12 +51,17 @@ class AdapterCatalog:
         adapters = adapters or AdapterSet()
         self._named: dict[str, list[AdapterSpec]] = {}  # by model
         self._given = adapters.named
+        self._is_open = adapters.is_open
         self._folders = None if adapters.folder is None else NamedFolders(adapters.folder, CONFIG_NAME, "adapters_dir")
         self._hub_ids = dict(_allowed(text) for text in adapters.hub_ids)
 
     def named_for(self, model: str) -> Sequence[AdapterSpec]:
         """The adapters that come with a model."""
         return self._named.get(model, ())
+
+    def serves(self, model: str) -> bool:
+        """Whether a model may ever have adapters."""
+        return self._is_open or model in self._named
 
     def assign(self, default: str | None, canonical: Callable[[str], str]) -> None:
         """Say whose the named adapters are: `default` is the first model, `canonical` gives the name that a model has.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bridle.errors import BridleError, EngineClosed, ModelUnavailable
-from bridle.service.model_memory import ModelMemory, least_bytes, with_kv
+from bridle.service.model_memory import ModelMemory, Needs, least_bytes, with_kv
 from bridle.service.slot import Slot
 from bridle.service.threads import in_thread
 
@@ -30,10 +30,14 @@ FAILURE_SECONDS = 30.0
 
 
 class ModelLoader(Protocol):
-    """How models come to be. Both methods block, are called in threads, and raise what is wrong with the model."""
+    """How models come to be. All methods block, are called in threads, and raise what is wrong with the model."""
 
-    def measure(self, config: ModelConfig) -> int:
-        """Bytes that the weights will take. May fetch them."""
+    def measure(self, config: ModelConfig, name: str) -> Needs:
+        """What the model of that name will take beside its KV cache. May fetch it."""
+        raise NotImplementedError
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        """`config` with memory set aside for adapters; always as much."""
         raise NotImplementedError
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
@@ -56,16 +60,17 @@ class ModelKeeper:
 
     def fill(self, slots: Iterable[Slot], keeps_share: bool) -> None:
         """Load these models now, one after the other; blocks, and needs no event loop. What is left of the memory
-        beside all their weights is split evenly among their KV caches, and into one share more with `keeps_share`.
-        Raises what loading raises."""
-        waiting = [(slot, self._loader.measure(_config(slot))) for slot in slots]
-        needed = sum(least_bytes(_config(slot), weights) for slot, weights in waiting)
-        self.memory.check_possible(" and ".join(slot.name for slot, _ in waiting), needed)
+        beside all their weights and adapters is split evenly among their KV caches, and into one share more with
+        `keeps_share`. Raises what loading raises."""
+        waiting = [(slot, self._loader.measure(_config(slot), slot.name)) for slot in slots]
+        needed = sum(least_bytes(_config(slot), needs) for slot, needs in waiting)
+        adapters = sum(needs.adapters for _, needs in waiting)
+        self.memory.check_possible(" and ".join(slot.name for slot, _ in waiting), needed, adapters)
         while waiting:
             num_shares = len(waiting) + keeps_share
-            share = (self.memory.left - sum(weights for _, weights in waiting)) // num_shares
-            slot, weights = waiting.pop(0)
-            self._keep(slot, self._load_now(slot, self._reserve(slot, weights, share)))
+            share = (self.memory.left - sum(needs.total for _, needs in waiting)) // num_shares
+            slot, needs = waiting.pop(0)
+            self._keep(slot, self._load_now(slot, self._reserve(slot, needs, share)))
 
     def keep(self, slot: Slot) -> None:
         """Count a model that was loaded elsewhere."""
@@ -140,20 +145,20 @@ class ModelKeeper:
         task = asyncio.current_task()
         try:
             slot.stage, slot.share = "finding the model", 0.0
-            weights = await in_thread(lambda: self._loader.measure(_config(slot)), "bridle-find")
+            needs = await in_thread(lambda: self._loader.measure(_config(slot), slot.name), "bridle-find")
             slot.stage = "waiting for its turn"
             async with self._queue:
-                await self._fill_in_turn(slot, weights)
+                await self._fill_in_turn(slot, needs)
         except Exception as error:
             self._fail(slot, error)
         finally:
             if slot.task is task:  # not given up, and perhaps begun again, meanwhile
                 slot.task, slot.stage = None, ""
 
-    async def _fill_in_turn(self, slot: Slot, weights: int) -> None:
+    async def _fill_in_turn(self, slot: Slot, needs: Needs) -> None:
         slot.stage = "waiting for room"
-        await self._make_room(slot, least_bytes(_config(slot), weights))
-        config = self._reserve(slot, weights, (self.memory.left - weights) // 2)
+        await self._make_room(slot, needs)
+        config = self._reserve(slot, needs, (self.memory.left - needs.total) // 2)
         slot.is_filling = True
         try:
             self._keep(slot, await in_thread(lambda: self._load_now(slot, config), "bridle-load"))
@@ -162,9 +167,10 @@ class ModelKeeper:
             if slot.model is None:
                 self.memory.give_back(slot)
 
-    async def _make_room(self, slot: Slot, needed: int) -> None:
-        """Close idle models, least recently used first, until `needed` bytes are left; wait while all are in use."""
-        self.memory.check_possible(repr(slot.name), needed)
+    async def _make_room(self, slot: Slot, needs: Needs) -> None:
+        """Close idle models, least recently used first, until enough is left; wait while all are in use."""
+        needed = least_bytes(_config(slot), needs)
+        self.memory.check_possible(repr(slot.name), needed, needs.adapters)
         while not self.memory.has(needed):
             idle = self.memory.oldest_idle()
             if idle is not None:
@@ -173,13 +179,13 @@ class ModelKeeper:
             self._change = asyncio.get_running_loop().create_future()
             await self._change
 
-    def _reserve(self, slot: Slot, weights: int, share: int) -> ModelConfig:
+    def _reserve(self, slot: Slot, needs: Needs, share: int) -> ModelConfig:
         """Count what the slot will take; gives the configuration to load, with its share for a KV cache."""
         if self.memory.max_bytes is None:
-            self.memory.take(slot, weights)
+            self.memory.take(slot, needs.total)
             return _config(slot)
-        config = with_kv(_config(slot), weights, share)
-        self.memory.take(slot, weights + (config.kv_memory or config.max_kv_memory or 0))
+        config = with_kv(_config(slot), needs.weights, share)
+        self.memory.take(slot, needs.total + (config.kv_memory or config.max_kv_memory or 0))
         return config
 
     def _load_now(self, slot: Slot, config: ModelConfig) -> LoadedModel:

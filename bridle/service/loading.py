@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
-from bridle.config import EngineConfig, ModelConfig
+from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Executor, Sampler
 from bridle.lora import AdapterPool, as_device
@@ -54,8 +54,8 @@ ExecutorLoader = Callable[[ModelConfig, Callable[[str, float], None] | None, Sam
 class LoadedModel:
     """A model that takes requests. `created` is a Unix time in seconds; `adapters` are those that it can apply,
     `control` is the runtime of its Wasm controllers, `constraints` compiles constraints for it. `num_bytes`
-    is the memory that its weights and its KV cache take, 0 if that is not known. `engine` has the limits that it runs
-    with."""
+    is the memory that its weights and its KV cache take, with what is set aside for adapters, 0 if that is not known.
+    `engine` has the limits that it runs with."""
 
     name: str
     client: EngineClient
@@ -143,7 +143,7 @@ def load_model(
         adapter_pool=adapters,
         control=parts.runtime,
         constraints=constraints,
-        num_bytes=parts.executor.num_bytes,
+        num_bytes=parts.executor.num_bytes + (config.reserved_memory or 0),
         engine=engine_config,
         shutdown=client.close,
     )
@@ -190,8 +190,8 @@ def _make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPoo
     return AdapterPool(
         device,
         item_size=_ITEM_SIZES[executor.info.dtype],
-        device_memory=config.adapter_memory,
-        host_memory=config.adapter_host_memory,
+        device_memory=config.adapter_memory or ADAPTER_MEMORY,
+        host_memory=config.adapter_host_memory or ADAPTER_HOST_MEMORY,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bridle.errors import UnsupportedModel
 from bridle.service.slot import Slot
@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 
 #: Least room for a KV cache: this part of the weights.
 _LEAST_KV = 4
+
+
+class Needs(NamedTuple):
+    """What a model takes beside its KV cache, in bytes. `adapters` is set aside for those that it may be given."""
+
+    weights: int
+    adapters: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.adapters
 
 
 class ModelMemory:
@@ -37,16 +48,17 @@ class ModelMemory:
         """Whether so much is left."""
         return self.max_bytes is None or self.left >= num_bytes
 
-    def check_possible(self, names: str, needed: int) -> None:
-        """Refuse what would not fit even if every model that may be closed were closed."""
+    def check_possible(self, names: str, needed: int, adapters: int = 0) -> None:
+        """Refuse what would not fit even if every model that may be closed were closed. `adapters` is the part of it
+        that is for them."""
         if self.max_bytes is None:
             return
         pinned = sum(slot.num_bytes for slot in self.slots if slot.is_pinned)
         if needed > self.max_bytes - pinned:
             taken = f", of which {_show(pinned)} are taken for good" if pinned else ""
             raise UnsupportedModel(
-                f"{names} needs {_show(needed)} with the least KV cache; models may take {_show(self.max_bytes)}"
-                f"{taken}; raise --max-model-memory"
+                f"{names} needs {_show(needed)} with the least KV cache{_also(adapters)}; models may take "
+                f"{_show(self.max_bytes)}{taken}; raise --max-model-memory{_or_lower(adapters)}"
             )
 
     def take(self, slot: Slot, num_bytes: int) -> None:
@@ -67,14 +79,23 @@ class ModelMemory:
         return min((slot for slot in self.slots if slot.is_idle), key=lambda slot: slot.last_used, default=None)
 
 
-def least_bytes(config: ModelConfig, weights: int) -> int:
-    """What a model must have: its weights, and a KV cache of the size asked for or of a sensible one."""
-    return weights + (weights // _LEAST_KV if config.kv_memory is None else config.kv_memory)
+def least_bytes(config: ModelConfig, needs: Needs) -> int:
+    """What a model must have: its weights, room for adapters, and a KV cache of the size asked for or of a sensible
+    one."""
+    return needs.total + (needs.weights // _LEAST_KV if config.kv_memory is None else config.kv_memory)
 
 
 def with_kv(config: ModelConfig, weights: int, share: int) -> ModelConfig:
     """The configuration with at most `share` bytes for its KV cache, unless it says itself how large that is."""
     return replace(config, max_kv_memory=max(share, weights // _LEAST_KV, 1))
+
+
+def _also(adapters: int) -> str:
+    return f" and {_show(adapters)} for adapters" if adapters else ""
+
+
+def _or_lower(adapters: int) -> str:
+    return ", or lower --adapter-memory and --adapter-host-memory" if adapters else ""
 
 
 def _show(num_bytes: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridle.config import EngineConfig, ModelConfig
-from bridle.errors import InvalidRequest
+from bridle.errors import BridleError, InvalidRequest
 from bridle.service.adapter_set import AdapterCatalog, AdapterSet, AdapterSpec
 from bridle.service.adapters import PLACEHOLDERS
 from bridle.service.catalog import ModelCatalog
@@ -19,6 +19,7 @@ from bridle.service.control import ControlSettings
 from bridle.service.folders import is_hub_name
 from bridle.service.keeper import ModelKeeper, ModelLoader
 from bridle.service.loading import ExecutorLoader, load_model, model_name
+from bridle.service.model_memory import Needs
 from bridle.service.registry import ModelRegistry
 from bridle.service.slot import Slot
 
@@ -92,10 +93,16 @@ class EngineLoader:
         self._control = control
         self._executors = executors
 
-    def measure(self, config: ModelConfig) -> int:
+    def measure(self, config: ModelConfig, name: str) -> Needs:
         from bridle.model.footprint import weights_of
 
-        return weights_of(config)
+        return Needs(weights_of(config), config.reserved_memory or 0)
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        from bridle.model.footprint import settle_adapters
+
+        config, self._engine = settle_adapters(config, self._engine or EngineConfig())
+        return config
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
         return load_model(
@@ -104,17 +111,21 @@ class EngineLoader:
 
 
 class AdapterLoader:
-    """A loader whose models come with the adapters that a catalog names for them, read and checked."""
+    """A loader whose models come with the adapters that a catalog names for them, read and checked. Those that may have
+    any get room for them beside their KV cache."""
 
     def __init__(self, loader: ModelLoader, catalog: AdapterCatalog) -> None:
         self._loader = loader
         self._catalog = catalog
 
-    def measure(self, config: ModelConfig) -> int:
-        return self._loader.measure(config)
+    def measure(self, config: ModelConfig, name: str) -> Needs:
+        return self._loader.measure(self._roomy(config, name), name)
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        return self._loader.make_room(config)
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
-        model = self._loader.load(config, name, progress)
+        model = self._loader.load(self._roomy(config, name), name, progress)
         try:
             add_adapters(model, self._catalog.named_for(name))
         except BaseException:
@@ -122,13 +133,20 @@ class AdapterLoader:
             raise
         return model
 
+    def _roomy(self, config: ModelConfig, name: str) -> ModelConfig:
+        return self._loader.make_room(config) if self._catalog.serves(name) else config
+
 
 def add_adapters(model: LoadedModel, adapters: Iterable[AdapterSpec]) -> None:
     """Give adapters to a model, and wait until each was read. Blocks, and needs no event loop. Raises what is wrong
-    with the first one that cannot be used."""
+    with the first one that cannot be used, which the model does not know then."""
     for spec in adapters:
         model.adapters.add(spec.name, spec.source, spec.revision)
-        model.adapters.fetch(spec.name).result()
+        try:
+            model.adapters.fetch(spec.name).result()
+        except BridleError:
+            model.adapters.remove(spec.name)
+            raise
 
 
 def build_registry(

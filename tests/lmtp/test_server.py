@@ -19,6 +19,7 @@ from bridle.lmtp.server import LmtpSettings
 from bridle.lmtp.server.server import LOCAL_USER
 from bridle.service import Admission, LoadedModel, ModelRegistry
 from bridle.service.keeper import ModelKeeper
+from bridle.service.model_memory import Needs
 from bridle.service.slot import Slot
 from tests.http.controlled import lent
 from tests.http.harness import saying, scripted_model, tokenizer
@@ -424,8 +425,11 @@ class Loader:
     def __init__(self) -> None:
         self.go_on = threading.Event()
 
-    def measure(self, config: ModelConfig) -> int:
-        return 0
+    def measure(self, config: ModelConfig, name: str) -> Needs:
+        return Needs(0)
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        return config
 
     def load(self, config: ModelConfig, name: str, progress: Any) -> LoadedModel:
         assert self.go_on.wait(20)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from bridle.config import EngineConfig, ModelConfig
+from bridle.control_group import memory_room
 from bridle.engine.plan import StepPlan
 from bridle.errors import InternalError, InvalidRequest, OutOfBlocks
 from bridle.model import memory, sizing
-from bridle.model.control_group import memory_room
 from bridle.model.loader import load_executor
 from bridle.model.sizing import PoolNeeds, fit_pool
 from bridle.testing import tiny
@@ -97,6 +97,14 @@ def test_several_models_have_a_bound_each(machine: dict[str, int]) -> None:
     assert fit_pool(replace(NEEDS, config=ModelConfig(max_kv_memory=7 * BLOCK_BYTES)), Pools()) == 7
 
 
+def test_what_is_set_aside_for_adapters_is_not_for_the_pool(machine: dict[str, int]) -> None:
+    aside = ModelConfig(reserved_memory=30 * BLOCK_BYTES)
+    assert fit_pool(replace(NEEDS, config=aside), Pools()) == 25  # half of 100 - 20 - 30 blocks
+    assert fit_pool(replace(NEEDS, config=replace(aside, warm_up=False)), Pools()) == 35
+    shared = replace(aside, num_sharers=2, reserved_memory=10 * BLOCK_BYTES)
+    assert fit_pool(replace(NEEDS, config=shared), Pools()) == 15  # of 100 - 20 - 2 * 10, half of a half
+
+
 def test_without_a_warm_up_nothing_runs(machine: dict[str, int]) -> None:
     pools = Pools()
     assert fit_pool(replace(NEEDS, config=ModelConfig(warm_up=False)), pools) == 50
@@ -134,6 +142,16 @@ def test_a_pool_that_cannot_hold_one_request_is_refused(machine: dict[str, int])
     with pytest.raises(InvalidRequest, match="holds 32 tokens") as caught:
         fit_pool(replace(NEEDS, config=ModelConfig(max_model_len=64, kv_tokens=30)), Pools())
     assert caught.value.param == "max_batch_total_tokens"
+
+
+def test_adapters_that_leave_no_room_are_named(machine: dict[str, int]) -> None:
+    aside = ModelConfig(reserved_memory=90 * BLOCK_BYTES, max_model_len=64)
+    with pytest.raises(OutOfBlocks, match="or lower adapter_memory and adapter_host_memory: 90000 bytes are for adapt"):
+        fit_pool(replace(NEEDS, config=aside), Pools())
+    for asked in ({"num_blocks": 11}, {"kv_tokens": 170}, {"kv_memory": 10_500}):
+        with pytest.raises(OutOfBlocks, match="has 100000 bytes free, of which 90000 bytes are for adapters"):
+            fit_pool(replace(NEEDS, config=replace(aside, **asked)), Pools())  # type: ignore[arg-type]
+    assert fit_pool(replace(NEEDS, config=replace(aside, num_blocks=10)), Pools()) == 10
 
 
 def test_a_step_that_does_not_fit_is_told_with_what_to_lower(machine: dict[str, int]) -> None:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from bridle.config import ModelConfig
 from bridle.errors import UnsupportedModel
 from bridle.service import LoadedModel
+from bridle.service.model_memory import Needs
 from tests.service.fakes import fake_model
 
 MIB = 1 << 20
 
 
 class FakeLoader:
-    """`sizes` are the weights of what can be loaded, in MiB. With `is_held` a load waits for `go`; with
-    `is_endless` what is loaded never ends an output by itself."""
+    """`sizes` are the weights of what can be loaded, `room` what is set aside for the adapters of a model that may have
+    any, both in MiB. With `is_held` a load waits for `go`; with `is_endless` what is loaded never ends an output by
+    itself."""
 
-    def __init__(self, sizes: dict[str, int], is_held: bool = False, is_endless: bool = False) -> None:
+    def __init__(
+        self, sizes: dict[str, int], is_held: bool = False, is_endless: bool = False, room: int | None = None
+    ) -> None:
         self.sizes = sizes
+        self.room = room
         self.is_endless = is_endless
         self.loads: list[str] = []
         self.configs: dict[str, ModelConfig] = {}
@@ -29,10 +35,13 @@ class FakeLoader:
         if not is_held:
             self.go.set()
 
-    def measure(self, config: ModelConfig) -> int:
+    def measure(self, config: ModelConfig, name: str) -> Needs:
         if config.model not in self.sizes:
             raise UnsupportedModel(f"there is no {config.model!r}")
-        return self.sizes[config.model] * MIB
+        return Needs(self.sizes[config.model] * MIB, config.reserved_memory or 0)
+
+    def make_room(self, config: ModelConfig) -> ModelConfig:
+        return config if self.room is None else replace(config, reserved_memory=self.room * MIB)
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
         self.loads.append(config.model)
@@ -43,6 +52,7 @@ class FakeLoader:
         if self.error is not None:
             raise self.error
         model = fake_model(name=name, is_endless=self.is_endless)
-        model.num_bytes = self.sizes[config.model] * MIB + (config.kv_memory or config.max_kv_memory or 0)
+        kv = config.kv_memory or config.max_kv_memory or 0
+        model.num_bytes = self.sizes[config.model] * MIB + kv + (config.reserved_memory or 0)
         self.configs[name], self.models[name] = config, model
         return model

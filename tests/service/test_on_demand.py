@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 
 from bridle.config import ModelConfig
-from bridle.errors import EngineClosed, InvalidRequest, ModelUnavailable, UnknownModel, UnsupportedFeature
-from bridle.service import Lease, ModelRegistry, ModelSet, ModelState, build_registry
+from bridle.errors import (
+    EngineClosed,
+    InvalidRequest,
+    ModelUnavailable,
+    UnknownModel,
+    UnsupportedFeature,
+    UnsupportedModel,
+)
+from bridle.service import AdapterSet, AdapterSpec, Lease, ModelRegistry, ModelSet, ModelState, build_registry
 from bridle.service.catalog import ModelCatalog
 from bridle.service.keeper import FAILURE_SECONDS, ModelKeeper
 from bridle.service.slot import Slot
 from bridle.testing.clock import FakeClock
+from tests.service.fake_adapters import AdapterFakes, write_adapter
 from tests.service.loaders import MIB, FakeLoader
 
 
@@ -252,6 +260,44 @@ def test_flags_override_the_split() -> None:
     registry, load_named = build_registry(models, ModelConfig("a", kv_memory=7 * MIB), loader)
     load_named()
     assert [model.num_bytes for model in registry] == [27 * MIB] * 2
+
+
+async def test_what_is_set_aside_for_adapters_is_counted(tmp_path: Path) -> None:
+    """`a` and `b` are loaded at the start, `c` on demand; of 200 MiB each gets 30 for its adapters."""
+    loader = AdapterFakes({"a": 20, "b": 20, "c": 20}, room=30)
+    models = ModelSet(("a", "b"), allow_hub=("c",), max_memory=200 * MIB)
+    registry, load_named = build_registry(models, ModelConfig("a"), loader, None, AdapterSet(folder=tmp_path))
+    load_named()
+    assert {config.reserved_memory for config in loader.configs.values()} == {30 * MIB}
+    assert [loader.configs[name].max_kv_memory for name in "ab"] == [100 * MIB // 3] * 2  # of 200 - 2 * (20 + 30)
+    (await registry.acquire("c")).release()  # in the place of one of the others
+    assert [registry.state_of(name).value for name in "abc"] == ["loadable", "loaded", "loaded"]
+    assert sum(model.num_bytes for model in registry) <= 200 * MIB
+    assert loader.configs["c"].reserved_memory == 30 * MIB
+
+
+def test_only_models_that_may_have_adapters_set_memory_aside(tmp_path: Path) -> None:
+    named = AdapterSet((AdapterSpec("x", str(write_adapter(tmp_path / "x")), model="b"),))
+    loader = AdapterFakes({"a": 20, "b": 20}, room=30)
+    registry, load_named = build_registry(
+        ModelSet(("a", "b"), max_memory=150 * MIB), ModelConfig(), loader, None, named
+    )
+    load_named()
+    assert [loader.configs[name].reserved_memory for name in "ab"] == [None, 30 * MIB]
+    assert [loader.configs[name].max_kv_memory for name in "ab"] == [40 * MIB] * 2
+    assert [model.num_bytes for model in registry] == [60 * MIB, 90 * MIB]
+
+
+def test_adapters_that_leave_no_room_are_named_in_the_error(tmp_path: Path) -> None:
+    loader = AdapterFakes({"a": 20}, room=90)
+    models = ModelSet(("a",), max_memory=100 * MIB)
+    _, load_named = build_registry(models, ModelConfig(), loader, None, AdapterSet(folder=tmp_path))
+    with pytest.raises(
+        UnsupportedModel,
+        match="a needs 115 MiB with the least KV cache and 90 MiB for adapters; models may take 100 MiB; raise "
+        "--max-model-memory, or lower --adapter-memory and --adapter-host-memory",
+    ):
+        load_named()
 
 
 # -- names -------------------------------------------------------------------------------------------------------

@@ -45,9 +45,15 @@ class EngineReplica:
         from bridle.service import load_model
 
         config = ReplicaConfig.decode(told)
-        executors = partial(launch_shard, shards=config.shards) if config.shards else load_watched
+        launch = partial(launch_shard, shards=config.shards, stands_by=False)  # the other engines take its place
+        executors = launch if config.shards else load_watched
         self._config = config
-        self._model = load_model(config.model, config.engine, control=config.control, executors=executors)
+        model, engine = config.model, config.engine
+        if adapters:
+            from bridle.model.footprint import settle_adapters
+
+            model, engine = settle_adapters(model, engine)
+        self._model = load_model(model, engine, control=config.control, executors=executors)
         register(self._model.adapters, adapters)
         self._client = self._model.client
         self._queued: dict[str, int] = {}  # prompt tokens of requests whose prompt is not computed yet
