@@ -51,10 +51,15 @@ def serving(*words: str) -> Iterator[str]:
 
 def ask(python: Path, folder: Path, endpoint: str, *names: str) -> dict[str, Any]:
     """What each query gave. The model's folder is a tokenizer that LMQL loads without a network."""
-    words = [endpoint, "demo", str(demo_model_path()), str(folder / "certificate.json"), *names]
+    words = (endpoint, "demo", str(demo_model_path()), str(folder / "certificate.json"), *names)
+    return run_program(python, folder, QUERIES, *words)
+
+
+def run_program(python: Path, folder: Path, program: Path, *words: str) -> dict[str, Any]:
+    """The JSON that a program of LMQL's users prints in its last line."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HOME": str(folder)}
     done = subprocess.run(
-        [str(python), str(QUERIES), *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [str(python), str(program), *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
