@@ -76,7 +76,7 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     usage = {"prompt_tokens": call.num_prompt, "total_tokens": call.num_prompt}
     name = served.adapter or served.model.name
     call.resources.close()  # a slow reader keeps no place
-    return LongListResponse({"object": "list", "model": name, "usage": usage}, "data", rows)
+    return LongListResponse(rows, "data", {"object": "list", "model": name, "usage": usage})
 
 
 async def _requests(

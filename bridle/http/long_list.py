@@ -13,20 +13,21 @@ from starlette.types import Receive, Scope, Send
 
 #: Rows are put together until they are so long.
 PIECE_BYTES = 1 << 18
-_END = b"]}"
 
 
 class LongListResponse(Response):
-    """A JSON object with `fields`, and a list of `rows` under `name`, which are JSON already. Others are attended to
-    between pieces of it."""
+    """A list of `rows`, which are JSON already; under `name` of an object with further `fields`, if there is to be one.
+    Others are attended to between pieces of it."""
 
     media_type = "application/json"
 
-    def __init__(self, fields: Mapping[str, Any], name: str, rows: Sequence[bytes]) -> None:
-        self._head = msgspec.json.encode(fields)[:-1] + b"," + msgspec.json.encode(name) + b":["
-        self._rows = rows
+    def __init__(self, rows: Sequence[bytes], name: str | None = None, fields: Mapping[str, Any] | None = None) -> None:
+        self._head, self._rows, self._tail = b"[", rows, b"]"
+        if name is not None:
+            self._head = b"{" + msgspec.json.encode(name) + b":["
+            self._tail = b"]}" if not fields else b"]," + msgspec.json.encode(fields)[1:]
         super().__init__()
-        size = len(self._head) + sum(map(len, rows)) + max(len(rows) - 1, 0) + len(_END)
+        size = len(self._head) + sum(map(len, rows)) + max(len(rows) - 1, 0) + len(self._tail)
         self.headers["content-length"] = str(size)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,4 +45,4 @@ class LongListResponse(Response):
             if size >= PIECE_BYTES:
                 yield b"".join(piece)
                 piece, size = [], 0
-        yield b"".join((*piece, _END))
+        yield b"".join((*piece, self._tail))

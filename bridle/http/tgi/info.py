@@ -12,6 +12,7 @@ import bridle
 from bridle.errors import InvalidRequest
 from bridle.http.chat_prompt import render_prompt
 from bridle.http.errors import json_response
+from bridle.http.long_list import LongListResponse
 from bridle.http.models import hold_model
 from bridle.http.schemas import ChatBody
 from bridle.http.state import HttpState, http_state
@@ -36,7 +37,7 @@ async def info(request: Request, model: str | None = None) -> Response:
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     model = await hold_model(request, body.model)
     add_special = True if body.add_special_tokens is None else body.add_special_tokens
-    return json_response(await _tokens(model, body.inputs, add_special))
+    return LongListResponse(await _tokens(model, body.inputs, add_special))
 
 
 @router.post("/chat_tokenize", summary="The prompt of a conversation, and its tokens")
@@ -44,19 +45,19 @@ async def chat_tokenize(body: ChatBody, request: Request) -> Response:
     model = await hold_model(request, body.model)
     text = await render_prompt(body, model)
     tokens = await _tokens(model, text, add_special_tokens=False)
-    return json_response({"tokenize_response": tokens, "templated_text": text})
+    return LongListResponse(tokens, "tokenize_response", {"templated_text": text})
 
 
-async def _tokens(model: LoadedModel, text: str, add_special_tokens: bool) -> msgspec.Raw:
+async def _tokens(model: LoadedModel, text: str, add_special_tokens: bool) -> list[bytes]:
+    """JSON of the tokens, some thousands at a time."""
     if not text:
         raise InvalidRequest("inputs is empty; it must have at least one character", "inputs")
     check_text(model, text, "inputs")
     return await model.in_text_thread(_rows, model.tokenizer, text, add_special_tokens)
 
 
-def _rows(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> msgspec.Raw:
-    """A JSON list of the tokens, written piece by piece: there may be hundreds of thousands, and others run between
-    pieces."""
+def _rows(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[bytes]:
+    """There may be hundreds of thousands: others run between pieces."""
     rows = tokenizer.encode_with_offsets(text, add_special_tokens)
     pieces = (
         [
@@ -65,7 +66,7 @@ def _rows(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> msgspec.
         ]
         for at in range(0, len(rows), _ROWS_PER_PIECE)
     )
-    return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(piece)[1:-1] for piece in pieces) + b"]")
+    return [msgspec.json.encode(piece)[1:-1] for piece in pieces]
 
 
 def _info(http: HttpState, model: LoadedModel) -> dict[str, Any]:
