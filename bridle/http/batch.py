@@ -7,6 +7,7 @@ HTTP; many are in flight at once and share the engine's batch.
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
     """The requests of a file, checked one by one; raises `InvalidRequest` that names the line."""
     seen: set[str] = set()
     for number, line in enumerate(lines, 1):
+        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if not line.strip():
             continue
         if len(line) > MAX_LINE_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ def _line(custom_id: str, url: str = "/v1/completions", **body: Any) -> bytes:
 def test_bad_lines_are_named(lines: list[bytes], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         list(read_requests(lines))
+
+
+def test_a_mark_at_the_beginning_of_the_file_is_no_line() -> None:
+    lines = [codecs.BOM_UTF8 + _line("a"), _line("b")]
+    assert [request.custom_id for request in read_requests(lines)] == ["a", "b"]
 
 
 async def test_answers_come_for_each_request_whatever_becomes_of_it() -> None:
