@@ -18,6 +18,8 @@ from bridle.lora.weights import PlacedAdapter
 _log = logging.getLogger(__name__)
 
 KERNELS = ("auto", "fused", "torch")
+#: Of the oldest GPUs whose matrix units Triton knows.
+LEAST_CAPABILITY = (8, 0)
 
 
 def create_products(name: str, device: torch.device, dtype: torch.dtype) -> Products:
@@ -27,18 +29,28 @@ def create_products(name: str, device: torch.device, dtype: torch.dtype) -> Prod
     """
     if name not in KERNELS:
         raise InvalidRequest(f"adapter_kernel is {name!r}; must be one of {', '.join(KERNELS)}", "adapter_kernel")
-    has_triton = find_spec("triton") is not None
-    can_fuse = has_triton and (device.type == "cuda" or is_interpreted())
-    if name == "fused" and not can_fuse:
-        missing = "CUDA" if has_triton else "Triton, which torch for CUDA brings along"
+    missing = None if name == "torch" else _missing(device)
+    if name == "fused" and missing is not None:
         raise InvalidRequest(f"adapter_kernel 'fused' needs {missing}; this is {device}", "adapter_kernel")
-    if not can_fuse and name == "auto" and device.type == "cuda":
-        _log.warning("Triton is not installed: adapters are multiplied in plain torch")
-    if name == "fused":
-        return TriedProducts(FusedProducts(device), Trial(device, dtype), None)
-    if name == "auto" and can_fuse and device.type == "cuda":
-        return TriedProducts(FusedProducts(device), Trial(device, dtype), TorchProducts())
-    return TorchProducts()
+    if name == "torch" or (name == "auto" and device.type != "cuda"):
+        return TorchProducts()
+    if missing is not None:
+        _log.warning("adapters are multiplied in plain torch, as the fused kernels need %s", missing)
+        return TorchProducts()
+    return TriedProducts(FusedProducts(device), Trial(device, dtype), TorchProducts() if name == "auto" else None)
+
+
+def _missing(device: torch.device) -> str | None:
+    """What the fused kernels lack here."""
+    if find_spec("triton") is None:
+        return "Triton, which torch for CUDA brings along"
+    if is_interpreted():
+        return None
+    if device.type != "cuda":
+        return "CUDA"
+    if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return f"a GPU of compute capability {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}"
+    return None
 
 
 class TriedProducts:

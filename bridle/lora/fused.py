@@ -40,8 +40,10 @@ SHORT_TILE, LONG_TILE = 16, 64
 INPUT_BYTES = {SHORT_TILE: 256, LONG_TILE: 128}
 #: Ranks that one program multiplies at once; more are a matter of further programs, or rounds of a loop.
 MIN_RANKS, MAX_RANKS = 16, 64
-#: Columns that one program of the second kernel adds to.
-COLUMNS = 128
+#: Columns that one program of the second kernel adds to, and bytes of ranks that it takes in one round: as many as fit
+#: into registers.
+COLUMNS = {SHORT_TILE: 128, LONG_TILE: 64}
+RANK_BYTES = 64
 #: The inputs are divided as long as each part has so many, into so many at most.
 MIN_SHARE, MAX_SHARES = 256, 16
 #: Programs per multiprocessor that are enough.
@@ -102,7 +104,8 @@ def table_values(layout: Layout) -> list[int]:
     """Site: offset of A, its rank, where the rows of its parts begin, their number. Part: offset of B, first column,
     columns, first rank, ranks."""
     num_sites = max(layout.blocks) + 1
-    sites, parts = [], []
+    sites: list[int] = []
+    parts: list[int] = []
     for site in range(num_sites):
         block = layout.blocks.get(site)
         if block is None:
@@ -133,31 +136,42 @@ def tiles_of(segments: Sequence[Segment], tables: Sequence[int], size: int) -> I
             yield Tile(start, min(start + size, segment.stop), weights, table)
 
 
-class FusedProducts:
-    """All segments of a step as one product."""
+class Machine:
+    """What kernels run on. `enough` is how many programs keep it busy."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._tables: dict[int, Table] = {}
-        self._lock = Lock()  # adapters are prepared by other threads than steps are computed by
-        is_cuda = device.type == "cuda"
-        num_cores = torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else 1
-        self._enough = _ENOUGH * num_cores
+        self.device = device
+        self.is_wide = is_interpreted()
+        self.enough = _ENOUGH
+        if device.type == "cuda":
+            self.enough *= torch.cuda.get_device_properties(device).multi_processor_count
 
     @cached_property
-    def _kernels(self) -> Any:
+    def kernels(self) -> Any:
         """Takes a moment, and Triton; not before an adapter is there."""
         from bridle.lora import fused_kernels
 
         return fused_kernels
+
+    def chosen(self) -> AbstractContextManager[Any]:
+        """Triton launches on the thread's current device."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+
+class FusedProducts:
+    """All segments of a step as one product."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.machine = Machine(device)
+        self._tables: dict[int, Table] = {}
+        self._lock = Lock()  # adapters are prepared by other threads than steps are computed by
 
     def prepare(self, adapter: PlacedAdapter) -> None:
         """Write its table."""
         self._table(adapter.layout)
 
     def of(self, segments: Sequence[Segment]) -> list[Product]:
-        tables = [self._table(segment.adapter.layout) for segment in segments]
-        return [FusedProduct(segments, tables, self._kernels, self._device, self._enough)]
+        return [FusedProduct(segments, [self._table(segment.adapter.layout) for segment in segments], self.machine)]
 
     def clear(self) -> None:
         with self._lock:
@@ -169,40 +183,35 @@ class FusedProducts:
             if known is None:
                 if len(self._tables) >= _MAX_TABLES:
                     del self._tables[next(iter(self._tables))]
-                known = self._tables[id(layout)] = Table(layout, self._device)
+                known = self._tables[id(layout)] = Table(layout, self.machine.device)
             return known
 
 
 class FusedProduct:
     """Segments of any layouts. Keeps adapters and tables alive, whose addresses its tiles have."""
 
-    def __init__(
-        self, segments: Sequence[Segment], tables: Sequence[Table], kernels: Any, device: torch.device, enough: int
-    ) -> None:
+    def __init__(self, segments: Sequence[Segment], tables: Sequence[Table], machine: Machine) -> None:
         self._held = segments, tables
-        self._kernels = kernels
-        self._device = device
-        self._enough = enough
+        self._machine = machine
         self._dtype = segments[0].adapter.flat.dtype
         self._extents = _join(tables)
         longest = max(segment.length for segment in segments)
         self._tile_size = SHORT_TILE if longest <= SHORT_TILE else LONG_TILE
         tiles = list(tiles_of(segments, [table.values.data_ptr() for table in tables], self._tile_size))
         self._num_tiles = len(tiles)
-        self._tiles = torch.tensor(tiles, dtype=torch.int64, pin_memory=device.type == "cuda").to(
-            device, non_blocking=True
-        )  # [tiles, 4]
+        on_host = torch.tensor(tiles, dtype=torch.int64, pin_memory=machine.device.type == "cuda")
+        self._tiles = on_host.to(machine.device, non_blocking=True)  # [tiles, 4]
 
     @property
     def sites(self) -> Iterable[int]:
         return self._extents
 
     def add(self, site: int, out: Tensor, rows: Tensor) -> None:
-        if not rows.dtype is out.dtype is self._dtype or out.stride(1) != 1:
+        if not (rows.dtype is out.dtype is self._dtype) or out.stride(1) != 1:
             raise InternalError(f"adapters of {self._dtype} are added to {out.dtype}, strides {out.stride()}")
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         extent = self._extents[site]
-        with _on(self._device):
+        with self._machine.chosen():
             hidden = self._shrink(site, extent, rows)
             self._expand(site, extent, hidden, out)
 
@@ -215,7 +224,7 @@ class FusedProduct:
         share = self._share(num_inputs, self._num_tiles * num_rank_blocks, block_inputs)
         num_shares = _divide(num_inputs, share)
         hidden = rows.new_empty(num_shares, rows.shape[0], num_rank_blocks * block_ranks, dtype=torch.float32)
-        self._kernels.shrink[(self._num_tiles, num_rank_blocks, num_shares)](
+        self._machine.kernels.shrink[(self._num_tiles, num_rank_blocks, num_shares)](
             rows,
             hidden,
             self._tiles,
@@ -228,18 +237,20 @@ class FusedProduct:
             block_rows=self._tile_size,
             block_ranks=block_ranks,
             block_inputs=block_inputs,
-            is_wide=is_interpreted(),
+            is_wide=self._machine.is_wide,
         )
         return hidden
 
     def _share(self, num_inputs: int, num_programs: int, block_inputs: int) -> int:
         """Inputs that one program multiplies."""
-        num_shares = min(_divide(self._enough, num_programs), num_inputs // MIN_SHARE, MAX_SHARES)
+        num_shares = min(_divide(self._machine.enough, num_programs), num_inputs // MIN_SHARE, MAX_SHARES)
         return _divide(_divide(num_inputs, max(num_shares, 1)), block_inputs) * block_inputs
 
     def _expand(self, site: int, extent: Extent, hidden: Tensor, out: Tensor) -> None:
         """[shares, T, ranks] -> [T, columns], added."""
-        self._kernels.expand[(self._num_tiles, _divide(extent.num_columns, COLUMNS), extent.num_parts)](
+        block_columns = COLUMNS[self._tile_size]
+        num_column_blocks = _divide(extent.num_columns, block_columns)
+        self._machine.kernels.expand[(self._num_tiles, num_column_blocks, extent.num_parts)](
             hidden,
             out,
             self._tiles,
@@ -249,10 +260,10 @@ class FusedProduct:
             hidden.stride(1),
             out.stride(0),
             block_rows=self._tile_size,
-            block_ranks=_block(extent.part_rank),
-            block_columns=COLUMNS,
+            block_ranks=min(_block(extent.part_rank), RANK_BYTES // out.element_size()),
+            block_columns=block_columns,
             column_step=extent.step,
-            is_wide=is_interpreted(),
+            is_wide=self._machine.is_wide,
         )
 
 
@@ -277,8 +288,3 @@ def _block(rank: int) -> int:
 def _divide(number: int, by: int) -> int:
     """Rounded up."""
     return -(-number // by)
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the thread's current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

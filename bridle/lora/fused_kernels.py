@@ -8,8 +8,6 @@ interpreter needs that, as it keeps bfloat16 as integers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -21,15 +19,15 @@ PART = tl.constexpr(5)
 
 @triton.jit(do_not_specialize=["site", "hidden_share_stride"])
 def shrink(
-    rows: Any,
-    hidden: Any,
-    tiles: Any,
-    site: Any,
-    num_inputs: Any,
-    row_stride: Any,
-    share: Any,
-    hidden_share_stride: Any,
-    hidden_stride: Any,
+    rows: tl.tensor,
+    hidden: tl.tensor,
+    tiles: tl.tensor,
+    site: tl.tensor,
+    num_inputs: tl.tensor,
+    row_stride: tl.tensor,
+    share: tl.tensor,
+    hidden_share_stride: tl.tensor,
+    hidden_stride: tl.tensor,
     block_rows: tl.constexpr,
     block_ranks: tl.constexpr,
     block_inputs: tl.constexpr,
@@ -71,14 +69,14 @@ def shrink(
 
 @triton.jit(do_not_specialize=["site", "num_shares", "hidden_share_stride"])
 def expand(
-    hidden: Any,
-    out: Any,
-    tiles: Any,
-    site: Any,
-    num_shares: Any,
-    hidden_share_stride: Any,
-    hidden_stride: Any,
-    out_stride: Any,
+    hidden: tl.tensor,
+    out: tl.tensor,
+    tiles: tl.tensor,
+    site: tl.tensor,
+    num_shares: tl.tensor,
+    hidden_share_stride: tl.tensor,
+    hidden_stride: tl.tensor,
+    out_stride: tl.tensor,
     block_rows: tl.constexpr,
     block_ranks: tl.constexpr,
     block_columns: tl.constexpr,
@@ -110,9 +108,6 @@ def expand(
     start = hidden + tl.multiple_of(tl.load(part + 3), 8) + row[:, None] * hidden_stride
     share_stride = hidden_share_stride.to(tl.int64)
 
-    to = out + row[:, None] * out_stride + tl.multiple_of(tl.load(part + 1), column_step) + column[None, :]
-    is_out = is_row[:, None] & is_column[None, :]
-    before = tl.load(to, is_out, 0.0)
     sums = tl.zeros((block_rows, block_columns), dtype=tl.float32)
     for first_rank in range(0, num_ranks, block_ranks):
         rank = first_rank + tl.arange(0, block_ranks)
@@ -125,4 +120,7 @@ def expand(
         if is_wide:
             h, w = h.to(tl.float32), w.to(tl.float32)
         sums = tl.dot(h, w, sums, input_precision="ieee")
+    to = out + row[:, None] * out_stride + tl.multiple_of(tl.load(part + 1), column_step) + column[None, :]
+    is_out = is_row[:, None] & is_column[None, :]
+    before = tl.load(to, is_out, 0.0)
     tl.store(to, (before.to(tl.float32) + sums).to(before.dtype), is_out)

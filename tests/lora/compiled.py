@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from bridle.lora.fused import COLUMNS, INPUT_BYTES, LONG_TILE, MAX_RANKS, MIN_RANKS, SHORT_TILE
+from bridle.lora.fused import COLUMNS, INPUT_BYTES, LONG_TILE, MAX_RANKS, MIN_RANKS, RANK_BYTES, SHORT_TILE
 
 #: Bytes that one program may have, by compute capability.
-SHARED_MEMORY = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
+SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
+#: Bytes: a few are what the assembler trades for more programs at once.
+MAX_SPILLED = 64
 _SIZES = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 
@@ -18,13 +23,27 @@ def compile_all(capability: int, dtype: str) -> Iterator[Any]:
     from bridle.lora import fused_kernels
 
     for tile, ranks in product((SHORT_TILE, LONG_TILE), (MIN_RANKS, MAX_RANKS)):
-        sizes = {"block_rows": tile, "block_ranks": ranks, "is_wide": False}
+        sizes: dict[str, Any] = {"block_rows": tile, "block_ranks": ranks, "is_wide": False}
         inputs = {"block_inputs": INPUT_BYTES[tile] // _SIZES[dtype]}
         pointers = {"rows": f"*{dtype}", "hidden": "*fp32", "tiles": "*i64"}
         yield _compile(fused_kernels.shrink, pointers, {**sizes, **inputs}, capability)
-        columns = {"block_columns": COLUMNS, "column_step": 16}
+        sizes["block_ranks"] = min(ranks, RANK_BYTES // _SIZES[dtype])
+        columns = {"block_columns": COLUMNS[tile], "column_step": 16}
         pointers = {"hidden": "*fp32", "out": f"*{dtype}", "tiles": "*i64"}
         yield _compile(fused_kernels.expand, pointers, {**sizes, **columns}, capability)
+
+
+def num_spilled(kernel: Any, capability: int, folder: Path) -> int:
+    """Bytes that did not fit into registers."""
+    from triton import knobs
+    from triton.backends.nvidia.compiler import sm_arch_from_capability
+
+    code = folder / "kernel.ptx"
+    code.write_text(kernel.asm["ptx"])
+    arch = f"--gpu-name={sm_arch_from_capability(capability)}"
+    command = [knobs.nvidia.ptxas.path, "-v", arch, str(code), "-o", str(folder / "kernel.cubin")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
 
 
 def _compile(kernel: Any, pointers: dict[str, str], sizes: dict[str, Any], capability: int) -> Any:

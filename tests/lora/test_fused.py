@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,8 +58,17 @@ def test_cuda_without_triton_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog:
     assert type(create_products("auto", CUDA, torch.float16)) is TorchProducts
     assert type(create_products("torch", CUDA, torch.float16)) is TorchProducts
     assert [record.message for record in caplog.records] == [
-        "Triton is not installed: adapters are multiplied in plain torch"
+        "adapters are multiplied in plain torch, as the fused kernels need Triton, which torch for CUDA brings along"
     ]
+
+
+def test_an_old_gpu_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert type(create_products("auto", CUDA, torch.float16)) is TorchProducts
+    assert "a GPU of compute capability 8.0" in caplog.text
+    with pytest.raises(InvalidRequest, match=r"needs a GPU of compute capability 8\.0; this is cuda"):
+        create_products("fused", CUDA, torch.float16)
 
 
 class Claimed:
@@ -172,10 +181,11 @@ def test_a_table_says_where_everything_is() -> None:
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_laws_hold_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/lora/fused_laws.py"]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "600"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/lora/fused_laws.py"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout
@@ -183,17 +193,22 @@ def test_laws_hold_in_the_interpreter() -> None:
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [75, 80, 86, 90])
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-def test_kernels_compile(capability: int, dtype: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all sizes, without a GPU, within the shared memory that one program may have."""
-    from tests.lora.compiled import SHARED_MEMORY, compile_all
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [(80, "bf16"), (80, "fp32"), (86, "fp16"), (90, "bf16"), (90, "fp32")]
+)
+def test_kernels_compile(capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all sizes, without a GPU, within the registers and the shared memory that one program may have."""
+    from tests.lora.compiled import MAX_SPILLED, SHARED_MEMORY, compile_all, num_spilled
 
-    if (capability, dtype) == (75, "bf16"):
-        pytest.skip("there is no bfloat16 before 8.0")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for kernel in compile_all(capability, dtype):
         assert kernel.metadata.shared <= SHARED_MEMORY[capability], kernel.name
+        assert num_spilled(kernel, capability, tmp_path) <= MAX_SPILLED, kernel.name
+        code = kernel.asm["ptx"]
+        assert "cp.async.cg" in code or "ld.global.v4" in code, f"{kernel.name} does not load 16 bytes at a time"
+        assert "cp.async.ca" not in code, f"{kernel.name} loads less at a time"
+        assert ("mma" in code) == (dtype != "fp32"), f"{kernel.name} multiplies in matrix units, unless in float32"
 
 
 @pytest.mark.gpu
@@ -202,6 +217,15 @@ def test_kernels_compile(capability: int, dtype: str, tmp_path: Any, monkeypatch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_gpu_gives_what_torch_gives(dtype: torch.dtype, seed: int) -> None:
     check_any_step(FusedProducts(CUDA), seed, torch.empty(0, dtype=dtype, device=CUDA), max_tokens=700)
+
+
+@pytest.mark.gpu
+@needs_triton
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_model_on_a_gpu_says_what_peft_says(family: str, tmp_path: Path) -> None:
+    from tests.lora.fused_model import check_model
+
+    check_model(family, tmp_path, device="cuda", dtype="float32", adapter_kernel="fused")
 
 
 @pytest.mark.gpu

@@ -1,0 +1,24 @@
+"""A whole model with adapters, beside PEFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.model.test_adapters import Loaded, all_logits
+
+
+def check_model(family: str, folder: Path, **settings: Any) -> None:
+    """Rows of three adapters, of different makes, and one without: each has the logits that PEFT gives."""
+    loaded = Loaded(family, folder, num_blocks=64, **settings)
+    try:
+        loaded.place_all()
+        prompts = [[3 + (7 * number + place) % 50 for place in range(5 + 9 * number)] for number in range(5)]
+        adapters = ("0", "1", "1", None, "2")
+        for prompt, adapter, have in zip(
+            prompts, adapters, all_logits(loaded.executor, prompts, adapters), strict=True
+        ):
+            want = loaded.oracle.logits(prompt, adapter)
+            assert float((want - have.cpu()).abs().max()) < 1e-3
+    finally:
+        loaded.close()
