@@ -42,7 +42,9 @@ def main(model: str = "demo") -> None:
         criteria: list[StoppingCriteria] = [Sentences(llm.tokenizer, 2), StopOnRepetition(num_tokens=3, times=3)]
         prompts = ["Once upon a time", "There was a fox who"]
         for output in llm.generate(prompts, SamplingParams(max_tokens=200), stopping_criteria=criteria):
-            print(f"{output.prompt}{output.text}\n  stopped: {output.outputs[0].stop_reason}")
+            reason = output.outputs[0].stop_reason  # ours, or the token with which the model ended its text
+            print(f"{output.prompt}{output.text}")
+            print("  stopped:", reason if isinstance(reason, str) else "end of the text")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 
 from bridle import LLM, SamplingParams
 from bridle.testing.tiny import make_checkpoint
+from examples import aici_transformers
 from tests.sources import ROOT
 
 FOLDER = ROOT / "examples"
@@ -66,6 +67,14 @@ def test_custom_stopping_stops_where_it_says(folder: str, capsys: pytest.Capture
         assert (output.text, output.outputs[0].stop_reason) == ("..", "2 sentences")
     example.main(folder)
     assert capsys.readouterr().out.count("stopped:") == 2
+
+
+def test_a_shipped_controller_steers_an_engine_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    aici_transformers.main()
+    assert capsys.readouterr().out.split() in (["[0]", "Yes"], ["[0]", "No"])
 
 
 @pytest.fixture(scope="module")

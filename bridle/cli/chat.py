@@ -111,7 +111,8 @@ class Conversation:
         else:
             self._note(_HELP)
             return
-        self._note(f"{len(self.turns) // 2} turns, system prompt: {self.system or 'none'}")
+        num_turns = len(self.turns) // 2
+        self._note(f"{num_turns} turn{'s' * (num_turns != 1)}, system prompt: {self.system or 'none'}")
 
     def choose(self, name: str) -> None:
         """Go on with an adapter, or without one if there is no name."""
