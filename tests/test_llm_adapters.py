@@ -9,7 +9,9 @@ import pytest
 
 from bridle import LLM, ChatSession, SamplingParams
 from bridle.errors import AdapterRefused, InvalidRequest, UnknownAdapter
+from bridle.testing import tiny
 from tests.http.harness import scripted_model
+from tests.lora.kit import write_adapter as write_lora
 from tests.service.fake_adapters import FakeHome, with_adapters, write_adapter
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -83,3 +85,24 @@ def test_a_bad_adapter_closes_what_was_loaded_for_it(tmp_path: Path) -> None:
     assert model.client.is_healthy  # it is the caller's
     assert model.adapters.list() == () and not home.files
     model.close()
+
+
+def test_a_damaged_adapter_is_one_clear_error_until_it_is_mended(tmp_path: Path) -> None:
+    """Its files changed after they were looked at, and before a request wanted them."""
+    with LLM(str(tiny.cached_checkpoint("llama")), num_blocks=16, block_size=16) as llm:
+        pool = llm.model.adapter_pool
+        assert pool is not None
+        weights = write_lora(tmp_path / "a", pool.limits.layers) / "adapter_model.safetensors"
+        llm.model.adapters.add("a", str(tmp_path / "a"))
+        good = weights.read_bytes()
+        weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        (output,) = llm.generate([[5, 6, 7]], GREEDY, adapter="a")
+        error = output.outputs[0].error
+        assert isinstance(error, AdapterRefused) and "have changed since it was added" in str(error)
+        for _ in range(3):
+            with pytest.raises(AdapterRefused, match="have changed since it was added"):
+                llm.generate([[5, 6, 7]], GREEDY, adapter="a")
+        assert llm.adapters[0].state == "failed" and llm.statistics().num_requests == 1
+        assert llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].error is None
+        weights.write_bytes(good)
+        assert llm.generate([[5, 6, 7]], GREEDY, adapter="a")[0].outputs[0].error is None
