@@ -167,6 +167,15 @@ def test_what_a_refusal_says(client: TestClient, path: str, body: bytes, message
     assert message in answer.text
 
 
+@pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")])
+def test_many_short_texts_are_long_together(client: TestClient, watch: Watch, path: str, field: str) -> None:
+    client.post(path, json={field: ["some words and "] * 3, "max_tokens": 1})
+    assert {thread for thread, _ in watch.encoded} == {watch.loop_thread}
+    watch.encoded.clear()
+    client.post(path, json={field: ["some words and more " * 4] * 100, "max_tokens": 1})
+    assert len(watch.encoded) == 100 and watch.loop_thread not in {thread for thread, _ in watch.encoded}
+
+
 def test_a_long_text_is_told_in_pieces(client: TestClient) -> None:
     """More rows than are written at once add up to the text all the same."""
     text = "ab " * 10_000
