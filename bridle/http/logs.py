@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from typing import Literal
@@ -39,6 +40,7 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
     root.setLevel("DEBUG" if level == "debug" else max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     logging.getLogger("bridle").setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel("WARNING")
+    logging.getLogger("uvicorn.error").addFilter(_is_failure)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -49,6 +51,11 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _is_failure(record: logging.LogRecord) -> bool:
+    """Whether a record tells of more than a request that was cut when the server was ended."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 _drop = structlog.stdlib.ProcessorFormatter.remove_processors_meta

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -269,6 +270,14 @@ def test_a_bug_leaves_its_traceback_in_the_log(log: Callable[[], str], monkeypat
     (line,) = [json.loads(line) for line in log().splitlines() if "secret detail" in line]
     assert line["id"] == answer.headers["x-request-id"]
     assert "Traceback" in line["exception"]
+
+
+def test_a_request_that_is_cut_at_the_end_is_no_failure(log: Callable[[], str]) -> None:
+    configure_logs("json", "info")
+    for error in (asyncio.CancelledError(), ValueError("a failure")):
+        logging.getLogger("uvicorn.error").error("Exception in ASGI application", exc_info=error)
+    (told,) = log().splitlines()
+    assert "a failure" in told
 
 
 def test_a_traceback_on_a_terminal_shows_no_texts(log: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
