@@ -56,8 +56,10 @@ class PoolNeeds:
 
     @property
     def reserved(self) -> int:
-        """Bytes that all of them leave alone."""
-        return self.num_sharers * (self.config.reserved_memory or 0)
+        """Bytes that all of them leave alone. Whoever says how many blocks there are has divided what there is: the
+        others may have taken theirs by now."""
+        num_sharers = self.num_sharers if self.config.num_blocks is None else 1
+        return num_sharers * (self.config.reserved_memory or 0)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

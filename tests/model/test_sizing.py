@@ -132,6 +132,15 @@ def test_what_was_asked_for_wins_over_what_is_measured(
     assert bool(pools.steps) is ("num_blocks" not in settings)  # the step has to fit all the same
 
 
+def test_one_that_is_started_again_leaves_its_own_part_alone(machine: dict[str, int]) -> None:
+    """The others have what they need by then."""
+    again = ModelConfig(num_blocks=9, num_sharers=2, reserved_memory=48 * BLOCK_BYTES)
+    assert fit_pool(replace(NEEDS, config=again), Pools()) == 9
+    machine["free"] = 56 * BLOCK_BYTES
+    with pytest.raises(OutOfBlocks, match="num_blocks 9 needs"):
+        fit_pool(replace(NEEDS, config=again), Pools())
+
+
 # -- refused -----------------------------------------------------------------------------------------------------
 
 
