@@ -101,7 +101,15 @@ class TagsBody(BaseModel):
     tags: Annotated[list[str], Field(max_length=MAX_TAGS)]
 
 
-@router.post("/v1/controllers", summary="Upload a controller (raw Wasm bytes)")
+_WASM_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+@router.post("/v1/controllers", summary="Upload a controller (raw Wasm bytes)", openapi_extra=_WASM_BODY)
 async def upload(request: Request) -> Response:
     _refuse_foreign_page(request)
     return await _with_store(request, lambda control: _upload(request, control))
