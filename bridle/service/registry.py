@@ -120,12 +120,13 @@ class ModelRegistry:
         """Every adapter that a request may choose now, after the name of its model; also what could be loaded. Looks at
         the disk."""
         loadable = await asyncio.to_thread(self.adapters.catalog.names)
+        models = {*self._slots, *self._aliases, *await asyncio.to_thread(self._catalog.names)}
         known = [(slot.name, name) for slot in self._slots.values() for name in self.adapter_names(slot)]
         taken = {name for _, name in known}
         default = next((slot.name for slot in self._slots.values() if not slot.is_passing), None)
         if default is None:
             return known
-        return [*known, *((default, name) for name in loadable if name not in taken and not self._is_taken(name))]
+        return [*known, *((default, name) for name in loadable if name not in taken and name not in models)]
 
     def aliases_of(self, model: LoadedModel) -> list[str]:
         """Further names of `model`."""

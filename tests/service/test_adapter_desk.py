@@ -115,6 +115,7 @@ async def test_no_adapter_takes_the_name_of_a_model_that_may_be_loaded(root: Pat
     write_adapter(root / "late")
     with pytest.raises(InvalidRequest, match="the name 'late' is a model's"):
         await desk.registry.adapters.load(desk.model, "late", "late")
+    assert await desk.registry.all_adapters() == [("demo", "french")]
     assert (await desk.registry.adapters.load(desk.model, "mine", "late")).state == "host"
     assert desk.registry.choose("late:mine") == ("late", "mine")
 
