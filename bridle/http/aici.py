@@ -101,12 +101,8 @@ class TagsBody(BaseModel):
     tags: Annotated[list[str], Field(max_length=MAX_TAGS)]
 
 
-_WASM_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_WASM_BODY = {"requestBody": {"required": True, "content": _BYTES}}
 
 
 @router.post("/v1/controllers", summary="Upload a controller (raw Wasm bytes)", openapi_extra=_WASM_BODY)

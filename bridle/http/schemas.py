@@ -7,18 +7,16 @@ so that a long bad one gives one error instead of a million.
 
 from __future__ import annotations
 
-from math import isnan
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from bridle.errors import InvalidRequest
-from bridle.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams
+from bridle.http.biases import read_biases
+from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams
 
 MAX_MESSAGES = 4_096
 MAX_TOOLS = 128
-_MAX_BIAS = 1e6
-_MANY_BIASES = 256  # more are looked at all at once
 
 
 def _refuse(message: str) -> ValueError:
@@ -62,42 +60,6 @@ def _token_ids(value: Any) -> Any:
     if len(value) > MAX_STOP_TOKENS:
         raise _refuse(f"stop_token_ids has {len(value)} ids; at most {MAX_STOP_TOKENS}")
     return tuple(value)
-
-
-def _logit_bias(value: Any) -> Any:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise _refuse("logit_bias must be an object of token ids and numbers")
-    if len(value) > MAX_LOGIT_BIAS:
-        raise _refuse(f"logit_bias has {len(value)} entries; at most {MAX_LOGIT_BIAS}")
-    if len(value) > _MANY_BIASES and _are_biases(value):
-        return dict(zip(map(int, value), map(float, value.values()), strict=True))
-    return {_bias_token(token): _bias_value(token, bias) for token, bias in value.items()}
-
-
-def _are_biases(value: dict[str, Any]) -> bool:
-    """Whether all entries are good; if one may not be, each has to be looked at to say which."""
-    names = "".join(value)
-    is_named = names.isascii() and names.isdigit() and 0 < min(map(len, value)) <= max(map(len, value)) < 12
-    biases = value.values()
-    if not is_named or not set(map(type, biases)) <= {int, float}:
-        return False
-    return -_MAX_BIAS <= min(biases) <= max(biases) <= _MAX_BIAS and not any(map(isnan, biases))
-
-
-def _bias_token(token: str) -> int:
-    if not (token.isascii() and token.isdigit() and len(token) < 12):
-        raise _refuse(f"logit_bias has the key {token[:40]!r}; keys are token ids in digits")
-    return int(token)
-
-
-def _bias_value(token: str, bias: Any) -> float:
-    if isinstance(bias, bool) or not isinstance(bias, (int, float)):
-        raise _refuse(f"logit_bias[{token}] must be a number")
-    if not -_MAX_BIAS <= bias <= _MAX_BIAS:  # also NaN and infinities
-        raise _refuse(f"logit_bias[{token}] is {bias}; must be between -1000000 and 1000000")
-    return float(bias)
 
 
 def objects(name: str, limit: int) -> BeforeValidator:
@@ -144,7 +106,7 @@ Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema({"anyOf": [{"type":
 TokenIds = Annotated[Any, BeforeValidator(_token_ids), WithJsonSchema({"anyOf": [_IDS, {"type": "null"}]})]
 LogitBias = Annotated[
     Any,
-    BeforeValidator(_logit_bias),
+    BeforeValidator(read_biases),
     WithJsonSchema({"type": ["object", "null"], "additionalProperties": {"type": "number"}}),
 ]
 JsonObjects = list[dict[str, Any]]
