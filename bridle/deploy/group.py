@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bridle.cluster.group import GroupExecutor, Members, beat, follow
 from bridle.config import ModelConfig
+from bridle.control_group import num_cores
 from bridle.deploy.launcher import shard_arguments
 from bridle.deploy.sockets import STORE, make_socket_folder
 from bridle.errors import InvalidRequest
@@ -53,7 +54,7 @@ def _join(config: ModelConfig, count: int, rank: int, store: Path) -> ModelConfi
     from bridle.model.tensor_parallel import join_group
 
     kind = choose_device(config.device).type
-    threads = config.num_threads or max((os.cpu_count() or 1) // count, 1)
+    threads = config.num_threads or max(num_cores() // count, 1)
     join_group(store, rank, count, kind)
     return replace(config, device=f"cuda:{rank}" if kind == "cuda" else kind, num_threads=threads)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from bridle.cluster.replica_messages import Hello
 from bridle.cluster.replicas import ReplicaSet
 from bridle.config import EngineConfig, ModelConfig
+from bridle.control_group import num_cores
 from bridle.deploy.child import Child
 from bridle.deploy.launcher import FETCHED, START_SECONDS
 from bridle.deploy.replica_process import ReplicaConfig
@@ -180,7 +181,7 @@ def _own_control(control: ControlSettings, store: ControlStart | None) -> Contro
 
 def _share(config: ModelConfig, count: int) -> ModelConfig:
     """One replica's part of the machine: memory is divided, and so are cores unless threads are given."""
-    threads = config.num_threads or max((os.cpu_count() or 1) // count, 1)
+    threads = config.num_threads or max(num_cores() // count, 1)
     bound = None if config.max_kv_memory is None else max(config.max_kv_memory // count, 1)
     return replace(config, num_threads=threads, num_sharers=count, max_kv_memory=bound)
 
