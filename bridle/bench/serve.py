@@ -40,6 +40,7 @@ _NUM_USERS = 10
 _SIXTEEN = 16
 _HOUSE = 64  # places for requests in the server that is overloaded; a quarter of them run
 _KV_TOKENS = 1 << 16
+_STREAM_TOKENS = 32  # of KV cache for a stream that is dropped: two blocks hold its prompt and its longest output
 _COMMON = ("--control", "off", "--no-prefix-caching")
 
 
@@ -87,8 +88,8 @@ class _Bench:
     def prompts(self) -> Prompts:
         return make_prompts(self.scale.num_requests, self.checkpoint.vocab_size)
 
-    def _server(self, *options: str, num_users: int = 0) -> Any:
-        room = ("--kv-memory", str(self.checkpoint.token_bytes * _KV_TOKENS))
+    def _server(self, *options: str, num_users: int = 0, num_tokens: int = _KV_TOKENS) -> Any:
+        room = ("--kv-memory", str(self.checkpoint.token_bytes * num_tokens))
         return http_server(
             self.checkpoint.path, self.folder, *_COMMON, *room, *options, num_users=num_users, threads=self.threads
         )
@@ -177,9 +178,11 @@ class _Bench:
     # -- streams that are dropped ----------------------------------------------------------------------------
 
     def drop(self) -> list[dict[str, Any]]:
-        """What the server holds after each round of streams."""
-        num_streams = str(self.scale.num_streams + 8)
-        with self._server("--max-requests", num_streams, "--max-num-seqs", num_streams) as server:
+        """What the server holds after each round of streams. Its KV cache has room for one round and not much more:
+        memory that was never written is not held, and would look like a leak when it comes to that later."""
+        num_streams = self.scale.num_streams + 8
+        options = ("--max-requests", str(num_streams), "--max-num-seqs", str(num_streams))
+        with self._server(*options, num_tokens=num_streams * _STREAM_TOKENS) as server:
             run(closed_loop(server.target, self.prompts[:2], 2, 1))
             states = [asdict(server.settle())]
             rng = random.Random(0)
