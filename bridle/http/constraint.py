@@ -1,7 +1,7 @@
 """Constraints on the OpenAI routes: from the fields of a body to what the text must look like.
 
-OpenAI's `response_format`, the short fields of open servers with vLLM's names for them, and `constraint`, which
-takes any constraint as plain data.
+OpenAI's `response_format`, the short fields of open servers with the names that vLLM, SGLang and llama.cpp have for
+them, and `constraint`, which takes any constraint as plain data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ _KINDS = {
     "grammar": "lark",
     "guided_grammar": "lark",
     "guided_json": "json_schema",
+    "json_schema": "json_schema",
 }
+# vLLM's later form of the same: one of these in an object, beside switches that may be off.
+_STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
+_FIELDS = ("response_format", "constraint", "structured_outputs", "ebnf", *_KINDS)
 # With a `value`: the forms of text-generation-inference, which huggingface_hub sends here too.
 _NATIVE_FORMATS = ("json", "json_object", "json_schema", "regex")
 _FORMATS = "'text', 'json_object' and 'json_schema'"
@@ -33,7 +37,7 @@ _FORMATS = "'text', 'json_object' and 'json_schema'"
 
 def constraint_of(body: SamplingFields) -> Constraint | None:
     """What a body says of the form of the text; None if nothing. Raises `InvalidRequest` that names the field."""
-    given = {name: getattr(body, name) for name in ("response_format", "constraint", *_KINDS)}
+    given = {name: getattr(body, name) for name in _FIELDS}
     given = {name: value for name, value in given.items() if value is not None}
     if given.get("response_format", {"type": None}).get("type", "text") == "text":
         del given["response_format"]
@@ -70,7 +74,25 @@ def native_form(kind: str, value: Any) -> Constraint:
 def _read(name: str, value: Any) -> Constraint:
     if name == "response_format":
         return _of_format(value)
+    if name == "structured_outputs":
+        return _of_structured(value)
+    if name == "ebnf":
+        raise UnsupportedFeature("ebnf is not understood here; 'grammar' takes the same rules in Lark's punctuation")
     return parse(value if name == "constraint" else {_KINDS[name]: value})
+
+
+def _of_structured(value: Mapping[str, Any]) -> Constraint:
+    given = {name: one for name, one in value.items() if one is not None and one is not False}
+    given.pop("disable_fallback", None)  # there is nothing to fall back to
+    if given == {"json_object": True}:
+        return JsonObject()
+    name = next(iter(given), "")
+    if len(given) != 1 or name not in _STRUCTURED:
+        raise InvalidRequest(
+            f"structured_outputs has {shown(', '.join(given)) if given else 'nothing'}; this server takes one of "
+            f"{', '.join(_STRUCTURED)} and json_object"
+        )
+    return parse({_STRUCTURED[name]: given[name]})
 
 
 def _of_format(value: Mapping[str, Any]) -> Constraint:

@@ -172,6 +172,9 @@ class SamplingFields(BaseModel):
     guided_choice: Annotated[list[str] | None, texts("guided_choice")] = None
     guided_grammar: str | None = None
     guided_json: dict[str, Any] | str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | str | None = None
+    ebnf: str | None = None
 
     @property
     def wants_stream_usage(self) -> bool:

@@ -84,6 +84,10 @@ def test_plain_text_is_no_constraint(steered: openai.OpenAI) -> None:
         ({"guided_grammar": 'start: "a"'}, "a"),
         ({"guided_json": {"type": "boolean"}}, "true|false"),
         ({"guided_json": '{"type": "boolean"}'}, "true|false"),
+        ({"structured_outputs": {"choice": ["yes", "no"], "json": None, "disable_fallback": True}}, "yes|no"),
+        ({"structured_outputs": {"json": {"type": "boolean"}, "json_object": False}}, "true|false"),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, "a"),
+        ({"json_schema": '{"type": "boolean"}'}, "true|false"),
         ({"constraint": {"sequence": ["x", {"regex": "[0-9]"}]}}, "x[0-9]"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}}, "null"),
     ],
@@ -92,6 +96,25 @@ def test_every_field_on_completions(steered: openai.OpenAI, fields: dict[str, An
     answer = steered.completions.create(model=NAME, prompt=["Say", "Tell"], extra_body=fields)
     assert len(answer.choices) == 2
     assert all(re.fullmatch(pattern, choice.text) for choice in answer.choices)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"structured_outputs": {"structural_tag": "{}"}},
+            "structured_outputs has 'structural_tag'; this",
+        ),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs has 'regex, choice'"),
+        ({"structured_outputs": {}}, "structured_outputs has nothing"),
+        ({"ebnf": 'root ::= "a"'}, "ebnf is not understood here; 'grammar' takes"),
+        ({"json_schema": {}, "regex": "a"}, "regex and json_schema were given"),
+    ],
+)
+def test_forms_that_are_not_understood_are_refused(steered: openai.OpenAI, fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refusal:
+        steered.completions.create(model=NAME, prompt="Say", extra_body=fields)
+    assert told in str(refusal.value)
 
 
 @pytest.mark.parametrize("stream", [False, True])
