@@ -119,14 +119,14 @@ def _choose_size(settings: Settings) -> Size:
 
 
 def _scenes(size: Size) -> list[Scene]:
-    many = size.num_many
+    many, room = size.num_many, size.batch + size.batch // 8  # little more than a step needs: most that come are away
     return [
         Scene("none"),
         Scene("1 adapter", num_adapters=1),
         Scene("4 adapters", num_adapters=4),
         Scene("32 adapters", num_adapters=32),
         Scene(f"{many} in rotation", num_adapters=many),
-        Scene(f"{many}, {many // 2} resident", num_adapters=many, resident=many // 2),
+        Scene(f"{many}, {room} resident", num_adapters=many, resident=room),
         Scene("32 adapters, half the rows", num_adapters=32, share=0.5),
         Scene("4 adapters", targets="all linear", num_adapters=4),
         Scene("32 adapters", targets="all linear", num_adapters=32),
