@@ -127,6 +127,8 @@ def _scenes(size: Size) -> list[Scene]:
         Scene("32 adapters", num_adapters=32),
         Scene(f"{many} in rotation", num_adapters=many),
         Scene(f"{many}, {room} resident", num_adapters=many, resident=room),
+        Scene("32 adapters there, on no row", num_adapters=32, share=0.0),
+        Scene("4 adapters, half the rows", num_adapters=4, share=0.5),
         Scene("32 adapters, half the rows", num_adapters=32, share=0.5),
         Scene("4 adapters", targets="all linear", num_adapters=4),
         Scene("32 adapters", targets="all linear", num_adapters=32),
@@ -230,7 +232,7 @@ class _Feed:
 
     def _adapter_of(self, number: int) -> str | None:
         scene = self._scene
-        if not scene.num_adapters or (number * scene.share) % 1:
+        if not scene.num_adapters or not scene.share or (number * scene.share) % 1:
             return None
         return str(int(number * scene.share) % scene.num_adapters)
 
