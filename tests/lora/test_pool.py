@@ -145,12 +145,13 @@ def test_fetching_brings_to_the_host_only(bench: Bench) -> None:
 
 
 def test_the_least_recently_used_leave_first(bench: Bench) -> None:
-    bench.add("a", "b", "c", "d")
+    bench.add("a", "b", "c")
     bench.step_until({"a"}, "a")
     bench.step_until({"b"}, "b")
     bench.step_until({"a"}, "a")
     bench.step_until({"c"}, "c")
     assert bench.device.device == {"a", "c"}
+    bench.add("d")  # not before: while one leaves the host for it, the same cannot leave the device
     bench.step_until({"d"}, "d")
     assert bench.device.device == {"c", "d"}
     assert bench.device.most_on_device == 2
