@@ -1,7 +1,8 @@
 """A process that stands by: it has been started, has imported what takes seconds, and waits for the word to go on.
 
 It takes the place of one that was lost, which is then there again in the time that loading its model takes. Until then
-it costs the memory of its imports and nothing else. Knows nothing of what the process does.
+it costs the memory of its imports and nothing else. Its start takes seconds of processor time, which after a loss are
+needed to compute again what everybody waits for: so it comes a while later. Knows nothing of what the process does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import threading
 from collections.abc import Callable
 
 Process = subprocess.Popen[bytes]
+
+#: How long after it is asked for a process is started, in seconds.
+PAUSE_SECONDS = 5.0
 
 _GO = b"\n"
 
@@ -53,7 +57,7 @@ class Spare:
         return None if process is None else process.pid
 
     def prepare_nowait(self) -> None:
-        """Have one from soon on."""
+        """Have one from `PAUSE_SECONDS` on, and as long as its start takes."""
         with self._changed:
             self._is_wanted = True
             self._changed.notify_all()
@@ -63,6 +67,7 @@ class Spare:
         with self._changed:
             process, self._process = self._process, None
             self._is_wanted = False
+            self._changed.notify_all()
         if process is None or let_go(process):
             return process
         process.kill()
@@ -79,11 +84,12 @@ class Spare:
     def _run(self) -> None:
         with self._changed:
             while not self._is_closed:
-                if self._is_wanted and self._process is None:
+                self._changed.wait_for(lambda: self._is_wanted or self._is_closed)
+                self._changed.wait_for(lambda: not self._is_wanted or self._is_closed, PAUSE_SECONDS)
+                if self._is_wanted and not self._is_closed and self._process is None:
                     self._process = self._start()
                     self._changed.notify_all()
                 self._is_wanted = False
-                self._changed.wait_for(lambda: self._is_wanted or self._is_closed)
             if self._process is not None:
                 self._process.kill()
                 self._process.communicate()

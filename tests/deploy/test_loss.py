@@ -72,7 +72,8 @@ def test_streams_survive_the_loss_of_their_shard(shard: LaunchedShard, how: sign
     assert all(reader.num_resuming for reader in crowd.readers[::2])
 
 
-def test_the_shard_that_stands_by_takes_the_place() -> None:
+def test_the_shard_that_stands_by_takes_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.deploy.spare.PAUSE_SECONDS", 0.0)
     before, made = children(), requests(10, 120)
     shard = launch(stands_by=True)
     with AsyncEngine(Engine(shard)) as engine:

@@ -53,6 +53,11 @@ class Worker:
         self._pipe.close()
 
 
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.deploy.spare.PAUSE_SECONDS", 0.0)
+
+
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
     before = children()
@@ -82,6 +87,19 @@ def test_who_stands_by_takes_the_place_of_who_ended(worker: Worker) -> None:
     third = prove(worker)
     os.kill(second, signal.SIGKILL)
     assert worker.await_next() == third
+
+
+def test_it_comes_after_those_who_were_waiting(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.deploy.spare.PAUSE_SECONDS", 600.0)
+    first = worker.await_next()
+    worker.child.keep()
+    worker.child.prove(first)
+    os.kill(first, signal.SIGKILL)
+    second = worker.await_next()
+    assert worker.child._spare is not None
+    assert worker.child._spare.pid is None
+    monkeypatch.setattr("bridle.deploy.spare.PAUSE_SECONDS", 0.0)
+    assert prove(worker) != second
 
 
 def test_the_next_ones_are_told_more(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
