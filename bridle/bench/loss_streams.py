@@ -182,7 +182,8 @@ def _body(number: int, max_tokens: int, is_told: bool) -> bytes:
     options = {"include_usage": True, "include_resuming": is_told}
     body = {"prompt": f"Story number {number}: once upon a time", "max_tokens": max_tokens, "seed": number}
     return json.dumps(
-        body | {"temperature": float(number % 3 == 0), "min_tokens": max_tokens, "stream": True, "stream_options": options}
+        body
+        | {"temperature": float(number % 3 == 0), "min_tokens": max_tokens, "stream": True, "stream_options": options}
     ).encode()
 
 

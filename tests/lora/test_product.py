@@ -102,6 +102,23 @@ def test_many_short_segments_are_one_product() -> None:
     assert sorted(after) == list(range(5))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "num_stacked"),
+    [([1] * 8 + [16], 8), ([2] * 2 + [4], 3), ([1] * 8 + [MAX_SHORT + 1], 8), ([4] * 8 + [5], 9), ([2] * 40 + [3], 40)],
+)
+def test_a_prompt_makes_decodes_no_longer_where_that_costs_more(lengths: list[int], num_stacked: int) -> None:
+    layouts, products = Layouts(PLACES), TorchProducts()
+    segments, end = [], 0
+    for number, length in enumerate(lengths):
+        segments.append(Segment(end, end + length, make_adapter(layouts, ("q", "v"), 4, number)))
+        end += length
+    stacked, *single = AdapterStep(segments, end, products).by_site[0]
+    assert isinstance(stacked, StackedProduct)
+    assert stacked._num == num_stacked
+    assert len(single) == (num_stacked < len(lengths))
+    check(segments, end, products)
+
+
 def test_stacks_that_are_not_kept_give_the_same() -> None:
     layouts, stacks = Layouts(PLACES), Stacks()
     adapters = [make_adapter(layouts, ("q", "k", "v", "down"), 4, number) for number in range(5)]
