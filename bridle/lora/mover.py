@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from bridle.errors import AdapterRefused, BridleError, ModelUnavailable, ShardUnavailable, UnknownAdapter
 from bridle.lora.device import AdapterDevice
@@ -23,6 +24,15 @@ _AWAY_SECONDS = 0.2
 
 #: Told, with the lock held, that an adapter is on the host, or why it cannot be had.
 OnEnd = Callable[[Held, BridleError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One adapter comes into a tier and others leave it. `epoch` is the device's that it began with."""
+
+    held: Held
+    leavers: Sequence[Held]
+    epoch: int
 
 
 class Mover:
@@ -104,65 +114,78 @@ class Mover:
         with self._changed:
             held = books.next_to_read()
             leavers = None if held is None else books.leavers_of_host(held.host_bytes)
-            if held is None or leavers is None:
+            move = self._begin(held, leavers, books.on_host)
+            if move is None:
                 return False
-            for other in leavers:
-                del books.on_host[other.key]
-            books.num_left_host += len(leavers)
-            moving, epoch = (held, *leavers), self._epoch
-            _set_moving(moving, True)
-        failure = self._try(held, lambda: self._read(held, leavers))
-        with self._changed:
-            _set_moving(moving, False)
-            if failure is not None:
-                self._fail(held, failure)
-            elif epoch == self._device.adapter_epoch:
-                books.on_host[held.key] = held
-                books.num_reads += 1
-                self._on_end(held, None)
+            books.num_left_host += len(move.leavers)
+        self._carry_out(move, self._read, self._note_read)
         return True
 
-    def _read(self, held: Held, leavers: Iterable[Held]) -> None:
-        for other in leavers:
+    def _read(self, move: _Move) -> None:
+        for other in move.leavers:
             self._device.drop_adapter(other.key)
-        self._device.read_adapter(held.key, held.files)
+        self._device.read_adapter(move.held.key, move.held.files)
+
+    def _note_read(self, held: Held) -> None:
+        self._books.on_host[held.key] = held
+        self._books.num_reads += 1
+        self._on_end(held, None)
 
     def _place_next(self) -> bool:
         """Drop what was removed, or place one adapter that is awaited; whether there was anything to do."""
+        return self._drop_next() or self._place_awaited()
+
+    def _place_awaited(self) -> bool:
         books = self._books
-        with self._changed:
-            gone = books.next_to_drop()
-            if gone is not None:
-                books.on_host.pop(gone.key, None)
-                books.on_device.pop(gone.key, None)
-                _set_moving((gone,), True)
-        if gone is not None:
-            self._drop(gone)
-            return True
         with self._changed:
             held = books.next_to_place()
             leavers = None if held is None else books.leavers_of_device(held.device_bytes)
-            if held is None or leavers is None:
+            move = self._begin(held, leavers, books.on_device)
+            if move is None:
                 return False
-            for other in leavers:
-                del books.on_device[other.key]
-            books.num_left_device += len(leavers)
-            moving, epoch = (held, *leavers), self._epoch
-            _set_moving(moving, True)
-        failure = self._try(held, lambda: self._place(held, leavers))
-        with self._changed:
-            _set_moving(moving, False)
-            if failure is not None:
-                self._fail(held, failure)
-            elif epoch == self._device.adapter_epoch:
-                books.note_placed(held)
-                books.num_placed += 1
+            books.num_left_device += len(move.leavers)
+        self._carry_out(move, self._place, self._note_placed)
         return True
 
-    def _place(self, held: Held, leavers: Iterable[Held]) -> None:
-        for other in leavers:
+    def _place(self, move: _Move) -> None:
+        for other in move.leavers:
             self._device.displace_adapter(other.key)
-        self._device.place_adapter(held.key)
+        self._device.place_adapter(move.held.key)
+
+    def _note_placed(self, held: Held) -> None:
+        self._books.note_placed(held)
+        self._books.num_placed += 1
+
+    def _begin(self, held: Held | None, leavers: list[Held] | None, tier: dict[str, Held]) -> _Move | None:
+        """Take the leavers out of a tier's books; None if nobody comes, or there is no room. With the lock held."""
+        if held is None or leavers is None:
+            return None
+        for other in leavers:
+            del tier[other.key]
+        _set_moving((held, *leavers), True)
+        return _Move(held, leavers, self._epoch)
+
+    def _carry_out(self, move: _Move, work: Callable[[_Move], None], note: Callable[[Held], None]) -> None:
+        """Do it, and enter in the books what became of it."""
+        failure = self._try(move.held, lambda: work(move))
+        with self._changed:
+            _set_moving((move.held, *move.leavers), False)
+            if failure is not None:
+                self._fail(move.held, failure)
+            elif move.epoch == self._device.adapter_epoch:
+                note(move.held)
+
+    def _drop_next(self) -> bool:
+        """Drop one adapter that was removed and is used no more; whether there was any."""
+        with self._changed:
+            gone = self._books.next_to_drop()
+            if gone is None:
+                return False
+            self._books.on_host.pop(gone.key, None)
+            self._books.on_device.pop(gone.key, None)
+            _set_moving((gone,), True)
+        self._drop(gone)
+        return True
 
     def _drop(self, held: Held) -> None:
         def drop() -> None:
