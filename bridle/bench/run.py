@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import version
@@ -32,6 +33,8 @@ BENCHMARKS = {
     "detokenizer": "bridle.bench.detokenizer",
 }
 
+_FILE_WIDTH = 160
+
 
 def run(name: str, settings: Settings) -> dict[str, Any]:
     """Measure, print a table, and with `settings.as_json` one line of JSON last. Gives the figures.
@@ -42,7 +45,8 @@ def run(name: str, settings: Settings) -> dict[str, Any]:
         raise InvalidRequest(f"no benchmark is called {name!r}; there are {', '.join(BENCHMARKS)}", "NAME")
     from rich.console import Console
 
-    console = Console(highlight=False)
+    # Tables that go to a file need not be cut to the width of no terminal.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
     figures: Mapping[str, Any] = import_module(BENCHMARKS[name]).measure(settings, console)
     report = {"benchmark": name, **conditions(settings), **figures}
     if settings.as_json:

@@ -3,7 +3,8 @@
 Both executors run the same decode steps in turn, so that a busy machine slows both. `instant` is a device that computes
 nothing: all of its overhead shows, that of the sample rows too. `5 ms` is one that is busy for so long without the CPU,
 as a GPU is: the rows and their masks travel under the forward pass. The demo model computes on the CPU. Masked rows
-carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo model's own is smaller).
+carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo model's own is smaller). What gRPC takes
+by itself, with the same messages and nothing done, is measured in the same run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from bridle.bench.grpc_echo import measure_echo
 from bridle.bench.overhead import InstantExecutor
 from bridle.bench.settings import Settings
 from bridle.engine.decision import mask_words
@@ -80,6 +82,7 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     num_steps = 30 if settings.quick else 400
     batches = settings.batches or ((64,) if settings.quick else _BATCHES)
     figures = []
+    echo = measure_echo(10 * num_steps)
     devices: dict[str, Callable[[Settings], Any]] = {
         "instant": partial(_timed_pair, 0.0),
         "5 ms": partial(_timed_pair, 0.005),
@@ -94,7 +97,8 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
                         | _compare(Decoding(local, batch, is_masked), Decoding(remote, batch, is_masked), num_steps)
                     )
     _print_table(console, figures)
-    return {"num_steps": num_steps, "figures": figures}
+    console.print(f"gRPC alone, the messages of 64 unmasked rows with nothing done: {echo:.3f} ms")
+    return {"num_steps": num_steps, "grpc_milliseconds": echo, "figures": figures}
 
 
 def _compare(local: Decoding, remote: Decoding, num_steps: int) -> dict[str, float]:

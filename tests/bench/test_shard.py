@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bridle.bench.grpc_echo import measure_echo
 from bridle.bench.shard import Decoding, _compare
 from bridle.testing.scripted import ScriptedExecutor
 from tests.cluster.kit import hosted
@@ -31,3 +32,7 @@ def test_here_and_there_are_compared() -> None:
         remote.close()
     assert set(figures) == {"local_milliseconds", "shard_milliseconds", "overhead_milliseconds"}
     assert not there.violations
+
+
+def test_grpc_is_timed_by_itself() -> None:
+    assert measure_echo(3) > 0
