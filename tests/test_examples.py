@@ -74,7 +74,8 @@ def test_a_shipped_controller_steers_an_engine_of_ones_own(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     aici_transformers.main()
-    assert capsys.readouterr().out.split() in (["[0]", "Yes"], ["[0]", "No"])
+    said = [line for line in capsys.readouterr().out.splitlines() if "⏳" not in line]  # late on a busy machine
+    assert "\n".join(said).split() in (["[0]", "Yes"], ["[0]", "No"])
 
 
 @pytest.fixture(scope="module")
