@@ -30,7 +30,8 @@ def left_behind() -> list[str]:
 
 def test_llm_runs_wasm_controllers(folder: Path, tmp_path: Path) -> None:
     wasm = tmp_path / "guest.wasm"
-    with LLM(str(folder), control=ControlSettings("on", store=tmp_path / "store")) as llm:
+    patient = ("--wasm-max-step-time", "5000")
+    with LLM(str(folder), control=ControlSettings("on", args=patient, store=tmp_path / "store")) as llm:
         tokens = llm.tokenizer.encode("forced", add_special_tokens=False)
         wasm.write_bytes(guest2([[say("hello\n"), *force(tokens)], END]))
         module = llm.upload(wasm, tags=["mine"])
