@@ -251,9 +251,10 @@ class Llm:
 
     def workers(self) -> list[int]:
         """Processes two levels below the runtime: the nursery's children."""
-        parents = {
-            pid: int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in self.descendants()
-        }
+        parents = {}
+        for pid in self.descendants():
+            with contextlib.suppress(OSError):  # it may have ended since
+                parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
         nursery = [pid for pid, parent in parents.items() if parent == self.process.pid]
         return [pid for pid, parent in parents.items() if parent in nursery]
 

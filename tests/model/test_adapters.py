@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,13 @@ class Loaded:
             self.pool.fetch(str(number)).result(30)
             self.executor.place_adapter(str(number))
 
+    def await_all(self) -> None:
+        """Until steps find them all: who waits for an adapter takes no room from others."""
+        keys, end = ("0", "1", "2"), time.monotonic() + 60
+        while len(self.pool.begin_step(keys)) < len(keys):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
     def close(self) -> None:
         self.pool.close()
         self.executor.close()
@@ -222,6 +230,7 @@ def check_engine(family: str, folder: Path, **settings: Any) -> None:
     """Chunks of prompts beside decodes, outputs that fork, a pool so small that sequences are preempted, and fewer
     adapters to a step than there are: every token is the best one by PEFT."""
     loaded = Loaded(family, folder, **settings)
+    loaded.await_all()
     greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     adapters = (None, "0", "1", "2")
     shared = [(11 * i) % 240 + 12 for i in range(14)]
