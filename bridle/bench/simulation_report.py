@@ -127,7 +127,7 @@ def _losses(figures: Figures) -> str:
 
 def _large(figures: Figures) -> str:
     return _table(
-        ["routing", "requests", "lost", *_USUAL, "run, CPU s"],
+        ["routing", "answered", "lost", *_USUAL, "run, CPU s"],
         (
             [
                 run["policy"],
