@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.deploy",),
     ("bridle.llm",),
     ("bridle.http", "bridle.lmtp"),
+    ("bridle.chat",),
     ("bridle.service",),
     ("bridle.cluster",),
     ("bridle.aici",),

@@ -8,7 +8,7 @@ import pytest
 
 from bridle.cli import main
 from bridle.http import create_app
-from bridle.http.metrics import _MAX_ADAPTER_LABELS
+from bridle.http.metrics.metrics import _MAX_ADAPTER_LABELS
 from bridle.lora.peft_config import MAX_RANK
 from bridle.service import ModelRegistry
 from tests.service.fakes import fake_model

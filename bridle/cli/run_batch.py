@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from bridle.config import ModelConfig
-    from bridle.http.batch import BatchRequest
+    from bridle.http.openai.batch import BatchRequest
     from bridle.service.control import ControlSettings
 
 _MODEL = ModelOptions()
@@ -60,7 +60,7 @@ def run_batch(
     max_in_flight
         Requests that are worked on at once.
     """
-    from bridle.http.logs import configure_logs
+    from bridle.http.transport.logs import configure_logs
 
     if max_in_flight < 1:
         raise InvalidRequest(f"max_in_flight is {max_in_flight}; must be at least 1", "max_in_flight")
@@ -76,7 +76,7 @@ def run_batch(
 
 def _open(stack: ExitStack, file: Path, output: Path | None) -> tuple[list[BatchRequest], BinaryIO]:
     """All requests of the file, and where their answers go, which `stack` closes."""
-    from bridle.http.batch import read_requests
+    from bridle.http.openai.batch import read_requests
 
     try:
         requests = list(read_requests(stack.enter_context(file.open("rb"))))
@@ -93,7 +93,7 @@ def _served(
     """What answers: a server's application over a loaded model, without a server."""
     from bridle.cli.loading import loaded_model
     from bridle.http import create_app
-    from bridle.http.batch import batch_settings
+    from bridle.http.openai.batch import batch_settings
     from bridle.service import ModelRegistry
     from bridle.service.adapter_set import AdapterCatalog
 
@@ -109,7 +109,7 @@ async def _run(app: FastAPI, requests: list[BatchRequest], target: BinaryIO, max
     from rich.console import Console
     from rich.progress import Progress
 
-    from bridle.http.batch import answer_batch
+    from bridle.http.openai.batch import answer_batch
 
     num_failed = 0
     with Progress(console=Console(stderr=True), transient=True) as progress:

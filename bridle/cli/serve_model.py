@@ -148,8 +148,8 @@ def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -
     """Serve the parent process until it closes our standard input."""
     from contextlib import closing
 
-    from bridle.http.logs import configure_logs
     from bridle.http.server import load_registry
+    from bridle.http.transport.logs import configure_logs
     from bridle.lmtp.server import LmtpServer, LocalHost
     from bridle.lmtp.server.lines import stdio_link
     from bridle.service import Admission

@@ -81,7 +81,7 @@ def shard(
     """
     from bridle.cluster.address import check_address
     from bridle.cluster.parent import die_with_parent
-    from bridle.http.logs import configure_logs
+    from bridle.http.transport.logs import configure_logs
 
     if place.parent is not None:
         die_with_parent(place.parent)

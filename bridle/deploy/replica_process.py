@@ -61,7 +61,7 @@ def main() -> int:
     from bridle.cluster.replica_server import serve_replica
     from bridle.controllers.free_part import compile_grammar
     from bridle.deploy.launcher import launch_shard
-    from bridle.http.logs import configure_logs
+    from bridle.http.transport.logs import configure_logs
     from bridle.service import load_model
 
     configure_logs(config.log_format, config.log_level)  # type: ignore[arg-type]

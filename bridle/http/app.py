@@ -8,44 +8,28 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import (
-    adapter_routes,
-    aici,
-    anthropic,
-    chat,
-    completions,
-    embeddings,
-    info_routes,
-    model_routes,
-    responses,
-    status_routes,
-    tgi,
-)
-from bridle.http.call import Call, CallMiddleware
+from bridle.http import admin, anthropic, info_routes, openai, tgi
+from bridle.http.aici import routes as aici
 from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_handlers
-from bridle.http.hosts import AllowedHosts
-from bridle.http.identity import IdentityMiddleware
-from bridle.http.metrics import Metrics
+from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
-from bridle.http.shaped_route import refusing_for
-from bridle.http.sockets import SocketFrontMaker, mount
 from bridle.http.state import HttpState
+from bridle.http.transport.call import Call, CallMiddleware
+from bridle.http.transport.hosts import AllowedHosts
+from bridle.http.transport.identity import IdentityMiddleware
+from bridle.http.transport.shaped_route import refusing_for
+from bridle.http.transport.sockets import SocketFrontMaker, mount
 from bridle.service import Admission, ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.service.tracing import Tracing
 
 _ROUTERS = (
-    completions.router,
-    chat.router,
-    embeddings.router,
+    *openai.routers,
     aici.router,
     info_routes.router,
-    status_routes.router,
-    model_routes.router,
-    adapter_routes.router,
+    *admin.routers,
     *tgi.routers,
     anthropic.router,
-    responses.router,
 )
 
 

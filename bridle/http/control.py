@@ -15,14 +15,14 @@ from fastapi import Request
 from bridle.aici.protocol import Auth
 from bridle.constraints import Constraint
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.http.constraint import constraint_of
-from bridle.http.identity import identity_of
+from bridle.http.openai.constraint import constraint_of
+from bridle.http.transport.identity import identity_of
 from bridle.service import LoadedModel, RewindPolicy
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool, WasmController
     from bridle.controllers.free_part import FreePart
-    from bridle.http.schemas import SamplingFields
+    from bridle.http.openai.schemas import SamplingFields
 
 #: The controller that does nothing: plain generation.
 NO_CONTROLLER = "none"

@@ -17,12 +17,12 @@ from bridle.constraints import Constraint
 from bridle.controllers.free_part import FreePart
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, DeadlineExceeded, EngineClosed, InternalError, InvalidRequest
-from bridle.http.call import Call
 from bridle.http.control import Steering
-from bridle.http.identity import LOCAL_USER
 from bridle.http.notes import Note, NoteReader
 from bridle.http.state import HttpState
-from bridle.http.waiting import wait_for
+from bridle.http.transport.call import Call
+from bridle.http.transport.identity import LOCAL_USER
+from bridle.http.transport.waiting import wait_for
 from bridle.outputs import CompletionOutput, Event, FinishReason, Resuming, Usage
 from bridle.sampling import MAX_SEED, SamplingParams
 from bridle.service import (

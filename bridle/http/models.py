@@ -7,10 +7,10 @@ from typing import NamedTuple, TypeVar
 
 from fastapi import Request
 
-from bridle.http.call import call_of
-from bridle.http.sse import run_while_connected
 from bridle.http.state import HttpState, http_state
-from bridle.http.waiting import wait_for
+from bridle.http.transport.call import call_of
+from bridle.http.transport.sse import run_while_connected
+from bridle.http.transport.waiting import wait_for
 from bridle.service import AdapterInfo, Lease, LoadedModel, ModelState
 
 T = TypeVar("T")

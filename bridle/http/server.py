@@ -25,13 +25,13 @@ from fastapi import FastAPI
 from bridle import telemetry
 from bridle.errors import InvalidRequest
 from bridle.http.app import create_app
-from bridle.http.logs import configure_logs
 from bridle.http.page import curl_line
 from bridle.http.process import settle_in
 from bridle.http.settings import ServeSettings
-from bridle.http.sockets import SocketFrontMaker
 from bridle.http.state import HttpState
-from bridle.http.wire import bounded_protocol
+from bridle.http.transport.logs import configure_logs
+from bridle.http.transport.sockets import SocketFrontMaker
+from bridle.http.transport.wire import bounded_protocol
 from bridle.service import LoadedModel, ModelRegistry, ModelSet, build_registry
 from bridle.service.keys import KeyStore
 from bridle.service.tracing import Tracing

@@ -10,7 +10,7 @@ from typing import Literal
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
-from bridle.http.hosts import AllowedHosts
+from bridle.http.transport.hosts import AllowedHosts
 from bridle.service.adapter_set import AdapterSet
 from bridle.service.control import ControlSettings
 from bridle.service.keeper import ModelLoader

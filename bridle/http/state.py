@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from bridle.errors import EngineClosed
-from bridle.http.metrics import Metrics
+from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
-from bridle.http.sockets import SocketFront
+from bridle.http.transport.sockets import SocketFront
 from bridle.service import Admission, ModelRegistry
 from bridle.service.story import Story
 from bridle.service.tracing import Tracing

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from fastapi import Request
 
-from bridle.http.call import call_of
-from bridle.http.identity import identity_of
+from bridle.http.transport.call import call_of
+from bridle.http.transport.identity import identity_of
 from bridle.service.terms import make_terms
 
 

@@ -12,7 +12,7 @@ import pytest
 from bridle.cli import main
 from bridle.errors import InvalidRequest
 from bridle.http import create_app
-from bridle.http.batch import BatchRequest, answer_batch, batch_settings, read_requests
+from bridle.http.openai.batch import BatchRequest, answer_batch, batch_settings, read_requests
 from bridle.service import ModelRegistry
 from tests.http.harness import saying, scripted_model
 

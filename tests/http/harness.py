@@ -20,7 +20,7 @@ from bridle.controllers import PythonControllerPool
 from bridle.engine import AsyncEngine, Engine
 from bridle.http import HttpSettings, ServeSettings, create_app
 from bridle.http.server import bind, uvicorn_config
-from bridle.http.sockets import SocketFrontMaker
+from bridle.http.transport.sockets import SocketFrontMaker
 from bridle.service import LoadedModel, ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.service.tracing import Tracing

@@ -12,7 +12,8 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from bridle.http import HttpSettings, create_app, metrics
+from bridle.http import HttpSettings, create_app
+from bridle.http.metrics import metrics
 from bridle.service import AdapterSet, LoadedModel, ModelRegistry
 from bridle.service.adapter_set import AdapterCatalog
 from bridle.service.keys import KeyStore

@@ -190,7 +190,7 @@ def test_a_module_that_is_too_large_is_refused_unread(url: str) -> None:
 
 
 def test_a_module_that_grows_too_large_is_cut(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.http.aici.MAX_MODULE_BYTES", 100_000)
+    monkeypatch.setattr("bridle.http.aici.routes.MAX_MODULE_BYTES", 100_000)
 
     def chunks() -> Iterator[bytes]:
         yield b"\0asm\1\0\0\0"

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from bridle.http import HttpSettings
-from bridle.http.schemas import ChatBody, CompletionBody
+from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.sampling import MAX_STOP_STRINGS
 from tests.http.conftest import REPLY
 from tests.http.harness import local_client, saying, scripted_model, tokenizer
@@ -218,7 +218,7 @@ def test_a_bug_is_a_500_in_the_same_shape(client: TestClient, monkeypatch: pytes
     def broken(*arguments: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("bridle.http.completions.reserve", broken)
+    monkeypatch.setattr("bridle.http.openai.completions.reserve", broken)
     answer = client.post(COMPLETIONS, json={"prompt": "a"})
     error = error_of(answer, 500)
     assert error["code"] == "internal_error"

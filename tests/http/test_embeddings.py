@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from bridle.engine.request import Request
 from bridle.errors import DeadlineExceeded
 from bridle.http import create_app
-from bridle.http.batch import answer_batch, read_requests
-from bridle.http.embeddings import MAX_AT_ONCE, MAX_INPUTS
+from bridle.http.openai.batch import answer_batch, read_requests
+from bridle.http.openai.embeddings import MAX_AT_ONCE, MAX_INPUTS
 from bridle.llm import LLM
 from bridle.outputs import Embedded, Event, Finished, FinishReason, Usage
 from bridle.service import ModelRegistry
@@ -115,7 +115,7 @@ def test_what_cannot_be_had_is_refused(client: TestClient, fields: dict[str, Any
 
 def test_many_vectors_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole JSON all the same, as long as it was announced; and a slow reader keeps no place."""
-    monkeypatch.setattr("bridle.http.long_list.PIECE_BYTES", 100)
+    monkeypatch.setattr("bridle.http.transport.long_list.PIECE_BYTES", 100)
     model = fake_model(embedding_script)
     app = create_app(ModelRegistry([model]))
     seen: list[tuple[int, int]] = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from bridle.http import HttpSettings
-from bridle.http.schemas import ChatBody, CompletionBody
+from bridle.http.openai.schemas import ChatBody, CompletionBody
 from tests.http.harness import local_client, saying, scripted_model
 
 JSON = st.recursive(

@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 
 from bridle.errors import InvalidRequest, Unauthorized
 from bridle.http import HttpSettings, ServeSettings, create_app
-from bridle.http.hosts import AllowedHosts
+from bridle.http.transport.hosts import AllowedHosts
 from bridle.lmtp.server import websocket_front
 from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore

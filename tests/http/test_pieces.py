@@ -21,8 +21,8 @@ from bridle import errors
 from bridle.errors import BridleError
 from bridle.http import HttpSettings
 from bridle.http.errors import describe_validation, error_body, error_response, status_of
-from bridle.http.logprob_shapes import CompletionLogprobs
-from bridle.http.logs import configure_logs
+from bridle.http.openai.logprobs import CompletionLogprobs
+from bridle.http.transport.logs import configure_logs
 from bridle.outputs import Logprob
 from tests.http.harness import local_client, saying, scripted_model, tokenizer
 from tests.service.fakes import ByteTokenizer, fake_model
@@ -264,7 +264,7 @@ def test_a_bug_leaves_its_traceback_in_the_log(log: Callable[[], str], monkeypat
     def broken(*arguments: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("bridle.http.completions.reserve", broken)
+    monkeypatch.setattr("bridle.http.openai.completions.reserve", broken)
     with local_client(fake_model()) as client:
         answer = client.post("/v1/completions", json={"prompt": "a"})
     (line,) = [json.loads(line) for line in log().splitlines() if "secret detail" in line]
@@ -286,7 +286,7 @@ def test_a_traceback_on_a_terminal_shows_no_texts(log: Callable[[], str], monkey
     def broken(*arguments: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("bridle.http.completions.reserve", broken)
+    monkeypatch.setattr("bridle.http.openai.completions.reserve", broken)
     with local_client(fake_model()) as client:
         client.post("/v1/completions", json={"prompt": "a word of the client"})
     told = log()

@@ -72,8 +72,10 @@ def test_a_bug(path: str, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("bridle.http.call._log", MagicMock())  # without settings, tracebacks take it many seconds
-    for module in ("anthropic.routes", "tgi.routes", "completions"):
+    monkeypatch.setattr(
+        "bridle.http.transport.call._log", MagicMock()
+    )  # without settings, tracebacks take it many seconds
+    for module in ("anthropic.routes", "tgi.routes", "openai.completions"):
         monkeypatch.setattr(f"bridle.http.{module}.reserve", broken)
     client = TestClient(create_app(ModelRegistry([fake_model()])), raise_server_exceptions=False)
     answer = client.post(path, json=body)

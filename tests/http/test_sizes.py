@@ -19,8 +19,8 @@ import pytest
 from pydantic_core import from_json
 from starlette.testclient import TestClient
 
-from bridle.http import json_body
 from bridle.http.settings import HttpSettings
+from bridle.http.transport import json_body
 from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
 from bridle.service.requests import MAX_INLINE_CHARS
 from bridle.testing.hostile import hostile_values

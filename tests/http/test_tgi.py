@@ -13,12 +13,12 @@ import pytest
 from bridle.config import EngineConfig
 from bridle.engine.request import Request
 from bridle.http import HttpSettings
-from bridle.http.call import Call
 from bridle.http.generation import Generation, Part
-from bridle.http.sse import SseWriter
 from bridle.http.tgi.answer import Answer
 from bridle.http.tgi.plan import plan_of
 from bridle.http.tgi.schemas import Parameters
+from bridle.http.transport.call import Call
+from bridle.http.transport.sse import SseWriter
 from bridle.outputs import Event, Finished, FinishReason, Log, Logprob, PromptEvent, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
 from tests.http.harness import local_client, scripted_model, served, tokenizer

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridle.chat.tools.formats import ToolFormat, format_of
+from bridle.chat.tools.grammar import Function
+from bridle.chat.tools.hermes import CLOSE, OPEN, Hermes
+from bridle.chat.tools.llama import PYTHON_TAG, Llama
+from bridle.chat.tools.mistral import Mistral
+from bridle.chat.tools.pieces import Found
 from bridle.constraints import vocabulary_of
 from bridle.constraints.grammar import grammar_of
 from bridle.constraints.matcher import Matcher
 from bridle.constraints.vocabulary import Vocabulary
 from bridle.http.anthropic.schemas import MessagesBody
-from bridle.http.responses.schemas import ResponsesBody
-from bridle.http.tools.formats import ToolFormat, format_of
-from bridle.http.tools.grammar import Function
-from bridle.http.tools.hermes import CLOSE, OPEN, Hermes
-from bridle.http.tools.llama import PYTHON_TAG, Llama
-from bridle.http.tools.mistral import Mistral
-from bridle.http.tools.pieces import Found
+from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.text import Tokenizer
 
 ARGUMENTS = '{"a": "<b> } </tool_call> \\" [", "c": [{"d": {}}]}'

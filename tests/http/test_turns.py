@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from bridle import LLM, SamplingParams
+from bridle.chat.reasoning import ReasoningReader, Tags
 from bridle.constraints import Regex
 from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
-from bridle.http.reasoning import ReasoningReader, Tags
 from bridle.outputs import FinishReason
 from bridle.service import LoadedModel
 from bridle.text import Tokenizer

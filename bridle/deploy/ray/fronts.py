@@ -14,8 +14,8 @@ from bridle.deploy.ray.adapters import far_registry
 from bridle.deploy.ray.client import ClusterClient
 from bridle.deploy.ray.settings import RaySettings
 from bridle.http.app import create_app
-from bridle.http.logs import configure_logs
 from bridle.http.settings import HttpSettings
+from bridle.http.transport.logs import configure_logs
 from bridle.service import LoadedModel, ModelRegistry, model_name
 from bridle.service.keys import KeyStore
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from bridle.errors import BridleError
 from bridle.http.errors import ERROR_SCHEMA, error_body, status_of
-from bridle.http.shaped_route import ShapedRoute
+from bridle.http.transport.shaped_route import ShapedRoute
 
 _TYPES = {
     401: "authentication_error",

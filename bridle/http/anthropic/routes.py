@@ -8,19 +8,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from bridle.chat.tools.pieces import Found
 from bridle.http.anthropic.errors import AnthropicRoute, anthropic_body
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.anthropic.shapes import BlockWriter, blocks, stop_fields, usage_fields
-from bridle.http.call import call_of
 from bridle.http.errors import json_response
 from bridle.http.generation import Generation, Part, reserve
 from bridle.http.models import hold, hold_model
-from bridle.http.named_events import send_events, with_last_event
-from bridle.http.sse import SseResponse, SseWriter, run_while_connected
+from bridle.http.openai.turn import Turn, TurnReader, plan_turn, prepare_turn
 from bridle.http.state import http_state
 from bridle.http.terms import take_terms
-from bridle.http.tools.pieces import Found
-from bridle.http.turn import Turn, TurnReader, plan_turn, prepare_turn
+from bridle.http.transport.call import call_of
+from bridle.http.transport.named_events import send_events, with_last_event
+from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
 from bridle.outputs import Usage
 
 router = APIRouter(route_class=AnthropicRoute)

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
+from bridle.chat.tools.pieces import own_id
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.http.schemas import (
+from bridle.http.openai.schemas import (
     MAX_MESSAGES,
     MAX_TOOLS,
     ChatBody,
@@ -19,7 +20,6 @@ from bridle.http.schemas import (
     objects,
     text_or_objects,
 )
-from bridle.http.tools.pieces import own_id
 from bridle.shown import shown
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

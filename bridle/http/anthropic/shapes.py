@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from bridle.http.openai_shapes import usage_shape
-from bridle.http.tools.pieces import CallArguments, CallBegun, Content, Found, Piece, Thought
+from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Found, Piece, Thought
+from bridle.http.openai.shapes import usage_shape
 from bridle.outputs import CompletionOutput, FinishReason, Usage
 
 Event = dict[str, Any]

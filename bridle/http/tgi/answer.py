@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.http.generation import Generation, Part
-from bridle.http.sse import SseWriter
 from bridle.http.tgi.plan import Plan
 from bridle.http.tgi.shapes import TokenRows, finish_word, token_texts, usage_fields
+from bridle.http.transport.sse import SseWriter
 from bridle.outputs import CompletionOutput
 from bridle.service import Delta
 from bridle.service.collect import mean_logprob

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from bridle.errors import BridleError, Unauthorized
 from bridle.http.errors import error_body, error_type_of
-from bridle.http.shaped_route import ShapedRoute
+from bridle.http.transport.shaped_route import ShapedRoute
 
 _PREFIX = {
     "validation": "Input validation error: ",

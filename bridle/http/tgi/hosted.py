@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
-from bridle.http.chat import chat_completions
-from bridle.http.completions import completions
-from bridle.http.schemas import ChatBody, CompletionBody
+from bridle.http.openai.chat import chat_completions
+from bridle.http.openai.completions import completions
+from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.tgi.errors import NativeRoute
 from bridle.http.tgi.routes import compat
 from bridle.http.tgi.schemas import GenerateBody

@@ -10,15 +10,15 @@ from starlette.responses import Response
 
 import bridle
 from bridle.errors import InvalidRequest
-from bridle.http.chat_prompt import render_prompt
 from bridle.http.errors import json_response
-from bridle.http.long_list import LongListResponse
 from bridle.http.models import hold_model
-from bridle.http.schemas import ChatBody
+from bridle.http.openai.chat_prompt import render_prompt
+from bridle.http.openai.schemas import ChatBody
 from bridle.http.state import HttpState, http_state
 from bridle.http.tgi.errors import NativeRoute
 from bridle.http.tgi.plan import MAX_BEST_OF, MAX_TOP_TOKENS, max_input_tokens
 from bridle.http.tgi.schemas import TokenizeBody
+from bridle.http.transport.long_list import LongListResponse
 from bridle.sampling import MAX_STOP_STRINGS
 from bridle.service import LoadedModel, check_text
 from bridle.text import Tokenizer

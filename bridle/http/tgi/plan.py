@@ -11,7 +11,7 @@ from typing import Any
 
 from bridle.constraints import Constraint, parse
 from bridle.errors import InvalidRequest
-from bridle.http.constraint import native_form
+from bridle.http.openai.constraint import native_form
 from bridle.http.tgi.schemas import Grammar, Parameters
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel

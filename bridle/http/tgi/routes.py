@@ -8,14 +8,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.http.call import call_of
 from bridle.http.control import Steering, steering_of
 from bridle.http.errors import json_response
 from bridle.http.generation import prepare, reserve, tokens_of
-from bridle.http.identity import identity_of
 from bridle.http.models import hold
-from bridle.http.schemas import SamplingFields
-from bridle.http.sse import SseResponse, run_while_connected
+from bridle.http.openai.schemas import SamplingFields
 from bridle.http.state import http_state
 from bridle.http.terms import take_terms
 from bridle.http.tgi.answer import Answer
@@ -23,6 +20,9 @@ from bridle.http.tgi.errors import NativeRoute, native_body
 from bridle.http.tgi.plan import Plan, check_truncate, plan_of
 from bridle.http.tgi.schemas import GenerateBody, Parameters
 from bridle.http.tgi.shapes import headers, stream_headers
+from bridle.http.transport.call import call_of
+from bridle.http.transport.identity import identity_of
+from bridle.http.transport.sse import SseResponse, run_while_connected
 from bridle.service import LoadedModel
 
 #: How clients of models that see put an image into a text.

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from bridle.http.schemas import LogitBias, Stop, TokenIds
+from bridle.http.openai.schemas import LogitBias, Stop, TokenIds
 
 
 class Grammar(BaseModel):

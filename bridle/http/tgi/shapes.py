@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from bridle.http.call import Call
+from bridle.http.transport.call import Call
 from bridle.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, Usage
 
 if TYPE_CHECKING:

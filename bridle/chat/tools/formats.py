@@ -1,0 +1,45 @@
+"""Which way of writing calls a model has learned, as its chat template and its vocabulary tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from bridle.chat.tools.grammar import Form, Function
+from bridle.chat.tools.hermes import OPEN, Hermes
+from bridle.chat.tools.llama import PYTHON_TAG, Llama
+from bridle.chat.tools.mistral import MARK, Mistral
+from bridle.chat.tools.pieces import ToolReader
+
+if TYPE_CHECKING:
+    from bridle.text import Tokenizer
+
+
+class ToolFormat(Protocol):
+    """How calls are written. `opening_token` is the special token that begins them, for formats that have one."""
+
+    opening_token: str | None
+
+    def reader(self, is_open: bool = False) -> ToolReader:
+        """A reader for one output; with `is_open` the prompt ends with the opening token."""
+        raise NotImplementedError
+
+    def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
+        """The grammar of an output that is calls, one at least."""
+        raise NotImplementedError
+
+    def may_call(self, functions: Sequence[Function]) -> Form | None:
+        """The grammar of an output in which calls, if there are any, are right; None if there is no such grammar."""
+        raise NotImplementedError
+
+
+def format_of(tokenizer: Tokenizer) -> ToolFormat:
+    """The format of a model. One whose template says nothing is read for tags, as most are."""
+    template = tokenizer.template_text
+    if OPEN in template:
+        return Hermes()
+    if MARK in template or tokenizer.id_of(MARK) is not None:
+        return Mistral([tokenizer.token_text(token) for token in tokenizer.eos_token_ids])
+    if PYTHON_TAG in template or tokenizer.id_of(PYTHON_TAG) is not None or '"parameters": ' in template:
+        return Llama()
+    return Hermes()

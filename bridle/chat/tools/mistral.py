@@ -1,0 +1,106 @@
+"""Calls after a special token: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, Mistral's way, and the later
+`[TOOL_CALLS]name[ARGS]{...}`.
+
+The token is no text, so outputs have to show special tokens, and the ends among them are dropped here. No grammar lets
+it pass either: where a call must come, the prompt ends with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from bridle.chat.tools.grammar import Form, Function, json_call, one_of
+from bridle.chat.tools.json_call import JsonCallReader
+from bridle.chat.tools.pieces import Content, Piece, held_back
+
+MARK = "[TOOL_CALLS]"
+_NAME = re.compile(r"\s*([\w.\-]{1,256})(?:\[CALL_ID\][\w\-]{0,64})?(?:\[ARGS\])?\s*(?=\{)")
+
+
+class MistralReader:
+    """Reads calls after the token; `is_open` says that it stood in the prompt."""
+
+    def __init__(self, ends: Sequence[str] = (), is_open: bool = False) -> None:
+        self._ends = tuple(ends)
+        self._held = ""
+        self._in_calls = is_open
+        self._call: JsonCallReader | None = None
+        self._num_calls = 0
+
+    def push(self, text: str, is_last: bool = False) -> list[Piece]:
+        pieces: list[Piece] = []
+        self._held += text
+        while self._step(pieces, is_last):
+            pass
+        return pieces
+
+    def _step(self, pieces: list[Piece], is_last: bool) -> bool:
+        """Go on with what is held; whether that may lead to more."""
+        if self._call is not None:
+            return self._in_call(self._call, pieces, is_last)
+        if self._in_calls:
+            return self._between(is_last)
+        before, mark, after = self._held.partition(MARK)
+        keep = 0 if mark or is_last else max(held_back(before, each) for each in (MARK, *self._ends))
+        self._say(before[: len(before) - keep], pieces)
+        self._held = after if mark else before[len(before) - keep :]
+        self._in_calls = bool(mark)
+        return bool(mark)
+
+    def _in_call(self, call: JsonCallReader, pieces: list[Piece], is_last: bool) -> bool:
+        text, self._held = self._held, ""
+        pieces += call.push(text, is_last)
+        if not call.is_over:
+            return False
+        self._call, self._held = None, call.rest
+        if call.is_bad:
+            self._in_calls = False
+        else:
+            self._num_calls += 1
+        return bool(self._held)
+
+    def _between(self, is_last: bool) -> bool:
+        """Before a call: brackets and commas of the list, or the name in front of the arguments."""
+        rest = self._held.lstrip(", \n")
+        if MARK.startswith(rest) and rest != MARK and not is_last:
+            return False  # perhaps the token once more
+        rest = rest.removeprefix(MARK).lstrip("[, \n")
+        if rest.startswith("{"):
+            self._call, self._held = JsonCallReader(self._num_calls), rest
+            return True
+        name = _NAME.match(rest)
+        if name is not None:
+            self._call, self._held = JsonCallReader(self._num_calls, name[1]), rest[name.end() :]
+            return True
+        if rest.startswith("]") or (is_last and rest):
+            self._in_calls, self._held = False, rest.removeprefix("]")
+            return True
+        return False
+
+    def _say(self, text: str, pieces: list[Piece]) -> None:
+        for end in self._ends:
+            text = text.replace(end, "")
+        if text and not (self._num_calls and not text.strip()):
+            pieces.append(Content(text))
+
+
+class Mistral:
+    """The format, and the grammars of text in it. `ends` are special tokens that may end an output."""
+
+    opening_token: str | None = MARK
+
+    def __init__(self, ends: Sequence[str] = ()) -> None:
+        self._ends = tuple(ends)
+
+    def reader(self, is_open: bool = False) -> MistralReader:
+        return MistralReader(self._ends, is_open)
+
+    def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
+        """The list of calls, after the token."""
+        more = f' (", " one){{0,{max_calls - 1}}}' if max_calls > 1 else ""
+        return Form(f'start: "[" one{more} "]"\n' + one_of(functions, lambda each: json_call(each, "arguments")))
+
+    def may_call(self, functions: Sequence[Function]) -> Form | None:
+        """None: whether a call comes is decided by a token that no grammar knows."""
+        return None

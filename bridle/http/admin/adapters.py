@@ -1,0 +1,145 @@
+"""Routes about LoRA adapters: which there are, and for admins loading and unloading, in two spellings.
+
+`/v1/adapters` is the collection; `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` are what vLLM's users know. A
+source from the network is looked up among what the operator allowed, never followed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import PlainTextResponse, Response
+
+from bridle.errors import UnknownModel, UnsupportedFeature
+from bridle.http.errors import json_response
+from bridle.http.models import hold_model, load_adapter
+from bridle.http.state import http_state
+from bridle.http.transport.identity import check_admin, identity_of
+from bridle.http.transport.json_body import BoundedRoute
+from bridle.service import LoadedModel
+from bridle.service.slot import Slot
+
+_MAX_CHARS = 500
+
+router = APIRouter(route_class=BoundedRoute)
+
+Name = Annotated[str, Field(min_length=1, max_length=_MAX_CHARS)]
+
+
+class AdapterBody(BaseModel):
+    """What to load under which name. `source` is a folder in the server's folder of adapters, or a hub id that the
+    server allows (left out: what the name says); `model` the base model, if not the default one."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: Name
+    source: Name | None = None
+    revision: Name | None = None
+    model: Name | None = None
+
+
+class LoadBody(BaseModel):
+    """The same in vLLM's words."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: Name
+    lora_path: Name
+    base_model_name: Name | None = None
+    load_inplace: bool | None = None
+
+
+class UnloadBody(BaseModel):
+    """What to unload, in vLLM's words."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: Name
+    lora_int_id: int | None = None
+
+
+@router.get("/v1/adapters", summary="List the LoRA adapters, loaded or not")
+async def adapters(request: Request, model: str | None = None) -> Response:
+    registry = http_state(request).registry
+    wanted = None if model is None else registry.slot_of(model).name
+    rows = [
+        _row(registry.slot_of(owner), name, request)
+        for owner, name in await registry.all_adapters()
+        if wanted in (None, owner)
+    ]
+    return json_response({"object": "list", "data": rows})
+
+
+@router.post("/v1/adapters", summary="Load a LoRA adapter (admins)")
+async def load(body: AdapterBody, request: Request) -> Response:
+    check_admin(request)
+    held = await hold_model(request, body.model)
+    await load_adapter(request, held, body.name, body.source or body.name, body.revision)
+    return json_response(_row(http_state(request).registry.slot_of(held.name), body.name, request), 201)
+
+
+@router.get("/v1/adapters/{name:path}", summary="Describe one LoRA adapter")
+async def adapter(name: str, request: Request, model: str | None = None) -> Response:
+    registry = http_state(request).registry
+    held = await _owner(request, name, model)
+    if registry.adapters.catalog.find(name) is None:
+        held.adapters.get(name)  # raises, with the names that there are
+    return json_response(_row(registry.slot_of(held.name), name, request))
+
+
+@router.delete("/v1/adapters/{name:path}", summary="Unload a LoRA adapter (admins)")
+async def unload(name: str, request: Request, model: str | None = None) -> Response:
+    check_admin(request)
+    (await _owner(request, name, model)).adapters.remove(name)
+    return json_response({"id": name, "object": "adapter", "deleted": True})
+
+
+@router.post("/v1/load_lora_adapter", summary="Load a LoRA adapter (admins; vLLM's form)")
+async def load_lora_adapter(body: LoadBody, request: Request) -> Response:
+    check_admin(request)
+    if body.load_inplace:
+        raise UnsupportedFeature("load_inplace is true; unload the adapter, then load the other one", "load_inplace")
+    held = await hold_model(request, body.base_model_name)
+    await load_adapter(request, held, body.lora_name, body.lora_path)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+@router.post("/v1/unload_lora_adapter", summary="Unload a LoRA adapter (admins; vLLM's form)")
+async def unload_lora_adapter(body: UnloadBody, request: Request) -> Response:
+    check_admin(request)
+    (await _owner(request, body.lora_name, None)).adapters.remove(body.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
+    """The model whose adapter is meant: the one that is named, the one that has it, or else the default."""
+    if model is not None:
+        return await hold_model(request, model)
+    try:
+        return await hold_model(request, name)
+    except UnknownModel:
+        return await hold_model(request, None)
+
+
+def _row(slot: Slot, name: str, request: Request) -> dict[str, Any]:
+    """An adapter as the collection tells of it. Where it lies is for admins to know."""
+    row: dict[str, Any] = {"id": name, "object": "adapter", "model": slot.name, "state": "loadable"}
+    is_admin = identity_of(request).is_admin
+    if slot.model is None or name not in slot.model.adapters:
+        failure = http_state(request).registry.adapters.failure_of(slot.name, name)
+        if failure is not None:
+            row |= {"state": "failed"} | ({"error": str(failure)} if is_admin else {})
+        return row
+    info = slot.model.adapters.get(name)
+    row |= {
+        "state": info.state,
+        "rank": info.rank,
+        "targets": list(info.targets),
+        "num_bytes": info.num_bytes,
+        "num_users": info.num_users,
+    }
+    if is_admin:
+        row |= {"source": info.source, "revision": info.revision, "error": info.error}
+    return row

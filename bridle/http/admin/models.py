@@ -1,0 +1,89 @@
+"""Routes about models: what is served, what could be, and for admins loading and unloading by hand."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from bridle.errors import ModelUnavailable
+from bridle.http.errors import error_response, json_response
+from bridle.http.models import hold_model
+from bridle.http.state import HttpState, http_state
+from bridle.http.transport.identity import check_admin
+from bridle.http.transport.json_body import BoundedRoute
+from bridle.service import ModelState
+
+_MAX_NAME_CHARS = 500
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+class ModelBody(BaseModel):
+    """Which model."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME_CHARS)]
+
+
+@router.get("/v1/models", summary="List the models, loaded or not")
+async def models(request: Request) -> Response:
+    http = http_state(request)
+    rows = [_row(http, name) for name in await http.registry.all_names()]
+    rows += [_adapter_row(http, *each) for each in await http.registry.all_adapters()]
+    return json_response({"object": "list", "data": rows})
+
+
+@router.post("/v1/models/load", summary="Load a model and keep it (admins)")
+async def load(body: ModelBody, request: Request) -> Response:
+    check_admin(request)
+    await hold_model(request, body.model)
+    return json_response(_row(http_state(request), body.model))
+
+
+@router.post("/v1/models/unload", summary="Close a model that nobody uses (admins)")
+async def unload(body: ModelBody, request: Request) -> Response:
+    check_admin(request)
+    http = http_state(request)
+    try:
+        await http.registry.unload(body.model)
+    except ModelUnavailable as error:  # somebody uses it
+        return error_response(error, 409)
+    return json_response(_row(http, body.model))
+
+
+@router.get("/v1/models/{name:path}", summary="Describe one model")
+async def model(name: str, request: Request) -> Response:
+    http = http_state(request)
+    base, adapter = http.registry.choose(name)
+    return json_response(_row(http, name) if adapter is None else _adapter_row(http, base or "", adapter))
+
+
+def _row(http: HttpState, name: str) -> dict[str, Any]:
+    """One entry in OpenAI's shape. `state` tells whether the model answers at once."""
+    slot = http.registry.slot_of(name)
+    row: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": http.started if slot.model is None else slot.model.created,
+        "owned_by": "bridle",
+        "root": slot.name,
+        "parent": None,
+        "max_model_len": None if slot.model is None else slot.model.max_sequence_tokens,
+        "state": slot.state.value,
+    }
+    if slot.state is ModelState.LOADING:
+        row["loading"] = {"stage": slot.stage, "share": round(slot.share, 3)}
+    return row
+
+
+def _adapter_row(http: HttpState, base: str, adapter: str) -> dict[str, Any]:
+    """The same of an adapter, whose parent is its model. It is loaded as soon as its model knows it: where its weights
+    are at a moment is nothing that a client would see."""
+    row, model = _row(http, base), http.registry.slot_of(base).model
+    is_known = model is not None and adapter in model.adapters
+    state = row["state"] if is_known else ModelState.LOADABLE.value
+    return row | {"id": adapter, "root": adapter, "parent": base, "state": state}

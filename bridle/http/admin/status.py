@@ -1,0 +1,90 @@
+"""`GET /v1/status`: what the server is doing right now, for `bridle top` and for scripts. For admins, as it tells who
+asks for what; no text of prompts and outputs is in it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+import bridle
+from bridle.http.errors import json_response
+from bridle.http.metrics.metrics import numbers_of
+from bridle.http.state import HttpState, http_state
+from bridle.http.transport.identity import check_admin
+from bridle.service.slot import Slot
+from bridle.service.story import Story
+
+#: Of more requests only the number is told.
+MAX_REQUESTS = 100
+
+router = APIRouter()
+
+
+@router.get("/v1/status", summary="What the server is doing right now (admins)")
+async def status(request: Request) -> Response:
+    check_admin(request)
+    return json_response(status_of_server(http_state(request)))
+
+
+def status_of_server(http: HttpState) -> dict[str, Any]:
+    """Models, their engines, and the requests that they work on, the oldest first."""
+    admission = http.admission
+    stories = sorted(http.live.values(), key=lambda story: story.began)
+    return {
+        "version": bridle.__version__,
+        "time": time.time(),
+        "uptime": round(time.time() - http.started, 1),
+        "is_draining": http.is_draining,
+        "in_flight": {
+            "requests": admission.num_requests,
+            "max_requests": admission.max_requests,
+            "prompt_tokens": admission.num_tokens,
+            "max_prompt_tokens": admission.max_tokens,
+            "refused": admission.num_refused,
+        },
+        "models": [_model(slot) for slot in http.registry.slots],
+        "num_requests": len(stories),
+        "requests": [_request(story) for story in stories[:MAX_REQUESTS]],
+    }
+
+
+def _model(slot: Slot) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": slot.name, "state": slot.state.value}
+    model = slot.model
+    if model is None:
+        return row
+    row |= {
+        "is_healthy": model.client.is_healthy,
+        "device": model.info.device,
+        "block_size": model.info.block_size,
+        "max_num_seqs": model.info.max_num_seqs,
+        "adapters": [adapter.name for adapter in model.adapters.list()],
+        "control": None,
+        "engine": dict(numbers_of(model.client.statistics())),
+    }
+    if model.control is not None:
+        row["control"] = {"is_up": model.control.is_ready, "restarts": model.control.num_restarts}
+    return row
+
+
+def _request(story: Story) -> dict[str, Any]:
+    now = time.monotonic()
+    return {
+        "id": story.id,
+        "route": story.route,
+        "user": None if story.identity is None else story.identity.user,
+        "model": story.model,
+        "adapter": story.adapter,
+        "controller": story.controller,
+        "constraint": story.constraint,
+        "priority": story.terms.priority,
+        "deadline": None if story.terms.ends is None else round(story.terms.ends - now, 3),
+        "state": story.state,
+        "age": round(now - story.began, 3),
+        "prompt_tokens": story.num_prompt,
+        "output_tokens": story.num_tokens,
+    }

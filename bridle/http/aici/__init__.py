@@ -1,0 +1,1 @@
+"""AICI's REST API: controllers are uploaded, tagged and run."""

@@ -1,0 +1,300 @@
+"""AICI's REST API: upload controllers, tag them, run them. Wire format: AICI's REST description, section by section.
+
+A controller rides on any other route too; this one streams everything a controller says, fork by fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from bridle.engine.client import EventStream
+from bridle.engine.request import Request as EngineRequest
+from bridle.errors import (
+    BridleError,
+    ControllerUnavailable,
+    EngineClosed,
+    InvalidRequest,
+    ModelUnavailable,
+    Overloaded,
+    Unauthorized,
+    UnsupportedFeature,
+)
+from bridle.http.aici.shapes import RunShaper, initial_run
+from bridle.http.control import MAX_NAME_CHARS, NO_CONTROLLER, auth_of, control_of, wasm_controller
+from bridle.http.errors import RefusedBody, error_body, json_response, status_of
+from bridle.http.generation import reserve
+from bridle.http.models import hold, hold_model
+from bridle.http.state import HttpState, http_state
+from bridle.http.terms import take_terms
+from bridle.http.transport.call import Call, call_of
+from bridle.http.transport.identity import identity_of
+from bridle.http.transport.json_body import BoundedRoute
+from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
+from bridle.outputs import Event, Finished, FinishReason
+from bridle.sampling import SamplingParams
+from bridle.service import LoadedModel, build_request, list_tags, tag_module, tokenize, upload_module
+
+if TYPE_CHECKING:
+    from bridle.aici.client import RuntimePool
+
+MAX_MODULE_BYTES = 128 << 20
+MAX_TAGS = 64
+_WASM = b"\0asm"  # how a module begins
+_SEED = 42
+#: Errors before a stream begins that its status tells.
+_REFUSALS = (InvalidRequest, ControllerUnavailable, Overloaded)
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+class RunBody(BaseModel):
+    """`controller` is a module id, a tag, a `gh:` name, or `none` for plain generation."""
+
+    model_config = ConfigDict(strict=True)
+
+    controller: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    controller_arg: Any
+    prompt: str = ""
+    model: str | None = None
+    adapter: str | None = None
+    priority: int | None = None
+    deadline: float | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int | None = None
+
+    def sampling(self) -> SamplingParams:
+        """Greedy unless told otherwise; a fixed seed, so that a run can be repeated."""
+        if self.temperature == 0 and self.top_p != 1:
+            raise InvalidRequest(f"top_p is {self.top_p}; must be 1 when temperature is 0", "top_p")
+        if self.temperature == 0 and self.top_k != -1:
+            raise InvalidRequest(f"top_k is {self.top_k}; must be -1 when temperature is 0", "top_k")
+        if self.top_k != -1 and self.top_k < 1:
+            raise InvalidRequest(f"top_k is {self.top_k}; must be -1 (all) or at least 1", "top_k")
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_tokens=self.max_tokens,
+            seed=_SEED,
+            ignore_eos=self.controller != NO_CONTROLLER,
+        )
+
+
+class TagsBody(BaseModel):
+    """Let `tags` point at an uploaded module."""
+
+    model_config = ConfigDict(strict=True)
+
+    module_id: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+    tags: Annotated[list[str], Field(max_length=MAX_TAGS)]
+
+
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_WASM_BODY = {"requestBody": {"required": True, "content": _BYTES}}
+
+
+@router.post("/v1/controllers", summary="Upload a controller (raw Wasm bytes)", openapi_extra=_WASM_BODY)
+async def upload(request: Request) -> Response:
+    _refuse_foreign_page(request)
+    return await _with_store(request, lambda control: _upload(request, control))
+
+
+@router.get("/v1/controllers/tags", summary="List the tags of controllers")
+async def get_tags(request: Request) -> Response:
+    return await _with_store(request, lambda control: asyncio.to_thread(list_tags, control, auth_of(request)))
+
+
+@router.post("/v1/controllers/tags", summary="Tag a controller")
+async def set_tags(body: TagsBody, request: Request) -> Response:
+    def tag(control: RuntimePool) -> Awaitable[Any]:
+        return asyncio.to_thread(tag_module, control, body.module_id, body.tags, auth_of(request))
+
+    return await _with_store(request, tag)
+
+
+@router.post("/v1/run", summary="Run a controller")
+async def run(body: RunBody, request: Request) -> Response:
+    http, call = http_state(request), call_of(request.scope)
+    try:
+        take_terms(body, request)
+        model, adapter = await hold(request, body.model, body.adapter)
+        ticket = reserve(http, call, model, 1, 1)
+        engine_request = ticket.seat(await _engine_request(body, request, model, adapter))
+        call.submit(engine_request)
+        stream = model.client.submit(engine_request)
+        call.resources.callback(stream.cancel)
+        running = _Run(stream, RunShaper(engine_request), call)
+        await run_while_connected(request.receive, running.begin())
+    except BridleError as error:
+        call.error = error
+        return _error(error)
+
+    async def produce(writer: SseWriter) -> None:
+        await writer.send(initial_run(str(uuid.uuid4()), adapter or model.name))
+        async for item in running.items():
+            await writer.send(item)
+        writer.end()
+
+    return SseResponse(produce, http.settings)
+
+
+class _Run:
+    """A submitted request whose first events are awaited before the response begins, so that a controller that
+    cannot be had is told by the status code."""
+
+    def __init__(self, stream: EventStream, shaper: RunShaper, call: Call) -> None:
+        self._shaper = shaper
+        self._call = call
+        self._batches = aiter(stream)
+        self._first: list[Event] = []
+
+    async def begin(self) -> None:
+        """Wait for the first events; raises if the request was at fault, or if there is no runtime."""
+        self._first = await anext(self._batches)
+        for event in self._first:
+            if isinstance(event, Finished) and isinstance(event.error, _REFUSALS):
+                raise event.error
+
+    async def items(self) -> AsyncIterator[dict[str, Any]]:
+        """A `run` item for each batch of events."""
+        try:
+            yield self._take(self._first)
+            async for events in self._batches:
+                yield self._take(events)
+        finally:
+            output = self._shaper.collector.output
+            self._call.usage = output.usage
+            reasons = [each.finish_reason or FinishReason.CANCELLED for each in output.outputs]
+            self._call.finish = [reason.value for reason in reasons]
+
+    def _take(self, events: list[Event]) -> dict[str, Any]:
+        self._call.note(events)
+        return self._shaper.take(events)
+
+
+async def _engine_request(body: RunBody, request: Request, model: LoadedModel, adapter: str | None) -> EngineRequest:
+    settings = http_state(request).settings
+    is_plain = body.controller == NO_CONTROLLER
+    prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
+    controller = None if is_plain else wasm_controller(request, model, body.controller, body.controller_arg)
+    tokens = await tokenize(model, prompt) if prompt else _empty_prompt(model)
+    call = call_of(request.scope)
+    return build_request(
+        model,
+        tokens,
+        body.sampling(),
+        request_id=call.id,
+        controller=controller,
+        adapter=adapter,
+        timeout=settings.request_timeout,
+        tenant=identity_of(request).user,
+        terms=call.terms,
+        metadata=call.metadata,
+    )
+
+
+def _empty_prompt(model: LoadedModel) -> tuple[int, ...]:
+    """The start token; a model without one starts from a space, like the original."""
+    tokenizer = model.tokenizer
+    return tuple(tokenizer.encode("")) or (
+        (tokenizer.bos_token_id,) if tokenizer.bos_token_id is not None else tuple(tokenizer.encode(" "))
+    )
+
+
+# -- the store -----------------------------------------------------------------------------------------------
+
+
+async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[Any]]) -> Response:
+    """Answer with what `work` gives. What goes wrong is the client's fault here, as in the original."""
+    http, call = http_state(request), call_of(request.scope)
+    try:
+        http.check_open()
+        control = control_of(await hold_model(request, request.query_params.get("model")))
+        call.resources.enter_context(http.admission.admit(user=identity_of(request).user))
+        data = await work(control)
+    except (Overloaded, EngineClosed, ControllerUnavailable, ModelUnavailable) as error:
+        call.error = error
+        return _error(error)
+    except BridleError as error:
+        call.error = error
+        return _error(error, 400)
+    return json_response(msgspec.to_builtins(data))
+
+
+async def _upload(request: Request, control: RuntimePool) -> Any:
+    http = http_state(request)
+    with _upload_place(http):
+        wasm = await _read_module(request, control)
+        return await asyncio.to_thread(upload_module, control, wasm, auth_of(request))
+
+
+@contextlib.contextmanager
+def _upload_place(http: HttpState) -> Iterator[None]:
+    """Few uploads at a time: each may hold a large module in memory several times over."""
+    limit = http.settings.max_uploads
+    if http.num_uploads >= limit:
+        raise Overloaded(f"{http.num_uploads} uploads are under way; at most {limit}")
+    http.num_uploads += 1
+    try:
+        yield
+    finally:
+        http.num_uploads -= 1
+
+
+async def _read_module(request: Request, control: RuntimePool) -> bytes:
+    settings = http_state(request).settings
+    limit = min(MAX_MODULE_BYTES, control.config.json_size * 3 * (1 << 18) - 1024)  # it travels in base64
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(10 * settings.receive_timeout):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+                if not body.startswith(_WASM[: len(body)]):
+                    raise InvalidRequest(f"the body begins with {bytes(body[:4])!r}, no WebAssembly module does")
+    except TimeoutError:
+        error = InvalidRequest(f"the module did not arrive within {10 * settings.receive_timeout:g} seconds")
+        raise RefusedBody(408, error) from None
+    if not body:
+        raise InvalidRequest("the body is empty; send the bytes of a .wasm file")
+    return bytes(body)
+
+
+def _too_large(limit: int) -> RefusedBody:
+    return RefusedBody(413, InvalidRequest(f"the module is too large; at most {limit} bytes are taken"))
+
+
+def _refuse_foreign_page(request: Request) -> None:
+    """The other routes take JSON only, which a browser does not send for a page from elsewhere without asking. This
+    one takes anything, so it looks at where the page comes from. Programs send no origin."""
+    origin, allowed = request.headers.get("origin"), http_state(request).settings.cors_origins
+    if origin is None or "*" in allowed or origin in allowed:
+        return
+    if urlsplit(origin).netloc != request.headers.get("host"):
+        raise RefusedBody(403, Unauthorized(f"pages of {origin[:80]!r} may not upload; see --cors-origin"))
+
+
+def _error(error: BridleError, status: int | None = None) -> Response:
+    """OpenAI's shape, with the message also where the original's client looks for it."""
+    if isinstance(error, UnsupportedFeature):
+        status = 501
+    elif isinstance(error, ControllerUnavailable):
+        status = 500
+    headers = {"Retry-After": str(max(round(error.retry_after), 1))} if isinstance(error, Overloaded) else None
+    return json_response({"message": str(error), **error_body(error)}, status or status_of(error)[0], headers)

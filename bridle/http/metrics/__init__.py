@@ -1,0 +1,1 @@
+"""Prometheus metrics, under the names that several dashboards expect."""

@@ -1,0 +1,160 @@
+"""Prometheus metrics: what calls looked like from outside, and what each engine counts inside.
+
+Engine numbers are read when somebody asks, so they cost nothing in between. Labels take only values from
+fixed sets (routes that exist, models that are served), so that no client can make the number of series grow. Names of
+adapters, which come and go, are labels up to a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bridle.http.metrics.genai import GenAiMetrics
+from bridle.http.metrics.tgi import TgiMetrics
+from bridle.http.transport.call import MODEL_ROUTES, Call
+
+if TYPE_CHECKING:
+    from bridle.service import ModelRegistry
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+_ROUTES = MODEL_ROUTES | {
+    "/v1/adapters",
+    "/v1/controllers",
+    "/v1/controllers/tags",
+    "/v1/load_lora_adapter",
+    "/v1/models",
+    "/v1/unload_lora_adapter",
+}
+#: Adapters that are counted by name; the requests of further ones are counted together.
+_MAX_ADAPTER_LABELS = 256
+_OTHER_ADAPTERS = "(others)"
+# Fields of the engine's statistics that go up and down; the others only grow.
+_GAUGES = frozenset(
+    {
+        *("num_running", "num_waiting", "num_suspended", "num_blocks", "num_free_blocks", "num_cached_blocks"),
+        *("num_adapters", "num_adapters_on_host", "num_adapters_on_device"),
+    }
+)
+_TOKEN_KINDS = {
+    "prompt": "prompt_tokens",
+    "cached": "cached_tokens",
+    "completion": "completion_tokens",
+    "sampled": "sampled_tokens",
+    "forced": "forced_tokens",
+    "rewound": "rewound_tokens",
+    "shared": "shared_tokens",
+}
+
+
+class Metrics:
+    """The metrics of one application, in a registry of their own."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(models))
+        labels = ("route", "model", "status")
+        self._calls = Counter("bridle_http_requests", "HTTP calls answered.", labels, registry=self._registry)
+        self._tokens = Counter("bridle_http_tokens", "Tokens by kind.", ("model", "kind"), registry=self._registry)
+        self._finished = Counter(
+            "bridle_http_choices", "Choices by finish reason.", ("model", "reason"), registry=self._registry
+        )
+        self._adapters = Counter(
+            "bridle_http_adapter_requests", "Calls by adapter.", ("model", "adapter"), registry=self._registry
+        )
+        self._adapter_labels: set[tuple[str, str]] = set()
+        self._seconds = self._histogram("request_seconds", "Whole duration of a call.", _SECONDS)
+        self._first = self._histogram("first_token_seconds", "From a call to its first token.", _SECONDS)
+        self._pace = self._histogram("token_seconds", "Mean time per further token.", _TOKEN_SECONDS)
+        self._others = (TgiMetrics(self._registry, models), GenAiMetrics(self._registry))
+        self.in_flight = Gauge("bridle_http_in_flight", "Requests in flight.", registry=self._registry)
+
+    def observe(self, call: Call, seconds: float) -> None:
+        """Count a call that just ended."""
+        for other in self._others:
+            other.observe(call, seconds)
+        route = call.path if call.path in _ROUTES else "other"
+        model = call.model or ""
+        self._calls.labels(route, model, str(call.status or 499)).inc()
+        if call.model is None or call.usage is None:
+            return  # refused before it ran
+        if call.adapter is not None:
+            self._adapters.labels(model, self._adapter_label(model, call.adapter)).inc()
+        self._seconds.labels(model).observe(seconds)
+        if call.first_token is not None and call.last_token is not None:
+            self._first.labels(model).observe(call.first_token - call.began)
+        for reason in call.finish:
+            self._finished.labels(model, reason).inc()
+        for kind, name in _TOKEN_KINDS.items():
+            self._tokens.labels(model, kind).inc(getattr(call.usage, name))
+        if call.first_token is not None and call.last_token is not None and call.usage.completion_tokens > 1:
+            pace = (call.last_token - call.first_token) / (call.usage.completion_tokens - 1)
+            self._pace.labels(model).observe(pace)
+
+    def render(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _adapter_label(self, model: str, adapter: str) -> str:
+        labels = self._adapter_labels
+        if (model, adapter) not in labels and len(labels) >= _MAX_ADAPTER_LABELS:
+            return _OTHER_ADAPTERS
+        labels.add((model, adapter))
+        return adapter
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"bridle_http_{name}", text, ("model",), buckets=buckets, registry=self._registry)
+
+
+class _EngineCollector(Collector):
+    """Reads every engine's statistics at scrape time."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Any] = {}
+        for model in self._models:
+            _add(families, "up", True, model.name, float(model.client.is_healthy))
+            if model.control is not None:
+                _add(families, "control_up", True, model.name, float(model.control.is_ready))
+                _add(families, "control_restarts", False, model.name, model.control.num_restarts)
+            for name, value in numbers_of(model.client.statistics()):
+                is_gauge = name in _GAUGES or not name.startswith(("num_", "finished"))
+                is_gauge = is_gauge and not name.endswith("_seconds")
+                _add(families, name, is_gauge, model.name, value)
+        yield from families.values()
+
+
+def numbers_of(statistics: object) -> Iterator[tuple[str, Any]]:
+    """Numeric fields of a statistics object, its properties included, and counts by key."""
+    if not is_dataclass(statistics):
+        return
+    names = [each.name for each in fields(statistics)]
+    names += [name for name, value in vars(type(statistics)).items() if isinstance(value, property)]
+    for name in names:
+        value = getattr(statistics, name)
+        if isinstance(value, (int, float, Mapping)):
+            yield name, value
+
+
+def _add(families: dict[str, Any], name: str, is_gauge: bool, model: str, value: Any) -> None:
+    by_key = isinstance(value, Mapping)
+    labels = ["model", "reason"] if by_key else ["model"]
+    family = families.get(name)
+    if family is None:
+        kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
+        public = "bridle_engine_" + name.removeprefix("num_")
+        text = f"The engine's {name.replace('_', ' ').removeprefix('num ')}."
+        family = families[name] = kind(public, text, labels=labels)
+    for key, number in value.items() if by_key else ((None, value),):
+        family.add_metric([model] if key is None else [model, str(key)], float(number))

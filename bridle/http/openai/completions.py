@@ -1,0 +1,197 @@
+"""`POST /v1/completions`: text in, text out; with `echo` and `logprobs` also the way to score given text."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.control import Steering, steering_of
+from bridle.http.errors import json_response
+from bridle.http.generation import Generation, Part, prepare, reserve
+from bridle.http.models import hold
+from bridle.http.notes import Note
+from bridle.http.openai.logprobs import CompletionLogprobs
+from bridle.http.openai.schemas import CompletionBody
+from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
+from bridle.http.state import http_state
+from bridle.http.terms import take_terms
+from bridle.http.transport.call import call_of
+from bridle.http.transport.identity import identity_of
+from bridle.http.transport.json_body import BoundedRoute
+from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
+from bridle.outputs import CompletionOutput
+from bridle.sampling import SamplingParams
+from bridle.service import Delta, LoadedModel, RewindPolicy, best_outputs
+
+DEFAULT_MAX_TOKENS = 16
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+@router.post("/v1/completions", summary="Continue a text")
+async def completions(body: CompletionBody, request: Request) -> Response:
+    http, call = http_state(request), call_of(request.scope)
+    take_terms(body, request)
+    model, adapter = await hold(request, body.model, body.adapter)
+    plan = _plan(body, model)
+    steering = steering_of(body, request, model)
+    _check_steering(body, plan, steering)
+    ticket = reserve(http, call, model, len(body.prompt), plan.sampling.n)
+    tenant = identity_of(request).user
+    generation = await prepare(
+        http, call, model, ticket, body.prompt, plan.sampling, tenant, steering, adapter, body.wants_resuming
+    )
+    answer = _Answer(generation, plan, call.id)
+    if body.stream:
+        return SseResponse(answer.stream, http.settings)
+    await run_while_connected(request.receive, generation.run())
+    return json_response(answer.whole())
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a body comes down to. `num_wanted` choices per prompt are answered, of perhaps more that are made."""
+
+    sampling: SamplingParams
+    num_wanted: int
+    num_logprobs: int | None
+    echo: bool
+    wants_usage: bool
+
+
+def _plan(body: CompletionBody, model: LoadedModel) -> _Plan:
+    if body.suffix:
+        raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    is_scoring = bool(body.echo) and max_tokens == 0
+    prompt_logprobs = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None
+    sampling = body.sampling(max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)
+    num_wanted = sampling.n
+    if is_scoring and num_wanted > 1:
+        raise InvalidRequest(f"n is {num_wanted}; with max_tokens 0 there is only one choice", "n")
+    best_of = body.best_of or num_wanted
+    if best_of < num_wanted:
+        raise InvalidRequest(f"best_of is {best_of}, less than n ({num_wanted})", "best_of")
+    if best_of > num_wanted:
+        if body.stream:
+            raise InvalidRequest(f"best_of is {best_of}: the best are not known while streaming", "best_of")
+        sampling = sampling.with_(n=best_of, logprobs=body.logprobs or 0)
+    return _Plan(sampling, num_wanted, body.logprobs, bool(body.echo), body.wants_stream_usage)
+
+
+def _check_steering(body: CompletionBody, plan: _Plan, steering: Steering) -> None:
+    """Refuse what has no meaning together with a controller."""
+    if steering.controller is None:
+        return
+    if plan.sampling.n > plan.num_wanted:
+        raise InvalidRequest(
+            f"best_of is {body.best_of}; with a controller it must be n ({plan.num_wanted})", "best_of"
+        )
+    if body.stream and body.logprobs is not None and steering.rewind is RewindPolicy.MARK:
+        raise InvalidRequest("logprobs do not go with rewind 'mark'; use 'event' or 'hold'", "rewind")
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Writes the outputs of a generation in this route's shape."""
+
+    generation: Generation
+    plan: _Plan
+    call_id: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
+    _numbers: ChoiceNumbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        per_part = 1 if self.generation.parts[0].is_steered else self.plan.num_wanted
+        self._numbers = ChoiceNumbers(len(self.generation.parts), per_part)
+
+    def whole(self) -> dict[str, Any]:
+        """The answer of a call that does not stream."""
+        choices = []
+        for part in self.generation.parts:
+            outputs = part.outputs
+            if len(outputs) > self.plan.num_wanted and self.plan.sampling.n > self.plan.num_wanted:
+                outputs = best_outputs(outputs, self.plan.num_wanted)
+            choices += [self._choice(part, output) for output in outputs]
+        choices.sort(key=lambda choice: int(choice["index"]))
+        return self._envelope(choices) | {"usage": self._usage()}
+
+    async def stream(self, writer: SseWriter) -> None:
+        """The chunks of a call that streams."""
+
+        async def sink(part: Part) -> None:
+            chunks = [self._chunk(part, delta, note) for delta, note in part.take()]
+            await writer.send(*(chunk for chunk in chunks if chunk is not None))
+
+        await self.generation.run(sink)
+        writer.end(*([self._envelope([]) | {"usage": self._usage()}] if self.plan.wants_usage else ()))
+
+    def _choice(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
+        delta = Delta(0, output.text, tuple(output.token_ids), tuple(output.logprobs or ()), is_first=True)
+        shape = CompletionLogprobs(self.generation.model.tokenizer)
+        choice = {"index": self._numbers.of(part.number, output.index)} | self._content(part, delta, shape)
+        choice |= {"finish_reason": finish_reason(output), "stop_reason": output.stop_reason}
+        choice |= self._note_fields(part, part.notes.take(output.index))
+        return choice | {"seed": part.request.sampling.seed}
+
+    def _chunk(self, part: Part, delta: Delta, note: Note) -> dict[str, Any] | None:
+        index = self._numbers.of(part.number, delta.index)
+        shape = self._logprobs.setdefault(index, CompletionLogprobs(self.generation.model.tokenizer))
+        if delta.taken_tokens or delta.taken_chars:
+            shape.rewind(delta.taken_chars)
+        extra = rewind_fields(delta, part.policy) | self._note_fields(part, note)
+        choice = {"index": index} | self._content(part, delta, shape) | extra
+        output = part.collector.growing[delta.index].output
+        is_last = delta.is_last
+        choice["finish_reason"] = finish_reason(output) if is_last else None
+        choice["stop_reason"] = output.stop_reason if is_last else None
+        if not (choice["text"] or choice["logprobs"] or is_last or extra):
+            return None
+        if is_last:
+            choice["seed"] = part.request.sampling.seed
+        chunk = self._envelope([choice])
+        return chunk | {"usage": None} if self.plan.wants_usage else chunk
+
+    def _content(self, part: Part, delta: Delta, shape: CompletionLogprobs) -> dict[str, Any]:
+        """Text and log-probabilities of a delta, after those of the prompt if it is echoed."""
+        text, tokens, entries = delta.text, list(delta.tokens), list(delta.logprobs)
+        if self.plan.echo and delta.is_first:
+            output = part.collector.output
+            text = self._prompt_text(part) + text
+            tokens = output.prompt_token_ids + tokens
+            entries = (output.prompt_logprobs or []) + entries
+        num_top = self.plan.num_logprobs
+        logprobs = shape.shape(text, tokens, entries, num_top > 0) if num_top is not None and entries else None
+        return {"text": text, "logprobs": logprobs}
+
+    def _note_fields(self, part: Part, note: Note) -> dict[str, Any]:
+        """Logs, variables, and which choice this one was forked from."""
+        origin = {} if note.parent is None or not part.is_steered else {"forked_from": note.parent}
+        if origin:
+            origin["forked_from"] = self._numbers.of(part.number, origin["forked_from"])
+        return origin | note.fields()
+
+    def _prompt_text(self, part: Part) -> str:
+        if isinstance(part.prompt, str) and not part.is_steered:
+            return part.prompt
+        tokens = part.collector.output.prompt_token_ids  # a controller may have rewritten them
+        return self.generation.model.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_shape(self.generation.usage)
+
+    def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"cmpl-{self.call_id}",
+            "object": "text_completion",
+            "created": self.created,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+            "model": self.generation.served_name,
+            "choices": choices,
+        }

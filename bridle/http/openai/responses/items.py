@@ -1,0 +1,108 @@
+"""A turn as items: built up from what readers find, with the events that tell how they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Piece, Thought
+
+Event = dict[str, Any]
+Item = dict[str, Any]
+
+
+class ItemWriter:
+    """`items` are complete once the writer is closed. The last one is open before that."""
+
+    def __init__(self, response_id: str) -> None:
+        self.items: list[Item] = []
+        self._id = response_id
+        self._is_open = False
+
+    def add(self, pieces: Iterable[Piece]) -> list[Event]:
+        """Take in what was found; gives the events of it."""
+        return [event for piece in pieces for event in self._of(piece)]
+
+    def close(self, status: str = "completed") -> list[Event]:
+        """The last item ends; an answer without any gets an empty message."""
+        opened = [] if self.items else self._begin("message", _message(f"msg_{self._id}_0"))
+        return [*opened, *self._end(status)]
+
+    def _of(self, piece: Piece) -> list[Event]:
+        number = len(self.items)
+        match piece:
+            case Thought():
+                opened = self._begin("reasoning", _reasoning(f"rs_{self._id}_{number}"))
+                return [*opened, self._grow("reasoning_text", piece.text)]
+            case Content():
+                opened = self._begin("message", _message(f"msg_{self._id}_{number}"))
+                return [*opened, self._grow("output_text", piece.text)]
+            case CallBegun():
+                return [*self._end(), *self._begin("function_call", _call(f"fc_{self._id}_{number}", piece))]
+            case CallArguments():
+                self.items[-1]["arguments"] += piece.text
+                return [self._event("response.function_call_arguments.delta", delta=piece.text)]
+
+    def _begin(self, kind: str, item: Item) -> list[Event]:
+        """Open an item, unless one of that kind is open."""
+        if self._is_open and self.items[-1]["type"] == kind:
+            return []
+        events = self._end()
+        self.items.append(item)
+        self._is_open = True
+        # What is told now must not change when the item grows.
+        told = item | {"content": []} if "content" in item else dict(item)
+        events.append(self._event("response.output_item.added", item=told))
+        if "content" in item:
+            events.append(self._event("response.content_part.added", content_index=0, part=dict(item["content"][0])))
+        return events
+
+    def _grow(self, kind: str, text: str) -> Event:
+        self.items[-1]["content"][0]["text"] += text
+        further: Event = {"logprobs": []} if kind == "output_text" else {}
+        return self._event(f"response.{kind}.delta", content_index=0, delta=text, **further)
+
+    def _end(self, status: str = "completed") -> list[Event]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        item = self.items[-1]
+        item["status"] = status
+        if item["type"] == "function_call":
+            done = [
+                self._event("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
+            ]
+        else:
+            part = item["content"][0]
+            further: Event = {"logprobs": []} if part["type"] == "output_text" else {}
+            name = f"response.{part['type']}.done"
+            done = [self._event(name, content_index=0, text=part["text"], **further)]
+            done.append(self._event("response.content_part.done", content_index=0, part=part))
+        item_done = self._event("response.output_item.done", item=item)
+        return [*done, item_done]
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        """An event about the last item."""
+        about = {} if "item" in fields else {"item_id": self.items[-1]["id"]}
+        return {"type": kind, "output_index": len(self.items) - 1} | about | fields
+
+
+def _message(item_id: str) -> Item:
+    part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    return {"type": "message", "id": item_id, "role": "assistant", "status": "in_progress", "content": [part]}
+
+
+def _reasoning(item_id: str) -> Item:
+    part = {"type": "reasoning_text", "text": ""}
+    return {"type": "reasoning", "id": item_id, "summary": [], "status": "in_progress", "content": [part]}
+
+
+def _call(item_id: str, call: CallBegun) -> Item:
+    return {
+        "type": "function_call",
+        "id": item_id,
+        "call_id": f"call_{call.id}",
+        "name": call.name,
+        "arguments": "",
+        "status": "in_progress",
+    }

@@ -1,0 +1,147 @@
+"""`POST /v1/responses`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bridle.errors import BridleError
+from bridle.http.errors import error_body, json_response
+from bridle.http.generation import Generation, Part, reserve
+from bridle.http.models import hold
+from bridle.http.openai.responses.items import Event, ItemWriter
+from bridle.http.openai.responses.schemas import ResponsesBody
+from bridle.http.openai.shapes import usage_shape
+from bridle.http.openai.turn import Turn, TurnReader, plan_turn, prepare_turn
+from bridle.http.state import http_state
+from bridle.http.terms import take_terms
+from bridle.http.transport.call import call_of
+from bridle.http.transport.json_body import BoundedRoute
+from bridle.http.transport.named_events import send_events, with_last_event
+from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
+from bridle.outputs import FinishReason
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+@router.post("/v1/responses", summary="Answer in a conversation of items")
+async def responses(body: ResponsesBody, request: Request) -> Response:
+    http, call = http_state(request), call_of(request.scope)
+    take_terms(body, request)
+    served = await hold(request, body.model, body.adapter)
+    chat = body.to_chat(served.model.name)
+    limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
+    ticket = reserve(http, call, served.model, 1, 1)
+    turn = await plan_turn(chat, request, served.model, chat.sampling(max_tokens=limit))
+    generation = await prepare_turn(turn, request, served, ticket)
+    answer = _Answer(generation, turn, body, call.id)
+    if body.stream:
+        return SseResponse(with_last_event(answer.stream, call, answer.failure), http.settings)
+    await run_while_connected(request.receive, generation.run())
+    return json_response(answer.whole())
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Writes the output of a generation in this route's shape."""
+
+    generation: Generation
+    turn: Turn
+    body: ResponsesBody
+    call_id: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    _reader: TurnReader = field(init=False)
+    _items: ItemWriter = field(init=False)
+    _numbers: count[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self._reader = self.turn.reader()
+        self._items = ItemWriter(self.call_id)
+
+    def whole(self) -> dict[str, Any]:
+        """The answer of a call that does not stream."""
+        output = self.generation.parts[0].outputs[0]
+        self._items.add(self._reader.push(output.text, is_last=True))
+        self._items.close(self._status)
+        return self._response(self._status) | self._note_fields()
+
+    async def stream(self, writer: SseWriter) -> None:
+        """The events of a call that streams."""
+        begun = self._response("in_progress")
+        await self._send(
+            writer, [{"type": f"response.{what}", "response": begun} for what in ("created", "in_progress")]
+        )
+
+        async def sink(part: Part) -> None:
+            for delta in part.reader.take():  # what a controller says beside is told in the end
+                if delta.index == 0:
+                    await self._send(writer, self._items.add(self._reader.push(delta.text, delta.is_last)))
+
+        await self.generation.run(sink)
+        events = self._items.close(self._status)
+        response = self._response(self._status) | self._note_fields()
+        await self._send(writer, [*events, {"type": f"response.{self._status}", "response": response}])
+
+    def failure(self, error: BridleError) -> Event:
+        """The event of a response that failed."""
+        inner = error_body(error)["error"]
+        told = {"code": inner["code"], "message": inner["message"]}
+        response = self._response("failed") | {"error": told}
+        return {"type": "response.failed", "sequence_number": next(self._numbers), "response": response}
+
+    def _note_fields(self) -> dict[str, Any]:
+        """Logs and variables of a controller."""
+        return self.generation.parts[0].notes.take(0).fields()
+
+    async def _send(self, writer: SseWriter, events: Iterable[Event]) -> None:
+        await send_events(writer, [event | {"sequence_number": next(self._numbers)} for event in events])
+
+    @property
+    def _status(self) -> str:
+        output = self.generation.parts[0].outputs[0]
+        return "incomplete" if output.finish_reason is FinishReason.LENGTH else "completed"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body = self.body
+        return {
+            "id": f"resp_{self.call_id}",
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self.generation.served_name,
+            "output": [] if status == "in_progress" else self._items.items,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+            "store": False,
+            "temperature": body.temperature,
+            "text": {"format": (body.text.format if body.text is not None else None) or {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None if status == "in_progress" else self._usage(),
+            "seed": self.generation.parts[0].request.sampling.seed,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        tokens = self.generation.parts[0].outputs[0].token_ids
+        shape = usage_shape(self.generation.usage, self.turn.num_thinking(tokens))
+        return {
+            "input_tokens": shape["prompt_tokens"],
+            "input_tokens_details": shape["prompt_tokens_details"],
+            "output_tokens": shape["completion_tokens"],
+            "output_tokens_details": shape["completion_tokens_details"],
+            "total_tokens": shape["total_tokens"],
+        }

@@ -1,0 +1,191 @@
+"""Bodies of the Responses API, and the conversation that each comes down to.
+
+The server keeps no responses: what would refer to an earlier one is refused, and clients send the items again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from bridle.chat.tools.pieces import own_id
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.openai.schemas import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ChatBody,
+    JsonObjects,
+    ReasoningFields,
+    SamplingFields,
+    objects,
+    text_or_objects,
+)
+from bridle.shown import shown
+
+#: Entries of `metadata`, which is given back with every answer.
+MAX_METADATA = 16
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def _metadata(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"metadata has {len(value)} entries; at most {MAX_METADATA}")
+    return value
+
+
+class TextFields(BaseModel):
+    """The form of the answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: dict[str, Any] | None = None
+
+
+class ResponsesBody(SamplingFields):
+    """`POST /v1/responses`. Beside OpenAI's fields it takes those that the other routes have for sampling, controllers
+    and constraints."""
+
+    input: Annotated[str | JsonObjects, text_or_objects("input", MAX_MESSAGES)]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
+    thinking_budget: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    background: bool | None = None
+    truncation: str | None = None
+    top_logprobs: int | None = None
+
+    def to_chat(self, model: str) -> ChatBody:
+        """The same as a chat with `model`. Raises `InvalidRequest` that names the item, the tool or the field."""
+        self._check()
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        if self.text is not None and self.text.format is not None:
+            given["response_format"] = _format(self.text.format)
+        try:
+            messages = _messages(self.instructions, self.input)
+        except UnsupportedFeature as error:
+            raise UnsupportedFeature(f"{error}; {model!r} reads only text", error.param) from None
+        return ChatBody.model_construct(
+            **given,
+            messages=messages,
+            tools=None if self.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)],
+            tool_choice=_choice(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning=self.reasoning,
+            thinking_budget=self.thinking_budget,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+    def _check(self) -> None:
+        """Refuse what would be promised and not kept."""
+        if self.n is not None and self.n != 1:
+            raise InvalidRequest(f"n is {self.n}; a response has one answer", "n")
+        for name in ("previous_response_id", "conversation", "prompt"):
+            if getattr(self, name) is not None:
+                raise UnsupportedFeature(f"{name} is given, but nothing is kept here; send all items", name)
+        if self.background:
+            raise UnsupportedFeature("background is true, but nothing is kept here", "background")
+        if self.truncation not in (None, "disabled"):
+            raise UnsupportedFeature(f"truncation is {shown(self.truncation)}; must be 'disabled'", "truncation")
+        if self.top_logprobs:
+            raise UnsupportedFeature("top_logprobs is for /v1/chat/completions", "top_logprobs")
+
+
+def _messages(instructions: str | None, items: str | JsonObjects) -> JsonObjects:
+    messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(items, str):
+        return [*messages, {"role": "user", "content": items}]
+    for position, item in enumerate(items):
+        _add_item(messages, item, f"input[{position}]")
+    return messages
+
+
+def _add_item(messages: JsonObjects, item: Mapping[str, Any], where: str) -> None:
+    """One more item. Thoughts, text and calls of a turn become one message."""
+    match item.get("type", "message"):
+        case "message":
+            role = item.get("role")
+            if not isinstance(role, str):
+                raise InvalidRequest(
+                    f"{where}.role is {shown(role)}; must be user, assistant, system or developer", where
+                )
+            content = _text(item.get("content"), f"{where}.content")
+            if role == "assistant":
+                _turn(messages)["content"] += content
+            else:
+                messages.append({"role": role, "content": content})
+        case "reasoning":
+            thoughts = _text(item.get("content") or item.get("summary") or "", where)
+            turn = _turn(messages)
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
+        case "function_call":
+            if not isinstance(item.get("name"), str):
+                raise InvalidRequest(f"{where}.name is {shown(item.get('name'))}; must be a function's name", where)
+            function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
+            call = {"id": own_id(item.get("call_id")), "type": "function", "function": function}
+            _turn(messages).setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            result = _text(item.get("output"), f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": own_id(item.get("call_id")), "content": result})
+        case kind:
+            raise UnsupportedFeature(f"{where} is of type {shown(kind)}", where)
+
+
+def _turn(messages: JsonObjects) -> dict[str, Any]:
+    """The assistant's message that is being put together."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise InvalidRequest(f"{where} must be text or a list of parts", where)
+    return "\n".join(_part_text(part, f"{where}[{position}]") for position, part in enumerate(content))
+
+
+def _part_text(part: Mapping[str, Any], where: str) -> str:
+    if part.get("type") not in _TEXTS:
+        raise UnsupportedFeature(f"{where} is of type {shown(part.get('type'))}", where)
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{where} has no text", where)
+    return str(part["text"])
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A tool in the shape of the chat API."""
+    if tool.get("type") != "function":
+        raise UnsupportedFeature(f"{where} is of type {shown(tool.get('type'))}; only functions are known", "tools")
+    fields = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
+
+
+def _choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    """A tool choice in the shape of the chat API."""
+    if choice is None or isinstance(choice, str):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        named = [{"type": "function", "function": tool} for tool in choice["tools"]]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": named}}
+    return dict(choice)
+
+
+def _format(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The form of an answer in the shape of the chat API."""
+    if form.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+    return {"type": form.get("type")}

@@ -1,0 +1,276 @@
+"""Request bodies of the OpenAI routes.
+
+Types are strict: a number is not taken for a string, nor the other way round. Fields that are not listed are
+ignored, as clients send ones that only some servers know. Lists a client can make long are checked by hand,
+so that a long bad one gives one error instead of a million.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from bridle.errors import InvalidRequest
+from bridle.http.openai.biases import read_biases
+from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams
+
+MAX_MESSAGES = 4_096
+MAX_TOOLS = 128
+
+
+def _refuse(message: str) -> ValueError:
+    return ValueError(message)
+
+
+def prompts(value: Any, name: str = "prompt") -> Any:
+    """One prompt or a list of them, as a list: texts stay, lists of ids stay. `name` is the field's."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise _refuse(f"{name} must be a string, a list of strings, a list of token ids or a list of such lists")
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        return [value]
+    if kinds == {str}:
+        return value
+    if kinds == {list} and all(set(map(type, item)) <= {int} for item in value):
+        return value
+    raise _refuse(f"{name} must be a string, a list of strings, a list of token ids or a list of such lists")
+
+
+def _stop(value: Any) -> Any:
+    if value is None:
+        return ()
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list):
+        raise _refuse("stop must be a string or a list of strings")
+    if len(values) > MAX_STOP_STRINGS:
+        raise _refuse(f"stop has {len(values)} strings; at most {MAX_STOP_STRINGS}")
+    if not all(isinstance(item, str) for item in values):
+        raise _refuse("stop must be a string or a list of strings")
+    return tuple(values)
+
+
+def _token_ids(value: Any) -> Any:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise _refuse("stop_token_ids must be a list of integers")
+    if len(value) > MAX_STOP_TOKENS:
+        raise _refuse(f"stop_token_ids has {len(value)} ids; at most {MAX_STOP_TOKENS}")
+    return tuple(value)
+
+
+def objects(name: str, limit: int) -> BeforeValidator:
+    """A list of at most `limit` JSON objects."""
+
+    def check(value: Any) -> Any:
+        if value is None:
+            return value
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise _refuse(f"{name} must be a list of objects")
+        if len(value) > limit:
+            raise _refuse(f"{name} has {len(value)} entries; at most {limit}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def texts(name: str) -> BeforeValidator:
+    """A list of strings."""
+
+    def check(value: Any) -> Any:
+        if value is not None and not (isinstance(value, list) and set(map(type, value)) <= {str}):
+            raise _refuse(f"{name} must be a list of strings")
+        return value
+
+    return BeforeValidator(check)
+
+
+def text_or_objects(name: str, limit: int) -> BeforeValidator:
+    """A text, or a list of at most `limit` JSON objects."""
+    check = objects(name, limit).func
+
+    def check_either(value: Any) -> Any:
+        return value if isinstance(value, str) else check(value)  # type: ignore[call-arg]
+
+    return BeforeValidator(check_either)
+
+
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_IDS = {"type": "array", "items": {"type": "integer"}}
+PROMPTS_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}
+Prompts = Annotated[Any, BeforeValidator(lambda value: prompts(value)), WithJsonSchema(PROMPTS_SCHEMA)]
+Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, {"type": "null"}]})]
+TokenIds = Annotated[Any, BeforeValidator(_token_ids), WithJsonSchema({"anyOf": [_IDS, {"type": "null"}]})]
+LogitBias = Annotated[
+    Any,
+    BeforeValidator(read_biases),
+    WithJsonSchema({"type": ["object", "null"], "additionalProperties": {"type": "number"}}),
+]
+JsonObjects = list[dict[str, Any]]
+
+
+class ReasoningFields(BaseModel):
+    """How much a model may think, as some open servers spell it."""
+
+    model_config = ConfigDict(strict=True)
+
+    enabled: bool | None = None
+    max_tokens: int | None = None
+    effort: str | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside its chunks: counts in the end, and a word when the device was lost."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+    include_resuming: bool | None = None
+
+
+class SamplingFields(BaseModel):
+    """What both OpenAI routes understand of sampling, with the further fields of open servers."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = None
+    adapter: str | None = None
+    priority: int | None = None
+    deadline: float | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias = Field(default_factory=dict)
+    seed: int | None = None
+    stop: Stop = ()
+    stop_token_ids: TokenIds = ()
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    controller: str | None = None
+    controller_arg: Any = None
+    rewind: Literal["hold", "event", "mark"] | None = None
+    response_format: dict[str, Any] | None = None
+    constraint: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Annotated[list[str] | None, texts("choice")] = None
+    grammar: str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str] | None, texts("guided_choice")] = None
+    guided_grammar: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | str | None = None
+    ebnf: str | None = None
+
+    @property
+    def wants_stream_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_resuming(self) -> bool:
+        wants = self.stream_options is not None and bool(self.stream_options.include_resuming)
+        return wants and bool(self.stream)
+
+    def sampling(self, **changes: Any) -> SamplingParams:
+        """Sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.controller is not None and self.ignore_eos is None:
+            given["ignore_eos"] = self.controller != "none"  # a controller decides by itself when its output ends
+        return SamplingParams(**(given | changes))
+
+
+_SAMPLING_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+class CompletionBody(SamplingFields):
+    """`POST /v1/completions`."""
+
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class ChatBody(SamplingFields):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[JsonObjects, objects("messages", MAX_MESSAGES)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    thinking_budget: int | None = None
+    reasoning: ReasoningFields | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+
+    @property
+    def budget(self) -> int | None:
+        """How many tokens the model may think; None for as many as it likes. Raises `InvalidRequest`."""
+        asked = self.reasoning.max_tokens if self.reasoning is not None else None
+        budget = asked if self.thinking_budget is None else self.thinking_budget
+        if budget is not None and budget < 0:
+            raise InvalidRequest(f"thinking_budget is {budget}; must be at least 0", "thinking_budget")
+        return budget
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Variables of the chat template: what is asked of the model's thinking, under the names that templates use,
+        and what the client sets itself."""
+        options: dict[str, Any] = {}
+        enabled = self.reasoning.enabled if self.reasoning is not None else None
+        if enabled is None and self.budget is not None:
+            enabled = self.budget > 0
+        effort = self.reasoning_effort or (self.reasoning.effort if self.reasoning is not None else None)
+        if enabled is not None:
+            options["enable_thinking"] = enabled
+        if effort is not None:
+            options["reasoning_effort"] = effort
+        return options | (self.chat_template_kwargs or {})
+
+    def num_logprobs(self) -> int | None:
+        """How many alternatives are wanted; None for no log-probabilities at all."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None

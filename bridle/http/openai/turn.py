@@ -1,0 +1,248 @@
+"""An assistant's turn: from a chat body to the request behind it, and from its growing text to what a client is told.
+
+One path for every API with conversations: messages become a prompt, tools and thoughts become something that steers
+the request, and a reader tells thoughts, calls and the answer apart. Knows no wire format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fastapi import Request
+
+from bridle.chat.reasoning import GAP, ReasoningReader, Tags, tags_of
+from bridle.chat.tools.formats import ToolFormat, format_of
+from bridle.chat.tools.offer import Offer, offer_of
+from bridle.chat.tools.pieces import Content, Piece, Thought, ToolReader
+from bridle.constraints import Constraint, OneOf
+from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.control import Steering, steering_of
+from bridle.http.generation import Generation, prepare
+from bridle.http.models import Served
+from bridle.http.openai.chat_prompt import render_prompt
+from bridle.http.openai.schemas import ChatBody
+from bridle.http.state import http_state
+from bridle.http.transport.call import call_of
+from bridle.http.transport.identity import identity_of
+from bridle.http.transport.waiting import wait_for
+from bridle.sampling import SamplingParams
+from bridle.service import LoadedModel, RewindPolicy, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the engine is asked for, and how its text is read. `is_thinking` says that the prompt ends inside of
+    thoughts, `is_calling` that it ends with the token that begins calls, `calls_once` that one call is all that a
+    client takes. `ends` are special tokens that may end an output and show as text."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    steering: Steering
+    format: ToolFormat | None
+    tags: Tags | None
+    is_thinking: bool
+    is_calling: bool
+    calls_once: bool = False
+    ends: tuple[str, ...] = ()
+
+    def reader(self) -> TurnReader:
+        """A reader for one output."""
+        tools = None if self.format is None else self.format.reader(self.is_calling)
+        thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
+        return TurnReader(thoughts, tools, self.calls_once, self.ends)
+
+    def num_thinking(self, tokens: list[int]) -> int:
+        """How many of an output's tokens are thoughts, tags included."""
+        if self.tags is None or not tokens or not (self.is_thinking or self.tags.opening_token in tokens[:2]):
+            return 0
+        closing = self.tags.closing_token
+        return tokens.index(closing) + 1 if closing in tokens else len(tokens)
+
+
+class TurnReader:
+    """Tells thoughts, calls and content of one output apart; of calls only the first if it `calls_once`. The one of
+    `ends` that is the last of it is none of them."""
+
+    def __init__(
+        self,
+        thoughts: ReasoningReader | None,
+        tools: ToolReader | None,
+        calls_once: bool = False,
+        ends: tuple[str, ...] = (),
+    ) -> None:
+        self._thoughts, self._tools = thoughts, tools
+        self._calls_once, self._ends = calls_once, ends
+        self.num_calls = 0
+
+    def push(self, text: str, is_last: bool = False) -> list[Piece]:
+        """What became certain with `text`."""
+        pieces: list[Piece] = []
+        if is_last:
+            text = text.removesuffix(next(filter(text.endswith, self._ends), ""))
+        if self._thoughts is not None:
+            thoughts, text = self._thoughts.push(text, is_last)
+            pieces += [Thought(thoughts)] if thoughts else []
+        if self._tools is None:
+            return [*pieces, Content(text)] if text else pieces
+        found = self._tools.push(text, is_last)
+        if self._calls_once:
+            found = [piece for piece in found if not getattr(piece, "number", 0)]
+        self.num_calls += sum(getattr(piece, "name", None) is not None for piece in found)
+        return pieces + found
+
+
+async def plan_turn(
+    body: ChatBody,
+    request: Request,
+    model: LoadedModel,
+    sampling: SamplingParams,
+    prefill: str = "",
+    tells_rewinds: bool = False,
+) -> Turn:
+    """Check, render and compile everything; nothing is submitted. The answer goes on after `prefill`; `tells_rewinds`
+    says whether streams of this route have a word for text that is taken back. Raises `InvalidRequest` that names the
+    field."""
+    planning = _plan_turn(body, request, model, sampling, prefill, tells_rewinds)
+    return await wait_for(call_of(request.scope), "its prompt was made", planning)
+
+
+async def _plan_turn(
+    body: ChatBody, request: Request, model: LoadedModel, sampling: SamplingParams, prefill: str, tells_rewinds: bool
+) -> Turn:
+    steering = steering_of(body, request, model)
+    offer = offer_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    _check(body, steering, offer, tells_rewinds)
+    text = await render_prompt(body, model, has_tools=bool(offer.functions)) + prefill
+    prompt = await model.in_text_thread(model.tokenizer.encode, text, False)
+    kind = format_of(model.tokenizer) if offer.functions else None
+    tags = tags_of(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
+    is_thinking = tags is not None and text.rstrip().endswith(tags.opening)
+    plan = _Plan(model, tags, is_thinking, body.budget)
+    is_calling = kind is not None and offer.is_required and kind.opening_token is not None
+    if kind is not None and kind.opening_token is not None:
+        token = model.tokenizer.id_of(kind.opening_token)
+        if token is None:
+            raise UnsupportedFeature(f"{model.name!r} has no token {kind.opening_token}, so it cannot call", "tools")
+        sampling = sampling.with_(skip_special_tokens=False)
+        prompt = [*prompt, token] if is_calling else prompt
+        plan = replace(plan, call_token=token, tags=None if is_calling else tags)
+    if steering.controller is None:
+        steering = await plan.steer(steering, kind, offer)
+    ends: tuple[str, ...] = ()
+    if tags is not None and tags.are_special:
+        sampling = sampling.with_(skip_special_tokens=False)
+        ends = tuple(map(model.tokenizer.token_text, model.tokenizer.eos_token_ids))
+    return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling, offer.max_calls == 1, ends)
+
+
+async def prepare_turn(
+    turn: Turn, request: Request, served: Served, ticket: Ticket, tell_resuming: bool = False
+) -> Generation:
+    """The turn, ready to run."""
+    return await prepare(
+        http_state(request),
+        call_of(request.scope),
+        served.model,
+        ticket,
+        [turn.prompt],
+        turn.sampling,
+        identity_of(request).user,
+        turn.steering,
+        served.adapter,
+        tell_resuming=tell_resuming,
+    )
+
+
+def _check(body: ChatBody, steering: Steering, offer: Offer, tells_rewinds: bool) -> None:
+    """Refuse what does not go together with a controller, which decides by itself, and may take text back."""
+    if steering.controller is not None and offer.is_required:
+        raise InvalidRequest("tool_choice does not go with a controller, which decides by itself", "tool_choice")
+    if steering.controller is not None and body.budget is not None:
+        raise InvalidRequest("a thinking budget does not go with a controller", "thinking_budget")
+    if body.stream and steering.rewind is not RewindPolicy.HOLD and (offer.functions or not tells_rewinds):
+        where = "with tools" if tells_rewinds else "in streams of this route"
+        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How an output is steered."""
+
+    model: LoadedModel
+    tags: Tags | None
+    is_thinking: bool
+    budget: int | None
+    call_token: int | None = None
+
+    async def steer(self, given: Steering, kind: ToolFormat | None, offer: Offer) -> Steering:
+        """What steers a request with these tools and the constraint `given`: a constraint, a controller, or nothing."""
+        form = await self._form(kind, offer, given.constraint)
+        if self.tags is not None and (self.budget is not None or (self.is_thinking and form is not None)):
+            if form is not None and self.call_token is not None and not offer.is_required:
+                raise UnsupportedFeature("strict tools do not go with thoughts in front of them here", "tools")
+            return replace(given, constraint=None, controller=await self._thinking(self.tags, form))
+        if self.budget and not offer.is_required:
+            raise UnsupportedFeature(f"{self.model.name!r} has no thoughts to put a budget on", "thinking_budget")
+        if self.call_token is not None and not offer.is_required and form is not None:
+            calls = FreePart(self.call_token, then=await self._grammar(form))
+            return replace(given, constraint=None, controller=calls)
+        return replace(given, constraint=form)
+
+    async def _form(self, kind: ToolFormat | None, offer: Offer, constraint: Constraint | None) -> Constraint | None:
+        """What the text after the thoughts must look like."""
+        if kind is None:
+            return constraint
+        if offer.is_required:
+            return await self._usable(kind, offer)
+        if constraint is not None:
+            if self.call_token is not None:
+                raise UnsupportedFeature(
+                    f"{self.model.name!r} begins calls with a token that no constraint knows: "
+                    "tools do not go with a constraint here; set tool_choice to 'none' or 'required'",
+                    "tools",
+                )
+            return OneOf(await self._usable(kind, offer), constraint)
+        if not offer.is_strict:
+            return None
+        loose = offer.loosened()
+        form = kind.may_call(loose.functions) or kind.must_call(loose.functions, offer.max_calls)
+        return await self._checked(form.constraint())
+
+    async def _usable(self, kind: ToolFormat, offer: Offer) -> Constraint:
+        """The grammar of calls. Schemas that cannot be used are left out where the client does not insist."""
+        loose = offer.loosened()
+        try:
+            return await self._checked(kind.must_call(offer.functions, offer.max_calls).constraint())
+        except InvalidRequest:
+            if loose == offer:
+                raise
+            return await self._checked(kind.must_call(loose.functions, offer.max_calls).constraint())
+
+    async def _checked(self, form: Constraint) -> Constraint:
+        """Compiled before the request runs. Raises `InvalidRequest` about the tools."""
+        try:
+            await self.model.try_constraint(form)
+        except InvalidRequest as error:
+            error.param = "tools"
+            raise
+        return form
+
+    async def _thinking(self, tags: Tags, form: Constraint | None) -> FreePart:
+        encode = self.model.tokenizer.encode
+        gap = tuple(encode(GAP, add_special_tokens=False))
+        return FreePart(
+            end=tags.closing_token,
+            opening=None if self.is_thinking else tags.opening_token,
+            budget=self.budget,
+            closing=(*encode("\n", add_special_tokens=False), tags.closing_token, *(() if form else gap)),
+            gap=gap if form else (),
+            then=await self._grammar(form) if form else None,
+            may_stop=form is None,
+        )
+
+    async def _grammar(self, form: Constraint | None) -> Grammar:
+        pool = self.model.constraints
+        if pool is None or form is None:
+            raise UnsupportedFeature(f"{self.model.name!r} is served without constraints", "tools")
+        return await compile_grammar(pool, form)

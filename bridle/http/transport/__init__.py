@@ -1,0 +1,1 @@
+"""What carries every route: connections, bodies, streams, who asks."""

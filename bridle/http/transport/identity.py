@@ -1,0 +1,127 @@
+"""Who sent a request: by API key, by a trusted proxy's headers, or the single user of a local server.
+
+With keys, every route but health needs one. Without keys the server is single-user (and `serve` lets it listen on
+loopback only); then everybody is an admin, as with the original of the controller API. The headers `x-user-id` and
+`x-user-role` count only when they come from a configured proxy's address.
+"""
+
+from __future__ import annotations
+
+import base64
+from ipaddress import ip_address, ip_network
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bridle.errors import Unauthorized
+from bridle.http.errors import Refuse, RefusedBody, refuse_plainly
+from bridle.http.transport.hosts import AllowedHosts, UnknownHost
+from bridle.service.keys import Identity, KeyStore
+
+LOCAL_USER = Identity("localhost", True)
+_OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
+_MAX_USER_CHARS = 100
+
+
+class IdentityMiddleware:
+    """Puts an `Identity` into the scope of every HTTP request and WebSocket, or answers 401."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyStore | None,
+        trusted_proxies: tuple[str, ...] = (),
+        allowed_hosts: AllowedHosts | None = None,
+        refuse: Refuse = refuse_plainly,
+    ) -> None:
+        """Without keys only requests to `allowed_hosts` are those of the single user; None: whatever host they name.
+        `refuse` makes the answer to a request that is not let in."""
+        self._app = app
+        self._hosts = allowed_hosts
+        self._keys = keys
+        self._proxies = tuple(ip_network(proxy) for proxy in trusted_proxies)
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            identity = self._identify(HTTPConnection(scope))
+        except Unauthorized as error:
+            # An upgrade that is refused is answered over HTTP, so that its client can tell why.
+            status = 403 if isinstance(error, UnknownHost) else None
+            refuse = refuse_plainly if scope["type"] == "websocket" else self._refuse
+            await refuse(scope["path"], error, status)(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["identity"] = identity
+        if "call" in state:
+            state["call"].identity = identity
+        await self._app(scope, receive, send)
+
+    def _identify(self, connection: HTTPConnection) -> Identity | None:
+        if connection.url.path in _OPEN_PATHS:
+            return None
+        if self._is_proxy(connection) and (user := connection.headers.get("x-user-id")):
+            if len(user) > _MAX_USER_CHARS:  # cut off, two of them could be taken for one
+                raise Unauthorized(f"x-user-id has {len(user)} characters; at most {_MAX_USER_CHARS}")
+            return Identity(user, connection.headers.get("x-user-role") == "admin")
+        if self._keys is None:
+            self._check_hosts(connection)
+            return LOCAL_USER
+        key = _key_of(connection)
+        if key is None:
+            raise Unauthorized("an API key is needed; send it as 'Authorization: Bearer KEY' or 'api-key: KEY'")
+        identity = self._keys.find(key)
+        if identity is None:
+            raise Unauthorized("the API key is not known here")
+        return identity
+
+    def _check_hosts(self, connection: HTTPConnection) -> None:
+        if self._hosts is not None:
+            for host in connection.headers.getlist("host"):
+                self._hosts.check(host)
+
+    def _is_proxy(self, connection: HTTPConnection) -> bool:
+        if not self._proxies or connection.client is None:
+            return False
+        try:
+            address = ip_address(connection.client.host)
+        except ValueError:
+            return False
+        return any(address in network for network in self._proxies)
+
+
+def identity_of(connection: HTTPConnection) -> Identity:
+    """Who sent this request."""
+    identity = connection.scope.get("state", {}).get("identity")
+    return identity if isinstance(identity, Identity) else LOCAL_USER
+
+
+def check_admin(connection: HTTPConnection) -> None:
+    """Raises what answers 403 unless an admin asks."""
+    identity = identity_of(connection)
+    if not identity.is_admin:
+        raise RefusedBody(403, Unauthorized(f"user {identity.user!r} may not do this: it takes the key of an admin"))
+
+
+def _key_of(connection: HTTPConnection) -> str | None:
+    """The key where clients of the supported APIs put it: in one of these headers, as the password of `USER:KEY@HOST`,
+    or for a WebSocket, whose clients may have no other way, in the address."""
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    if scheme.lower() == "basic" and (password := _password(token)):
+        return password
+    if connection.scope["type"] == "websocket" and (key := connection.query_params.get("key")):
+        return key
+    return connection.headers.get("api-key") or connection.headers.get("x-api-key")
+
+
+def _password(token: str) -> str:
+    """The second half of a Basic credential; empty if it is none."""
+    try:
+        return base64.b64decode(token.strip(), validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""

@@ -1,0 +1,37 @@
+"""Server-sent events with names, as APIs of typed events have them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from bridle.errors import BridleError, RequestCancelled
+from bridle.http.transport.call import Call
+from bridle.http.transport.sse import Produce, SseWriter
+
+Event = dict[str, Any]
+
+
+async def send_events(writer: SseWriter, events: Iterable[Event]) -> None:
+    """Send events in one write, each under the name that its `type` says."""
+    lines = (b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) for event in events)
+    await writer.write(b"".join(line + b"\n\n" for line in lines))
+
+
+def with_last_event(
+    produce: Callable[[SseWriter], Awaitable[None]], call: Call, shape: Callable[[BridleError], Event]
+) -> Produce:
+    """`produce`, and the event of an error if it raises one."""
+
+    async def guarded(writer: SseWriter) -> None:
+        try:
+            await produce(writer)
+        except RequestCancelled:
+            raise
+        except BridleError as error:
+            call.error = error
+            await send_events(writer, [shape(error)])
+
+    return guarded

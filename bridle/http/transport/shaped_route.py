@@ -1,0 +1,80 @@
+"""Routes that answer errors in the shape of their own API, and the same for what is refused before any route sees it:
+who may not ask, methods that a path does not take, bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, ClassVar
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.responses import Response
+
+from bridle.errors import BridleError
+from bridle.http.errors import (
+    Refuse,
+    RefusedBody,
+    describe_validation,
+    json_response,
+    note_error,
+    refuse_plainly,
+    retry_headers,
+    status_of,
+)
+from bridle.http.transport.json_body import BoundedRoute
+
+
+class ShapedRoute(BoundedRoute):
+    """A route whose subclass says what errors look like there; `schema` describes their bodies."""
+
+    schema: ClassVar[dict[str, Any]]
+
+    @staticmethod
+    def shape(error: BridleError, status: int) -> dict[str, Any]:
+        """The JSON body of an error."""
+        raise NotImplementedError
+
+    @staticmethod
+    def status(usual: int) -> int:
+        """The status in the place of the one that other routes use."""
+        return usual
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def shaped(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except RequestValidationError as error:
+                return self._answer(request, describe_validation(error.errors()))
+            except RefusedBody as error:
+                return self._answer(request, error.error, error.status_code)
+            except BridleError as error:
+                return self._answer(request, error)
+
+        return shaped
+
+    def _answer(self, request: Request, error: BridleError, status: int | None = None) -> Response:
+        note_error(request, error)
+        status = status or self.status(status_of(error)[0])
+        response = json_response(self.shape(error, status), status, retry_headers(error))
+        if status in (408, 413):  # the rest of the body is not worth reading
+            response.headers["connection"] = "close"
+        return response
+
+
+def refusing_for(routers: Iterable[APIRouter]) -> Refuse:
+    """What answers an error on the paths of `routers`, and below them, as their own routes would."""
+    kinds = {route.path: type(route) for router in routers for route in router.routes if isinstance(route, ShapedRoute)}
+
+    def refuse(path: str, error: BridleError, status: int | None = None) -> Response:
+        kind = kinds.get(path)
+        while kind is None and path.rstrip("/"):
+            path = path.rstrip("/").rpartition("/")[0]
+            kind = kinds.get(path)
+        if kind is None:
+            return refuse_plainly(path, error, status)
+        status = status or kind.status(status_of(error)[0])
+        return json_response(kind.shape(error, status), status, retry_headers(error))
+
+    return refuse

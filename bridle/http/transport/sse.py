@@ -1,0 +1,184 @@
+"""Server-sent events: a stream that is cut when its reader leaves or stops reading.
+
+The producer pushes; there is no generator whose cleanup depends on the garbage collector. While a client's
+connection is full, the producer waits and events pile up where they are merged and bounded, in the engine's
+stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from bridle.errors import BridleError, EngineClosed, RequestCancelled
+from bridle.http.errors import error_body
+from bridle.http.settings import HttpSettings
+from bridle.http.transport.call import Call, call_of
+
+T = TypeVar("T")
+Produce = Callable[["SseWriter"], Awaitable[None]]
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class _Patience:
+    """A limit on how long each of many waits may take, with one timer for all of them: nearly all are over at once, and
+    a timer for each would cost more than they do. One task waits at a time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._due = 0.0
+        self._waiter: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_over = False
+
+    def begin(self) -> None:
+        """The current task begins to wait. It is cancelled if that takes too long, and then `is_over`."""
+        loop = asyncio.get_running_loop()
+        self._waiter, self._due = asyncio.current_task(), loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = loop.call_at(self._due, self._look, loop)
+
+    def end(self) -> None:
+        """The wait is over. Whoever sees that it took too long takes the cancellation for that."""
+        if self.is_over and self._waiter is not None:
+            self._waiter.uncancel()
+        self._waiter = None
+
+    def close(self) -> None:
+        """There are no more waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return  # the next wait sets a timer again
+        if loop.time() < self._due:
+            self._timer = loop.call_at(self._due, self._look, loop)
+            return
+        self.is_over = True
+        self._waiter.cancel()
+
+
+class SseWriter:
+    """Sends events to one client, one writer at a time. Close it in the end."""
+
+    def __init__(self, send: Send, timeout: float) -> None:
+        self._send = send
+        self._timeout = timeout
+        self._patience = _Patience(timeout)
+        self._lock = asyncio.Lock()
+        self.num_writes = 0
+        self.rest = b""
+
+    async def send(self, *payloads: Any) -> None:
+        """Send JSON events in one write."""
+        await self.write(b"".join(map(_event, payloads)))
+
+    def end(self, *payloads: Any) -> None:
+        """JSON events and the line that ends OpenAI's streams: last words, which go out with the end of the body."""
+        self.rest = b"".join((*map(_event, payloads), b"data: [DONE]\n\n"))
+
+    async def write(self, data: bytes) -> None:
+        """Raises `RequestCancelled` if the client does not take anything for too long."""
+        if not data:
+            return
+        async with self._lock:
+            self.num_writes += 1
+            self._patience.begin()
+            try:
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            except asyncio.CancelledError:
+                if not self._patience.is_over:
+                    raise
+                message = f"the client did not read for {self._timeout:g} seconds"
+                raise RequestCancelled(message) from None
+            finally:
+                self._patience.end()
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        self._patience.close()
+
+
+class SseResponse(Response):
+    """Runs `produce` with a writer. An error it raises becomes a last event, as the status is long gone."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, produce: Produce, settings: HttpSettings, shape: Callable[[BridleError], Any] = error_body
+    ) -> None:
+        """`shape` makes the body of an error."""
+        super().__init__(None, 200, _HEADERS, self.media_type)
+        del self.headers["content-length"]
+        self._produce = produce
+        self._settings = settings
+        self._shape = shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        with contextlib.closing(SseWriter(send, self._settings.send_timeout)) as writer:
+            if await self._tell(writer, call_of(scope), receive):
+                await send({"type": "http.response.body", "body": writer.rest, "more_body": False})
+
+    async def _tell(self, writer: SseWriter, call: Call, receive: Receive) -> bool:
+        """Everything but the end of the body; False if nobody listens any more."""
+        try:
+            await run_while_connected(receive, self._run(writer))
+        except RequestCancelled as error:
+            call.error, call.status = error, 499
+            return False
+        except BridleError as error:
+            call.error = error
+            await writer.send(self._shape(error))
+        return True
+
+    async def _run(self, writer: SseWriter) -> None:
+        ping = asyncio.create_task(_ping(writer, self._settings.ping_interval))
+        try:
+            await self._produce(writer)
+        finally:
+            ping.cancel()
+
+
+def _event(payload: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """Run `work` until it is done and give its result, or cancel it as soon as the client is gone; then raise
+    `RequestCancelled`. `EngineClosed` if what it waited for is ended with the model."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_until_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestCancelled("the client went away")
+        if task.cancelled():  # not by us, and nobody else does it while the model is there
+            raise EngineClosed("the model was closed while the request was prepared")
+        return await task
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ping(writer: SseWriter, interval: float) -> None:
+    """Comment lines while nothing else is sent, so that proxies keep the connection."""
+    while True:
+        before = writer.num_writes
+        await asyncio.sleep(interval)
+        if writer.num_writes == before:
+            await writer.write(b": ping\n\n")
