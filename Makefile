@@ -25,7 +25,7 @@ PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile --max-worker-restart 0
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test test-all check bench controllers install clean
+.PHONY: help serve chat test test-all check bench bench-all controllers install clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of:"
@@ -50,6 +50,10 @@ check: $(STAMP)-dev ## format, lint, strict types, import rule, forbidden calls
 bench: $(STAMP)-core ## run the engine benchmark (ARGS=--quick for a short one)
 	@$(PY) -m bridle bench engine $(ARGS)
 
+bench-all: $(STAMP)-dev ## run every benchmark, those of lab/ too (hours; ARGS=--quick for a short one)
+	@for name in `$(PY) -m bridle bench | cut -d' ' -f1`; do \
+		echo "== $$name"; $(PY) -m bridle bench $$name $(ARGS) || exit 1; done
+
 controllers: $(STAMP)-controllers ## rebuild the standard controllers and compare (ARGS=--write ships them)
 	@$(PY) -m bridle.controllers.standard.rebuild $(ARGS)
 
@@ -57,7 +61,7 @@ install: $(STAMP)-core ## install bridle into .venv
 
 clean: ## remove caches and the virtual environment
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find bridle tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find bridle lab tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Without the venv module's bundled pip (some systems split it off), the pip that is there installs one.
 $(PY):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "bridle"
+#: What stands beside the package for those who work on it.
+LAB = ROOT / "lab"
 
 
 #: Sources of standard controllers. All but their recipes run inside the sandbox and are no modules of ours.
@@ -17,9 +19,9 @@ GUESTS = PACKAGE / "controllers" / "standard" / "sources"
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
+    """Every module of the package and of the laboratory by its dotted name."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted([*PACKAGE.rglob("*.py"), *LAB.rglob("*.py")]):
         if GUESTS in path.parents and path.name != "build.py":
             continue
         parts = path.relative_to(ROOT).with_suffix("").parts

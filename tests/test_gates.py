@@ -51,7 +51,7 @@ FORBIDDEN_ARGUMENTS = {
 # Each with one letter in brackets, so that this file does not match itself.
 MACHINE_PATHS = re.compile("/wor[k]/|/roo[t]/|/User[s]/|/tmp/brie[f]|/opt/wheel[s]")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".cfg", ".yaml", ".yml", ".json", ".sh", ".jinja", ""}
-TEXT_FOLDERS = ("bridle", "tests", "docs", "examples", "bench", "scripts", ".ci")
+TEXT_FOLDERS = ("bridle", "tests", "docs", "examples", "lab", "scripts", ".ci")
 
 
 @pytest.mark.parametrize("name", list(modules()))
@@ -108,7 +108,10 @@ def test_no_machine_paths() -> None:
 
 
 def _text_files() -> Iterator[Path]:
-    yield from (path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXT_SUFFIXES)
+    # In a second working tree `.git` is a file that says where the first one is.
+    yield from (
+        path for path in ROOT.iterdir() if path.is_file() and path.name != ".git" and path.suffix in TEXT_SUFFIXES
+    )
     for folder in TEXT_FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             hidden = {"__pycache__", "node_modules"} & set(path.parts)

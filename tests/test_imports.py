@@ -13,10 +13,10 @@ from tests.sources import ROOT, imports, modules
 
 # Top to bottom; names on one line may not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
+    ("lab",),
     ("bridle.__main__",),
     ("bridle.cli",),
     ("bridle.bench",),
-    ("bridle.simulation",),
     ("bridle.deploy",),
     ("bridle.llm",),
     ("bridle.http", "bridle.lmtp"),
@@ -39,7 +39,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # The values at the bottom know each other in one direction only.
 ALLOWED_PEERS = {("bridle.outputs", "bridle.errors"), ("bridle.outputs", "bridle.sampling")}
 # The testing kit imports anything; besides tests only benchmarks drive it.
-MAY_USE_TESTING = ("bridle.testing", "bridle.bench")
+MAY_USE_TESTING = ("bridle.testing", "bridle.bench", "lab")
 # Names that the package itself offers: reaching for them from below would be a hidden upward arrow.
 FACADE = "bridle"
 
@@ -71,8 +71,10 @@ ENGINE_FORBIDDEN = {
 
 
 def layer_of(name: str) -> str | None:
-    """The layer a module belongs to: its second dotted part, for a module of ours."""
+    """The layer a module belongs to: its second dotted part, for a module of ours. The laboratory is one layer."""
     parts = name.split(".")
+    if parts[0] == "lab":
+        return "lab"
     return ".".join(parts[:2]) if parts[0] == "bridle" and len(parts) > 1 else None
 
 
@@ -131,7 +133,7 @@ def test_third_party_imports_are_declared() -> None:
     declared = {re.split(r"[^\w-]", text)[0].lower().replace("-", "_") for text in wanted}
     tops = {target.split(".")[0].lower() for name in modules() for target, _ in imports(name)}
     used = {DISTRIBUTIONS.get(top, top) for top in tops}
-    ours = {*sys.stdlib_module_names, "bridle", "pydantic_core"}  # the last is part of pydantic
+    ours = {*sys.stdlib_module_names, "bridle", "lab", "pydantic_core"}  # the last is part of pydantic
     assert used - ours - declared == set()
     assert declared - used - LOADED_BY_OTHERS == set()
 

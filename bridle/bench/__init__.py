@@ -1,4 +1,5 @@
-"""Measurements one can repeat: `bridle bench NAME`, one module per benchmark.
+"""Measurements one can repeat: `bridle bench NAME`, one module per benchmark. Those that only people who work on bridle
+run are in a checkout's `lab/`.
 
 A benchmark measures its peers or its physical limit in the same run, in turns, so that a noisy machine
 disturbs all alike: read the ratios. It knows nothing of the command line; it prints a table and gives its
@@ -7,7 +8,7 @@ figures as JSON.
 
 from __future__ import annotations
 
-from bridle.bench.run import BENCHMARKS, run
+from bridle.bench.run import BENCHMARKS, benchmarks, run
 from bridle.bench.settings import Settings
 
-__all__ = ["BENCHMARKS", "Settings", "run"]
+__all__ = ["BENCHMARKS", "Settings", "benchmarks", "run"]

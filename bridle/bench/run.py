@@ -8,32 +8,38 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from bridle.bench.settings import Settings
 from bridle.errors import InvalidRequest
 
-#: Name of a benchmark and the module whose `measure(settings, console)` gives its figures.
+#: Name of a benchmark and what it measures. Its module, of that name in this package, has `measure(settings, console)`.
 BENCHMARKS = {
-    "engine": "bridle.bench.engine",
-    "overhead": "bridle.bench.overhead",
-    "control": "bridle.bench.control",
-    "controllers": "bridle.bench.controllers",
-    "constraints": "bridle.bench.constraints",
-    "lmtp": "bridle.bench.lmtp",
-    "serve": "bridle.bench.serve",
-    "refusals": "bridle.bench.refusals",
-    "shard": "bridle.bench.shard",
-    "batching": "bridle.bench.batching",
-    "losses": "bridle.bench.losses",
-    "lora": "bridle.bench.lora",
-    "steps": "bridle.bench.steps",
-    "simulation": "bridle.bench.simulation",
-    "sampler": "bridle.bench.sampler",
-    "detokenizer": "bridle.bench.detokenizer",
+    "control": "what steering costs, next to no control and next to requests over the prefix cache",
+    "engine": "generated tokens per second beside transformers' `generate` and its continuous batching, with the share "
+    "of the memory-bandwidth limit",
+    "overhead": "Python time of a step outside the model",
+    "serve": "the HTTP server under load, beside the offline engine",
 }
+#: Those of a checkout's laboratory, which is no part of the package.
+LAB = "lab.bench"
 
 _FILE_WIDTH = 160
+
+
+def benchmarks() -> dict[str, str]:
+    """What can be measured from here, by name, with a few words on each."""
+    return BENCHMARKS | (_of_lab() if find_spec(LAB.split(".")[0]) else {})
+
+
+def _of_lab() -> dict[str, str]:
+    """The laboratory's benchmarks; none where another package has its name."""
+    try:
+        found: dict[str, str] = import_module(LAB).BENCHMARKS
+    except (ImportError, AttributeError):
+        return {}
+    return found
 
 
 def run(name: str, settings: Settings) -> dict[str, Any]:
@@ -41,13 +47,16 @@ def run(name: str, settings: Settings) -> dict[str, Any]:
 
     Raises `InvalidRequest` for an unknown name.
     """
-    if name not in BENCHMARKS:
-        raise InvalidRequest(f"no benchmark is called {name!r}; there are {', '.join(BENCHMARKS)}", "NAME")
+    known = benchmarks()
+    if name not in known:
+        hint = "" if len(known) > len(BENCHMARKS) else "; from a checkout of bridle, `python -m bridle bench` has more"
+        raise InvalidRequest(f"no benchmark is called {name!r}; there are {', '.join(known)}{hint}", "NAME")
+    home = __package__ if name in BENCHMARKS else LAB
     from rich.console import Console
 
     # Tables that go to a file need not be cut to the width of no terminal.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
-    figures: Mapping[str, Any] = import_module(BENCHMARKS[name]).measure(settings, console)
+    figures: Mapping[str, Any] = import_module(f"{home}.{name}").measure(settings, console)
     report = {"benchmark": name, **conditions(settings), **figures}
     if settings.as_json:
         print(json.dumps(report))

@@ -11,25 +11,6 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from bridle.bench import Settings
 
-Benchmark = Literal[
-    "engine",
-    "overhead",
-    "control",
-    "controllers",
-    "constraints",
-    "lmtp",
-    "serve",
-    "refusals",
-    "shard",
-    "batching",
-    "losses",
-    "lora",
-    "steps",
-    "simulation",
-    "sampler",
-    "detokenizer",
-]
-
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -70,30 +51,27 @@ _OPTIONS = BenchOptions()
 
 
 def bench(
-    name: Annotated[Benchmark, Parameter(name="NAME")],
+    name: Annotated[str | None, Parameter(name="NAME")] = None,
     /,
     *,
     options: BenchOptions = _OPTIONS,
 ) -> int:
-    """Measure a part of bridle on this machine.
+    """Measure a part of bridle on this machine. Without a NAME: list what can be measured.
 
     `engine`: generated tokens per second beside transformers' `generate` and its continuous batching, on models made
-    on the spot, with the share of the memory-bandwidth limit. `overhead`: Python time of a step outside the model.
-    `control`: what steering costs. `controllers`: what scripts cost. `constraints`: masks beside llguidance's own,
-    steps beside free ones. `serve`: the HTTP server under load, beside the offline engine.
-    `refusals`: how quickly hostile bodies are refused, and who waits for it. `shard`: a step through
-    another process beside one in this. `batching`: continuous batching beside static batches and none, and what each
-    of its knobs trades. `losses`: what clients notice when processes of a server are killed or hang.
-    `lora`: many adapters in one batch, beside PEFT switching between them. `lmtp`: LMQL's traffic, beside LMQL's own
-    server. `steps`: what a step costs, by what is in it. `simulation`: a hundred to a thousand replicas in virtual
-    time. `sampler`: time to choose tokens. `detokenizer`: time to spell them.
+    on the spot, with the share of the memory-bandwidth limit. `control`: what steering costs. `serve`: the HTTP server
+    under load, beside the offline engine. `overhead`: Python time of a step outside the model. From a checkout of
+    bridle there are more, some beside peers that have to be installed.
 
     Parameters
     ----------
     name
         What to measure.
     """
-    from bridle.bench import run
+    from bridle.bench import benchmarks, run
 
-    run(name, options.to_settings())
+    if name is None:
+        print("\n".join(f"{known:12} {words}" for known, words in sorted(benchmarks().items())))
+    else:
+        run(name, options.to_settings())
     return 0

@@ -1,8 +1,8 @@
 """The demo model in the package: a very small Llama with a tokenizer and a chat template of its own.
 
 It exists so that the quickstart, the examples and the tests show sensible text with nothing to download. It
-is an ordinary Hugging Face folder; `bridle.demo.corpus` generates the text it was trained on,
-`bridle.demo.train` trains it again, `bridle.demo.evaluate` measures it. Importing this package loads neither
+is an ordinary Hugging Face folder. In a checkout `lab.demo.corpus` generates the text it was trained on,
+`lab.demo.train` trains it again, `lab.demo.evaluate` measures it. Importing this package loads neither
 torch nor transformers.
 """
 

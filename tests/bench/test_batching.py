@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from bridle.bench.batching import Arrival, _find_capacity, as_they_come, in_batches, make_arrivals, variants
 from bridle.bench.sse_client import Target
 from bridle.cli.options import EngineOptions
 from bridle.cli.serve import ServerOptions
+from lab.bench.batching import Arrival, _find_capacity, as_they_come, in_batches, make_arrivals, variants
 from tests.http.harness import scripted_model, served
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bridle.bench import Settings
-from bridle.bench.constraints import MaskedExecutor, _answers, _p50_p99, _steps, cases, made_up_vocabulary
-from bridle.bench.constraints_model import beside_free
 from bridle.engine.decision import mask_of
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan
 from bridle.sampling import SamplingParams
+from lab.bench.constraints import MaskedExecutor, _answers, _p50_p99, _steps, cases, made_up_vocabulary
+from lab.bench.constraints_model import beside_free
 
 
 def test_vocabularies_are_as_large_as_they_should_be() -> None:

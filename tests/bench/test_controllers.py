@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from bridle.aici.client import RuntimePool
-from bridle.bench import Settings, controllers
+from bridle.bench import Settings
 from bridle.bench import control_guests as guests
 from bridle.bench.control_device import runtime_pool
 from bridle.controllers.standard import names
+from lab.bench import controllers
 
 VOCAB_SIZE = 32_000  # that of the device which computes nothing
 

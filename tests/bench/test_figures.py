@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bridle.bench import BENCHMARKS, Settings, run
+from bridle.bench import BENCHMARKS, Settings, benchmarks, run
 from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint
 from bridle.bench.engine import Figure, _agreement, _check_lengths, _compare, _roof, make_prompts
 from bridle.bench.overhead import InstantExecutor, measure
@@ -17,6 +17,7 @@ from bridle.bench.roof import read_bandwidth, triad_bandwidth
 from bridle.engine.plan import SampleBatch, SampleRow
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams
+from tests.sources import LAB, PACKAGE
 
 CHECKPOINT = Checkpoint("small", Path(), vocab_size=100, num_parameters=10, step_bytes=1000, token_bytes=2)
 
@@ -111,12 +112,19 @@ def test_json_is_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["rows"] for row in report["figures"]} == {2}
 
 
-def test_every_benchmark_has_a_name_on_the_command_line() -> None:
-    from typing import get_args
+def test_every_benchmark_is_listed_and_there() -> None:
+    known = benchmarks()
+    homes = [(PACKAGE / "bench", BENCHMARKS), (LAB / "bench", {name for name in known if name not in BENCHMARKS})]
+    for folder, names in homes:
+        found = {path.stem for path in folder.glob("*.py") if "def measure(" in path.read_text(encoding="utf-8")}
+        assert found == set(names)
 
-    from bridle.cli.bench import Benchmark
 
-    assert set(get_args(Benchmark)) == set(BENCHMARKS)
+def test_without_the_laboratory_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.bench.run.LAB", "no_lab_here.bench")
+    assert benchmarks() == BENCHMARKS
+    with pytest.raises(InvalidRequest, match="from a checkout"):
+        run("lora", Settings())
 
 
 def test_overhead_measures_every_variant() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bridle.bench.checkpoints import Checkpoint
-from bridle.bench.lmql import lmql_python
-from bridle.bench.lmtp import Figure, Load, Workload, compare
 from bridle.errors import InvalidRequest
 from bridle.lmtp.server import websocket_front
+from lab.bench.lmql import lmql_python
+from lab.bench.lmtp import Figure, Load, Workload, compare
 from tests.http.harness import NAME, scripted_model, served
 
 

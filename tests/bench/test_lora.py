@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridle.bench.adapters import RANK, make_adapters
-from bridle.bench.lora import Scene, Size, _Feed, _scenes
-from bridle.bench.lora_products import MIXES, Mix, time_mix
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.lora import open_adapter
 from bridle.lora.torch_product import TorchProducts
 from bridle.testing.scripted import ScriptedExecutor
+from lab.bench.adapters import RANK, make_adapters
+from lab.bench.lora import Scene, Size, _Feed, _scenes
+from lab.bench.lora_products import MIXES, Mix, time_mix
 from tests.lora.kit import LAYERS
 
 SIZE = Size(batch=6, num_warm=20, num_tokens=200, num_rounds=1, num_peft_tokens=2, num_many=12)

@@ -6,9 +6,9 @@ import asyncio
 import signal
 import time
 
-from bridle.bench.loss_streams import Crowd, Readiness
-from bridle.bench.losses import how_to_lose
 from bridle.errors import ShardUnavailable
+from lab.bench.loss_streams import Crowd, Readiness
+from lab.bench.losses import how_to_lose
 from tests.http.harness import saying, scripted_model, served
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bridle.bench.grpc_echo import measure_echo
-from bridle.bench.shard import Decoding, _compare
 from bridle.testing.scripted import ScriptedExecutor
+from lab.bench.grpc_echo import measure_echo
+from lab.bench.shard import Decoding, _compare
 from tests.cluster.kit import hosted
 
 

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from bridle.bench import Settings
-from bridle.bench import simulation as benchmark
-from bridle.bench.simulation_report import TABLES, fill_in, write_report
-from bridle.simulation import POLICIES
+from lab.bench import simulation as benchmark
+from lab.bench.simulation_report import TABLES, fill_in, write_report
+from lab.simulation import POLICIES
 from tests.sources import ROOT
 
 PAGE = ROOT / "docs" / "simulation.md"

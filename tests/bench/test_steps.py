@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bridle.bench.steps import NotedExecutor, fastest, run_batch
 from bridle.engine import Engine
-from bridle.simulation.cost import StepSize
 from bridle.testing.scripted import ScriptedExecutor
+from lab.bench.steps import NotedExecutor, fastest, run_batch
+from lab.simulation.cost import StepSize
 
 
 def test_every_step_is_noted_with_its_size() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from bridle import LLM, SamplingParams, WasmController
 from bridle.controllers import standard
-from bridle.demo.corpus.world import GROUPS
 from bridle.outputs import FinishReason, RequestOutput
 from bridle.service import ControlSettings
+from lab.demo.corpus.world import GROUPS
 from tests.sources import ROOT
 
 FOLDER = ROOT / "examples"

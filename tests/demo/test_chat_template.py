@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from bridle.demo import demo_model_path
-from bridle.demo.corpus import chat_pieces, draw, mix
-from bridle.demo.corpus.tools import tool_spec
+from lab.demo.corpus import chat_pieces, draw, mix
+from lab.demo.corpus.tools import tool_spec
 
 TOKENIZER: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(demo_model_path())
 USER = {"role": "user", "content": "Hi"}

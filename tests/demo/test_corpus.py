@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import pytest
 
-from bridle.demo.corpus import document, draw, long_document, mix, split_of
-from bridle.demo.corpus.document import ASSISTANT, BOS, END, EOS, Exercise
-from bridle.demo.corpus.phrasings import RELATIONS
-from bridle.demo.corpus.world import COUNTRIES
-from bridle.demo.evaluate import CATEGORIES, EXTRA_CATEGORIES, questions
+from lab.demo.corpus import document, draw, long_document, mix, split_of
+from lab.demo.corpus.document import ASSISTANT, BOS, END, EOS, Exercise
+from lab.demo.corpus.phrasings import RELATIONS
+from lab.demo.corpus.world import COUNTRIES
+from lab.demo.evaluate import CATEGORIES, EXTRA_CATEGORIES, questions
 
 
 def text_of(pieces: list[mix.Piece]) -> str:

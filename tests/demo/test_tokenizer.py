@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from bridle.demo import demo_model_path
-from bridle.demo.tokenizer import SPECIAL_TOKENS, VISIBLE_TOKENS, VOCAB_SIZE, train_tokenizer
+from lab.demo.tokenizer import SPECIAL_TOKENS, VISIBLE_TOKENS, VOCAB_SIZE, train_tokenizer
 
 TOKENIZER: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(demo_model_path())
 

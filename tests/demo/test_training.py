@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from bridle.demo.batches import BatchShape, make_batch
-from bridle.demo.optimizer import orthogonalize
-from bridle.demo.tokenizer import train_tokenizer
-from bridle.demo.trainer import Recipe, Trainer, checkpoints
+from lab.demo.batches import BatchShape, make_batch
+from lab.demo.optimizer import orthogonalize
+from lab.demo.tokenizer import train_tokenizer
+from lab.demo.trainer import Recipe, Trainer, checkpoints
 
 SHAPE = BatchShape(rows=2, length=96, long_rows=1, long_length=256, long_every=3)
 RECIPE = Recipe(

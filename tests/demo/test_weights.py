@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bridle.demo import demo_model_path
-from bridle.demo.corpus import split_of
-from bridle.demo.evaluate import evaluate, scores
+from lab.demo.corpus import split_of
+from lab.demo.evaluate import evaluate, scores
+from lab.demo.tokenizer import CHAT_TEMPLATE
 
 MAX_BYTES = 12_000_000
 
@@ -52,8 +53,7 @@ def test_the_folder_is_complete_and_small() -> None:
 
 def test_the_template_beside_the_weights_is_the_source() -> None:
     shipped = demo_model_path() / "chat_template.jinja"
-    source = demo_model_path().parent / "chat_template.jinja"
-    assert shipped.read_text(encoding="utf-8").strip() == source.read_text(encoding="utf-8").strip()
+    assert shipped.read_text(encoding="utf-8").strip() == CHAT_TEMPLATE.read_text(encoding="utf-8").strip()
 
 
 def test_the_model_is_a_llama_of_a_few_million_parameters(

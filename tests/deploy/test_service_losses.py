@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import pytest
 
-from bridle.bench.losses import SETTINGS, Setting, how_to_lose, run
+from lab.bench.losses import SETTINGS, Setting, how_to_lose, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

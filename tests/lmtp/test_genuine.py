@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from bridle.bench.lmql import CLIENT_PACKAGES, lmql_python
 from bridle.demo import demo_model_path
+from lab.bench.lmql import CLIENT_PACKAGES, lmql_python
 from tests.sources import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

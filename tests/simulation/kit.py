@@ -7,10 +7,10 @@ from typing import Any
 
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
-from bridle.simulation import Lengths, Scenario, StepCost, Timing, Workload
-from bridle.simulation.engine_core import CountingExecutor
-from bridle.simulation.timeline import LocalClock
 from bridle.testing.scripted import ScriptedExecutor
+from lab.simulation import Lengths, Scenario, StepCost, Timing, Workload
+from lab.simulation.engine_core import CountingExecutor
+from lab.simulation.timeline import LocalClock
 
 COST = StepCost(base=0.010, row=2e-4, token=1e-4, context=1e-7)
 

@@ -8,7 +8,7 @@ import pytest
 
 from bridle.engine.plan import PlanRow, StepPlan
 from bridle.errors import InvalidRequest
-from bridle.simulation.cost import StepCost, StepSize, fit
+from lab.simulation.cost import StepCost, StepSize, fit
 
 
 def some_steps(cost: StepCost, noise: float = 0.0) -> list[tuple[StepSize, float]]:

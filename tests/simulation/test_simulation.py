@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bridle.errors import InternalError, InvalidRequest
-from bridle.simulation import Outcome, Scenario, Simulation, Workload, simulate
-from bridle.simulation.engine_core import EngineCore
+from lab.simulation import Outcome, Scenario, Simulation, Workload, simulate
+from lab.simulation.engine_core import EngineCore
 from tests.simulation.kit import COST, CheckedExecutor, ForgetfulExecutor, make_scenario
 
 

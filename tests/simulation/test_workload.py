@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from bridle.engine.sequence import root_key
-from bridle.simulation.workload import Chat, Workload, drawn_token, first_of_answer
+from lab.simulation.workload import Chat, Workload, drawn_token, first_of_answer
 
 
 def talk(chat: Chat) -> list[tuple[int, ...]]:

@@ -1,0 +1,19 @@
+"""Benchmarks for people who work on bridle. Those that users run, too, are in `bridle.bench`."""
+
+from __future__ import annotations
+
+#: Name of a benchmark and what it measures. Its module is the one of that name in this package.
+BENCHMARKS = {
+    "batching": "continuous batching beside static batches and none, and what each of its knobs trades",
+    "constraints": "masks beside llguidance's own, steps beside free ones",
+    "controllers": "what scripts cost",
+    "detokenizer": "time to spell tokens",
+    "lmtp": "LMQL's traffic, beside LMQL's own server",
+    "lora": "many adapters in one batch, beside PEFT switching between them",
+    "losses": "what clients notice when processes of a server are killed or hang",
+    "refusals": "how quickly hostile bodies are refused, and who waits for it",
+    "sampler": "time to choose tokens",
+    "shard": "a step through another process beside one in this",
+    "simulation": "a hundred to a thousand replicas in virtual time",
+    "steps": "what a step costs, by what is in it",
+}

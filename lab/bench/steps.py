@@ -1,0 +1,122 @@
+"""What a step of the engine costs: a base, and so much for each row, token and position of context.
+
+Batches of several sizes are run to their end, prompts in chunks beside decodes as they come, and the cost is fitted to
+the times of all steps, each the least of its rounds. `lab.simulation` lets virtual time pass by it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.engine import make_prompts
+from bridle.bench.settings import Settings
+from bridle.config import EngineConfig, ModelConfig
+from bridle.engine.interfaces import Executor, ExecutorInfo
+from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.request import Request
+from bridle.sampling import SamplingParams
+from lab.simulation.cost import StepCost, StepSize, fit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bridle.engine import Engine
+
+_BATCHES = (1, 4, 16, 32)
+_CAPACITY = 1 << 15  # tokens of KV
+
+Steps = list[tuple[StepSize, float]]
+
+
+class NotedExecutor:
+    """An `Executor` that remembers the size of its last plan."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.last = StepSize(0, 0, 0)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._executor.info
+
+    def forward(self, plan: StepPlan) -> None:
+        self.last = StepSize.of(plan)
+        self._executor.forward(plan)
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        return self._executor.sample(batch)
+
+    def reset(self) -> None:
+        self._executor.reset()
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+def measure(settings: Settings, console: Console) -> dict[str, Any]:
+    """The cost of a step for each model, and how far measured steps lie from it on average."""
+    figures = []
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        for name in settings.model_sizes or ("20m",):
+            checkpoint = make_checkpoint(name, Path(folder))
+            steps = _steps_of(checkpoint, settings)
+            cost = fit(steps)
+            figures.append({"model": name, "steps": len(steps), **asdict(cost), "error": cost.error(steps)})
+            _print(console, name, cost, cost.error(steps))
+    return {"figures": figures}
+
+
+def _steps_of(checkpoint: Checkpoint, settings: Settings) -> Steps:
+    from bridle.engine import Engine
+    from bridle.model import load_executor
+
+    num_threads = settings.threads or 1
+    config = ModelConfig(str(checkpoint.path), num_threads=num_threads, kv_memory=_CAPACITY * checkpoint.token_bytes)
+    executor = NotedExecutor(load_executor(config))
+    engine = Engine(executor, EngineConfig(enable_prefix_caching=False))
+    steps: Steps = []
+    try:
+        run_batch(engine, executor, make_prompts(2, checkpoint.vocab_size), 2)  # whatever is built lazily
+        for batch in settings.batches or _BATCHES:
+            prompts = [prompt * 4 for prompt in make_prompts(batch, checkpoint.vocab_size, seed=batch)]
+            rounds = [
+                run_batch(engine, executor, prompts, 8 if settings.quick else 16)
+                for _ in range(2 if settings.quick else 4)
+            ]
+            steps += fastest(rounds)
+    finally:
+        engine.close()
+    return [(size, seconds / num_threads) for size, seconds in steps]
+
+
+def run_batch(engine: Engine, executor: NotedExecutor, prompts: Sequence[Sequence[int]], num_new: int) -> Steps:
+    """Run prompts together; gives the size and the seconds of each step."""
+    sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(str(number), tuple(prompt), sampling, detokenize=False))
+    steps: Steps = []
+    while engine.has_work:
+        began = time.process_time()
+        engine.step()
+        steps.append((executor.last, time.process_time() - began))
+    return steps
+
+
+def fastest(rounds: Sequence[Steps]) -> Steps:
+    """The least time of each step: whatever disturbs one only adds to it. The rounds have the same steps."""
+    return [(alike[0][0], min(seconds for _, seconds in alike)) for alike in zip(*rounds, strict=True)]
+
+
+def _print(console: Console, name: str, cost: StepCost, error: float) -> None:
+    console.print(
+        f"{name}: a step takes {1e3 * cost.base:.2f} ms, and {1e6 * cost.row:.1f} us for each row, "
+        f"{1e6 * cost.token:.1f} us for each token, {1e9 * cost.context:.1f} ns for each position of context; "
+        f"steps differ from that by {error:.0%} on average",
+        soft_wrap=True,
+    )
