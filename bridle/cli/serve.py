@@ -41,6 +41,8 @@ class AccessOptions:
     "Address or network of a proxy whose `x-user-id` and `x-user-role` headers are believed; may be repeated."
     allowed_host: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Without keys: a further name that the server is called by, `.example.com` for all below it; may be repeated."
+    cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "A web origin whose pages may call the server, `*` for any; may be given several times."
 
 
 @Parameter(name="*", group=_CONTROL)
@@ -192,8 +194,6 @@ class ServerOptions:
     "Seconds that a generation may take. Default: no limit."
     grace_period: float = 30.0
     "Seconds that running requests get after the first Ctrl-C or SIGTERM."
-    cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "A web origin whose pages may call the server, `*` for any; may be given several times."
     lmtp_path: str = "/lmtp"
     "Path for LMTP over WebSockets, besides `/`."
     log_format: Literal["auto", "console", "json"] = "auto"
@@ -218,7 +218,7 @@ class ServerOptions:
             max_requests=self.max_requests,
             request_timeout=self.request_timeout,
             load_timeout=models.load_timeout,
-            cors_origins=self.cors_origin,
+            cors_origins=access.cors_origin,
             trusted_proxies=access.trusted_proxy,
             allowed_hosts=access.allowed_host or None,
         )
@@ -283,7 +283,7 @@ def serve(
         path=server.lmtp_path,
         load_timeout=models.load_timeout,
         request_timeout=server.request_timeout,
-        allowed_origins=server.cors_origin,
+        allowed_origins=access.cors_origin,
     )
     serve_http(settings, fronts=[websocket_front(lmtp)])
     return 0

@@ -96,7 +96,7 @@ def serve_model(
 
     settings = _settings(name, lmtp, models, access)
     settings = adapters.add_to(replace(settings, control=control.to_settings()))
-    limits = LmtpSettings(path=lmtp.path, load_timeout=models.load_timeout)
+    limits = LmtpSettings(path=lmtp.path, load_timeout=models.load_timeout, allowed_origins=access.cors_origin)
     if not lmtp.silent and lmtp.transport == "websocket" and name != "auto":
         _say(f"[Loading {name} with {_constructor(settings.model)}]")
     if lmtp.transport == "stdio":
@@ -119,6 +119,7 @@ def _settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: Acc
         engine=EngineConfig(max_num_seqs=lmtp.batch_size),
         http=HttpSettings(
             load_timeout=models.load_timeout,
+            cors_origins=access.cors_origin,
             trusted_proxies=access.trusted_proxy,
             allowed_hosts=access.allowed_host or None,
         ),

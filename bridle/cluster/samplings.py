@@ -1,7 +1,8 @@
 """Sampling parameters on the wire: each object is sent once and then named by a slot.
 
 The sender keeps the slots; the least recently used one is given to a newcomer, which replaces what the receiver had
-there. Only the fields that choose a token travel: when an output is complete is none of a shard's business.
+there. Only the fields that choose a token travel: when an output is complete is none of a shard's business. A field
+of `SamplingParams` is either sent or named in `UNSENT`; a test sends each of them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,27 @@ from collections import OrderedDict
 
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.errors import InvalidRequest, ProtocolError
-from bridle.sampling import SamplingParams
+from bridle.sampling import SamplingParams, Watermark
 
 #: Objects that are remembered; more, if one batch needs more.
 NUM_SLOTS = 4096
+#: Fields that a shard has no use for: how many outputs there are, when each is complete, what is told of it, and what
+#: the rows of a step say in their own way (their keys come of the seed, the prompt's scores are runs of their own).
+UNSENT = frozenset(
+    {
+        "n",
+        "max_tokens",
+        "min_tokens",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "prompt_logprobs",
+        "prompt_logprobs_start",
+        "skip_special_tokens",
+    }
+)
 #: Slots that a receiver lets a sender use.
 MAX_SLOTS = 1 << 16
 
@@ -72,6 +90,7 @@ class SamplingSlots:
 
 def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
     """The fields that choose a token."""
+    mark = sampling.watermark
     return pb.Sampling(
         slot=slot,
         temperature=sampling.temperature,
@@ -86,6 +105,7 @@ def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
         bias_values=sampling.logit_bias.values(),
         logprobs=sampling.logprobs,
         processed_logprobs=sampling.logprobs_mode == "processed",
+        watermark=None if mark is None else pb.Watermark(gamma=mark.gamma, delta=mark.delta),
     )
 
 
@@ -104,6 +124,12 @@ def decode_sampling(message: pb.Sampling) -> SamplingParams:
             logit_bias=dict(zip(message.bias_tokens, message.bias_values, strict=True)),
             logprobs=message.logprobs if message.HasField("logprobs") else None,
             logprobs_mode="processed" if message.processed_logprobs else "raw",
+            watermark=_watermark(message),
         )
     except (InvalidRequest, ValueError) as error:
         raise ProtocolError(f"sampling slot {message.slot}: {error}") from error
+
+
+def _watermark(message: pb.Sampling) -> Watermark | None:
+    mark = message.watermark
+    return Watermark(mark.gamma, mark.delta) if message.HasField("watermark") else None

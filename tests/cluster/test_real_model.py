@@ -9,7 +9,7 @@ from bridle.engine import Decision, Engine, Request
 from bridle.engine.interfaces import Executor
 from bridle.model.loader import load_executor
 from bridle.outputs import Event
-from bridle.sampling import SamplingParams
+from bridle.sampling import SamplingParams, Watermark
 from bridle.testing import tiny
 from tests.engine.support import replay
 
@@ -27,6 +27,7 @@ def requests() -> list[Request]:
         SamplingParams(max_tokens=20, seed=3, top_p=0.9, repetition_penalty=1.2, logprobs=2),
         SamplingParams(max_tokens=20, seed=4, n=3, top_k=40, prompt_logprobs=1),
         SamplingParams(max_tokens=20, seed=5, logit_bias={7: 3.0}, logprobs=0, logprobs_mode="processed"),
+        SamplingParams(max_tokens=20, seed=7, watermark=Watermark(delta=8.0)),
     ]
     plain = [Request(f"r{i}", tuple(range(5, 40 + i)), params) for i, params in enumerate(samplings)]
     steered = Request("steered", (9, 8, 7), SamplingParams(max_tokens=20, seed=6, logprobs=1), controller=Masked())

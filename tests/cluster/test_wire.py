@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from array import array
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -16,7 +18,14 @@ from bridle.cluster.faults import decode_failure, encode_failure
 from bridle.cluster.plans import decode_plan, encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.results import check_result, decode_result, encode_result
-from bridle.cluster.samplings import MAX_SLOTS, SamplingNames, SamplingSlots, decode_sampling, encode_sampling
+from bridle.cluster.samplings import (
+    MAX_SLOTS,
+    UNSENT,
+    SamplingNames,
+    SamplingSlots,
+    decode_sampling,
+    encode_sampling,
+)
 from bridle.cluster.vectors import decode_vectors, encode_vectors
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
 from bridle.errors import (
@@ -29,7 +38,8 @@ from bridle.errors import (
     UnsupportedFeature,
 )
 from bridle.outputs import Logprob
-from bridle.sampling import SamplingParams
+from bridle.sampling import DEFAULT_SAMPLING, SamplingParams, Watermark
+from tests.sources import ROOT
 
 IDS = st.integers(0, 1 << 40)
 SMALL = st.integers(0, 1 << 20)
@@ -66,6 +76,7 @@ SAMPLINGS = st.builds(
     logit_bias=st.dictionaries(SMALL, st.one_of(st.floats(-1e9, 1e9), st.just(-math.inf)), max_size=4),
     logprobs=st.one_of(st.none(), st.integers(0, 100)),
     logprobs_mode=st.sampled_from(["raw", "processed"]),
+    watermark=st.one_of(st.none(), st.builds(Watermark, st.floats(0.01, 1), st.floats(-100, 100))),
 )
 BIAS = st.lists(st.tuples(SMALL, NUMBERS), max_size=3).map(tuple)
 MASKS = st.one_of(st.none(), st.sampled_from([b"\1\0\0\0", b"\2\0\0\0"]))
@@ -116,6 +127,51 @@ def test_vectors(size: int, count: int, data: st.DataObject) -> None:
     message = pb.Vectors.FromString(encode_vectors(3, size, vectors).SerializeToString())
     assert decode_vectors(message, count, size) == vectors
     assert not message.values or message.values[:4] == struct.pack("<f", vectors[0][0])
+
+
+#: A value other than the default for every field of `SamplingParams`.
+OTHER: dict[str, Any] = {
+    "n": 2,
+    "max_tokens": 5,
+    "min_tokens": 1,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 7,
+    "min_p": 0.5,
+    "typical_p": 0.5,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "logit_bias": {3: 1.5},
+    "seed": 4,
+    "stop": ("x",),
+    "stop_token_ids": (9,),
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "logprobs": 3,
+    "logprobs_mode": "processed",
+    "prompt_logprobs": 2,
+    "prompt_logprobs_start": 1,
+    "skip_special_tokens": False,
+    "watermark": Watermark(0.25, 3.0),
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+def test_no_sampling_field_is_lost_on_the_way(name: str) -> None:
+    """A field that is added must be sent, or be named among those that a shard has no use for."""
+    sent = SamplingParams(**{name: OTHER[name]})
+    assert getattr(sent, name) != getattr(DEFAULT_SAMPLING, name)
+    if name in UNSENT:
+        return
+    arrived = decode_sampling(pb.Sampling.FromString(encode_sampling(sent, 0).SerializeToString()))
+    assert getattr(arrived, name) == getattr(sent, name)
+
+
+def test_a_shard_reads_no_field_that_is_not_sent() -> None:
+    """The model's side is the same code wherever it runs: what it looks at must have arrived."""
+    text = "".join(path.read_text() for path in (ROOT / "bridle/model").rglob("*.py"))
+    assert not UNSENT & set(re.findall(r"sampling\.(\w+)", text.replace("bridle.model.sampling.", "")))
 
 
 def test_a_sampling_object_is_sent_once() -> None:

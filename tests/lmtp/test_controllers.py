@@ -6,9 +6,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fastapi import Request
 
 from bridle.aici.protocol import Auth
+from bridle.errors import InvalidRequest
+from bridle.http.control import steering_of
+from bridle.http.openai.schemas import SamplingFields
+from bridle.lmtp.messages import Generate
+from bridle.lmtp.server.requests import generate_request
 from bridle.service.control import upload_module
+from bridle.service.keys import Identity
 from tests.aici.guests import END, TRAP, by_branch, force, guest2, result, say, splice
 from tests.http.controlled import ENDLESS, controlled_model, ids, lent, pick
 from tests.lmtp.harness import Object, Setup, running
@@ -114,3 +121,46 @@ async def test_cancel_ends_a_controller(setup: Setup) -> None:
 async def test_an_unknown_controller(setup: Setup) -> None:
     (body,) = await setup.connect().ask("GENERATE", prompt=[5], controller="nope")
     assert "nope" in body["error"]
+
+
+async def engine_request(model: Any, **fields: Any) -> Any:
+    asked = Generate(stream_id=1, model=model.name, prompt=(1, 2), **fields)
+    return await generate_request(model, asked, (), Identity("ann", False), None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignores"),
+    [
+        ({"controller": "some"}, True),
+        ({"controller": "some", "options": {"ignore_eos": False}}, False),
+        ({"controller": "none"}, False),
+        ({}, False),
+        ({"options": {"ignore_eos": True}}, True),
+    ],
+)
+async def test_a_controller_decides_when_its_output_ends(model: Any, fields: Any, ignores: bool) -> None:
+    """As over HTTP: unless the client has its word on it."""
+    assert (await engine_request(model, **fields)).sampling.ignore_eos is ignores
+
+
+@pytest.mark.parametrize("argument", [None, "text", {"a": [1, 2], "é": None}, [1.5, True]])
+async def test_an_argument_is_the_same_text_as_over_http(model: Any, argument: Any) -> None:
+    fields = SamplingFields(controller="some", controller_arg=argument)
+    request = Request({"type": "http", "state": {"identity": Identity("ann", False)}})
+    over_http = steering_of(fields, request, model).controller
+    assert (await engine_request(model, controller="some", controller_arg=argument)).controller == over_http
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"controller": ""}, "controller has 0 characters; must be 1 to 200"),
+        ({"controller": "x" * 201}, "controller has 201 characters; must be 1 to 200"),
+        ({"controller": "x", "constraint": {"regex": "a+"}}, "a controller and a constraint were given"),
+        ({"controller_arg": "x"}, "controller_arg needs a controller"),
+        ({"controller": "none", "controller_arg": "x"}, "controller_arg needs a controller"),
+    ],
+)
+async def test_what_does_not_go_together_is_refused(model: Any, fields: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        await engine_request(model, **fields)

@@ -46,6 +46,15 @@ def test_types_of_weights(words: list[str], dtype: str, quantization: str) -> No
     assert (model.dtype, model.quantization) == (dtype, quantization)
 
 
+def test_pages_of_an_origin_may_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over HTTP and over LMTP alike, as with `bridle serve`."""
+    origin, seen = "http://page.example", []
+    assert settings_of("demo", "--cors-origin", origin).http.cors_origins == (origin,)
+    monkeypatch.setattr(serve_model, "_serve_sockets", lambda settings, limits, lmtp: seen.append(limits))
+    app(["serve-model", "demo", "--cors-origin", origin, "--silent"], result_action="return_value")
+    assert [limits.allowed_origins for limits in seen] == [(origin,)]
+
+
 def test_a_type_that_there_is_not() -> None:
     with pytest.raises(InvalidRequest, match="dtype is '4bit'"):
         settings_of("demo", "--dtype", "4bit")

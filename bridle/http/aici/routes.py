@@ -30,7 +30,6 @@ from bridle.errors import (
     UnsupportedFeature,
 )
 from bridle.http.aici.shapes import RunShaper, initial_run
-from bridle.http.control import MAX_NAME_CHARS, NO_CONTROLLER, auth_of, control_of, wasm_controller
 from bridle.http.errors import RefusedBody, error_body, json_response, status_of
 from bridle.http.generation import reserve
 from bridle.http.models import hold, hold_model
@@ -43,6 +42,7 @@ from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connecte
 from bridle.outputs import Event, Finished, FinishReason
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, build_request, list_tags, tag_module, tokenize, upload_module
+from bridle.service.steering import MAX_NAME_CHARS, NO_CONTROLLER, auth_of, control_of, ignores_eos, wasm_controller
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool
@@ -88,7 +88,7 @@ class RunBody(BaseModel):
             top_k=self.top_k,
             max_tokens=self.max_tokens,
             seed=_SEED,
-            ignore_eos=self.controller != NO_CONTROLLER,
+            ignore_eos=ignores_eos(self.controller, None),
         )
 
 
@@ -113,13 +113,15 @@ async def upload(request: Request) -> Response:
 
 @router.get("/v1/controllers/tags", summary="List the tags of controllers")
 async def get_tags(request: Request) -> Response:
-    return await _with_store(request, lambda control: asyncio.to_thread(list_tags, control, auth_of(request)))
+    return await _with_store(
+        request, lambda control: asyncio.to_thread(list_tags, control, auth_of(identity_of(request)))
+    )
 
 
 @router.post("/v1/controllers/tags", summary="Tag a controller")
 async def set_tags(body: TagsBody, request: Request) -> Response:
     def tag(control: RuntimePool) -> Awaitable[Any]:
-        return asyncio.to_thread(tag_module, control, body.module_id, body.tags, auth_of(request))
+        return asyncio.to_thread(tag_module, control, body.module_id, body.tags, auth_of(identity_of(request)))
 
     return await _with_store(request, tag)
 
@@ -188,7 +190,8 @@ async def _engine_request(body: RunBody, request: Request, model: LoadedModel, a
     settings = http_state(request).settings
     is_plain = body.controller == NO_CONTROLLER
     prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
-    controller = None if is_plain else wasm_controller(request, model, body.controller, body.controller_arg)
+    identity = identity_of(request)
+    controller = None if is_plain else wasm_controller(model, body.controller, body.controller_arg, identity)
     tokens = await tokenize(model, prompt) if prompt else _empty_prompt(model)
     call = call_of(request.scope)
     return build_request(
@@ -199,7 +202,7 @@ async def _engine_request(body: RunBody, request: Request, model: LoadedModel, a
         controller=controller,
         adapter=adapter,
         timeout=settings.request_timeout,
-        tenant=identity_of(request).user,
+        tenant=identity.user,
         terms=call.terms,
         metadata=call.metadata,
     )
@@ -237,7 +240,7 @@ async def _upload(request: Request, control: RuntimePool) -> Any:
     http = http_state(request)
     with _upload_place(http):
         wasm = await _read_module(request, control)
-        return await asyncio.to_thread(upload_module, control, wasm, auth_of(request))
+        return await asyncio.to_thread(upload_module, control, wasm, auth_of(identity_of(request)))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from bridle.errors import InvalidRequest
 from bridle.http.openai.biases import read_biases
 from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams
+from bridle.service.steering import ignores_eos
 
 MAX_MESSAGES = 4_096
 MAX_TOOLS = 128
@@ -189,8 +190,7 @@ class SamplingFields(BaseModel):
         """Sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         given = {name: value for name, value in given.items() if value is not None}
-        if self.controller is not None and self.ignore_eos is None:
-            given["ignore_eos"] = self.controller != "none"  # a controller decides by itself when its output ends
+        given["ignore_eos"] = ignores_eos(self.controller, self.ignore_eos)
         return SamplingParams(**(given | changes))
 
 
@@ -210,7 +210,6 @@ _SAMPLING_FIELDS = (
     "stop",
     "stop_token_ids",
     "include_stop_str_in_output",
-    "ignore_eos",
     "skip_special_tokens",
 )
 

@@ -15,6 +15,7 @@ from bridle.http.openai.constraint import native_form
 from bridle.http.tgi.schemas import Grammar, Parameters
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel
+from bridle.service.steering import ignores_eos
 
 MAX_BEST_OF = 16
 MAX_TOP_TOKENS = 20
@@ -33,7 +34,6 @@ _PASSED = (
     "logit_bias",
     "stop",
     "stop_token_ids",
-    "ignore_eos",
     "watermark",
 )
 
@@ -96,8 +96,7 @@ def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool
         raise InvalidRequest(f"max_new_tokens is {given.max_new_tokens}; must be at least 1", "max_new_tokens")
     if not is_sampled(given):
         values["temperature"] = 0.0
-    if given.controller is not None and given.ignore_eos is None:
-        values["ignore_eos"] = True  # a controller decides by itself when its output ends
+    values["ignore_eos"] = ignores_eos(given.controller, given.ignore_eos)
     return SamplingParams(
         n=best_of,
         max_tokens=given.max_new_tokens,

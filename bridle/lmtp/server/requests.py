@@ -6,21 +6,17 @@ beyond the vocabulary); that is cut to size. Everything else that is wrong is re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bridle.aici.protocol import Auth
 from bridle.engine.request import Request
-from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.errors import InvalidRequest
 from bridle.lmtp.messages import Generate, Prompt, Score
 from bridle.sampling import MAX_LOGPROBS, SamplingParams
 from bridle.service import LoadedModel, build_request, tokenize
 from bridle.service.keys import Identity
+from bridle.service.steering import controller_of, ignores_eos
 from bridle.service.terms import DEFAULT_TERMS, Terms
-
-if TYPE_CHECKING:
-    from bridle.aici.client import WasmController
 
 #: Further fields of GENERATE, by the names of the sampling parameters that they are, and what they may hold.
 OPTIONS: Mapping[str, tuple[type, ...]] = {
@@ -41,7 +37,6 @@ OPTIONS: Mapping[str, tuple[type, ...]] = {
 }
 #: Means something in beam search alone, which LMQL does by itself; it sends the field all the same.
 _IGNORED = ("length_penalty",)
-_NO_CONTROLLER = "none"
 #: Requests with more entries in their bias are built in a thread.
 _MAX_INLINE_BIASES = 4_096
 
@@ -57,6 +52,8 @@ async def generate_request(
 ) -> Request:
     """The engine request of a GENERATE whose buffer holds `prefix`, with an adapter that is there."""
     context = await context_of(model, asked.prompt, prefix) or (_first_token(model),)
+    is_constrained = asked.constraint is not None
+    controller = controller_of(model, asked.controller, asked.controller_arg, identity, is_constrained)
     constraint = None if asked.constraint is None else await _constraint(model, asked.constraint)
 
     def build() -> Request:
@@ -65,7 +62,7 @@ async def generate_request(
             model,
             context,
             sampling,
-            controller=_controller(model, asked, identity),
+            controller=controller,
             constraint=constraint,
             adapter=adapter,
             timeout=timeout,
@@ -142,12 +139,13 @@ def _sampling(model: LoadedModel, asked: Generate, num_context: int) -> Sampling
         logit_bias=_bias(asked.logit_bias, vocab_size),
         logprobs=min(max(asked.top_logprobs, 1), MAX_LOGPROBS, vocab_size),
         logprobs_mode="processed",
-        **_options(asked.options),
+        **_options(asked),
     )
 
 
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(asked: Generate) -> dict[str, Any]:
     """Sampling parameters among the further fields; there is nothing else that they may be."""
+    given = asked.options
     for name, value in given.items():
         kinds = (int, float) if name in _IGNORED else OPTIONS.get(name)
         if kinds is None:
@@ -155,7 +153,8 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         if type(value) not in kinds:
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise InvalidRequest(f"{name} is a {type(value).__name__}; must be {expected}", name)
-    return {name: value for name, value in given.items() if name not in _IGNORED}
+    options = {name: value for name, value in given.items() if name not in _IGNORED}
+    return options | {"ignore_eos": ignores_eos(asked.controller, options.get("ignore_eos"))}
 
 
 def _bias(bias: Mapping[int, float], vocab_size: int) -> Mapping[int, float]:
@@ -171,18 +170,3 @@ async def _constraint(model: LoadedModel, data: Mapping[str, Any]) -> Any:
     constraint = parse(data)
     await model.try_constraint(constraint)
     return constraint
-
-
-def _controller(model: LoadedModel, asked: Generate, identity: Identity) -> WasmController | None:
-    """A Wasm controller by module id or tag. Its argument is a string as it is, anything else as JSON text."""
-    if asked.controller is None or asked.controller == _NO_CONTROLLER:
-        if asked.controller_arg is not None:
-            raise InvalidRequest("controller_arg needs a controller", "controller_arg")
-        return None
-    if model.control is None:
-        raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "controller")
-    from bridle.aici.client import WasmController
-
-    argument = "" if asked.controller_arg is None else asked.controller_arg
-    text = argument if isinstance(argument, str) else json.dumps(argument)
-    return WasmController(asked.controller, text, Auth(identity.user, identity.is_admin))

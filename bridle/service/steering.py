@@ -1,0 +1,72 @@
+"""What steers a request, whichever API it came through: one rule for a controller's name, its argument, and what goes
+with it.
+
+Knows no wire format: a front-end hands in what its fields say. The optional packages of the control runtime are touched
+only when a model has one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bridle.aici.protocol import Auth
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.service.keys import Identity
+from bridle.service.loading import LoadedModel
+
+if TYPE_CHECKING:
+    from bridle.aici.client import RuntimePool, WasmController
+
+#: The controller that does nothing: plain generation.
+NO_CONTROLLER = "none"
+MAX_NAME_CHARS = 200
+
+
+def is_controlled(name: str | None) -> bool:
+    """Whether `name` is that of a controller that does something."""
+    return name is not None and name != NO_CONTROLLER
+
+
+def ignores_eos(name: str | None, given: bool | None) -> bool:
+    """Whether the token that ends a text ends the output: unless the client has `given` its word, a controller decides
+    by itself when its output is over."""
+    return is_controlled(name) if given is None else given
+
+
+def controller_of(
+    model: LoadedModel, name: str | None, argument: Any, identity: Identity, is_constrained: bool = False
+) -> WasmController | None:
+    """The controller that a request names, on behalf of who asks; None if it names none. Raises `InvalidRequest` for
+    what does not go together, and `UnsupportedFeature` if the model has no control runtime."""
+    if name is None or not is_controlled(name):
+        if argument is not None:
+            raise InvalidRequest("controller_arg needs a controller", "controller_arg")
+        return None
+    if is_constrained:
+        raise InvalidRequest("a controller and a constraint were given; a request has one of them", "controller")
+    return wasm_controller(model, name, "" if argument is None else argument, identity)
+
+
+def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Identity) -> WasmController:
+    """A controller by module id, tag or `gh:` name. Its argument is a string as it is, anything else as JSON text."""
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise InvalidRequest(f"controller has {len(name)} characters; must be 1 to {MAX_NAME_CHARS}", "controller")
+    control_of(model)
+    from bridle.aici.client import WasmController
+
+    text = argument if isinstance(argument, str) else msgspec.json.encode(argument).decode()
+    return WasmController(name, text, auth_of(identity))
+
+
+def control_of(model: LoadedModel) -> RuntimePool:
+    """The control runtime of a model; raises `UnsupportedFeature` if it has none."""
+    if model.control is None:
+        raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "controller")
+    return model.control
+
+
+def auth_of(identity: Identity) -> Auth:
+    """Who asks, in the runtime's words."""
+    return Auth(identity.user, identity.is_admin)
