@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.model", "bridle.llamacpp"),
     ("bridle.engine",),
     ("bridle.lora",),
+    ("bridle.native",),
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.sampling"),
     ("bridle.telemetry",),

@@ -13,6 +13,7 @@ from typing import Any
 
 from bridle.bench.settings import Settings
 from bridle.errors import InvalidRequest
+from bridle.native.features import describe_cpu
 
 #: Name of a benchmark and what it measures. Its module, of that name in this package, has `measure(settings, console)`.
 BENCHMARKS = {
@@ -74,4 +75,5 @@ def conditions(settings: Settings) -> dict[str, Any]:
         "transformers": version("transformers"),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
+        **describe_cpu(),
     }

@@ -168,10 +168,10 @@ def lower_model(model: nn.Module, geometry: Geometry, device: torch.device) -> N
 
 
 def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[float], None] | None = None) -> None:
-    """Bring the linear layers into their fastest form for this machine, or into 8 bits if asked for."""
-    if config.quantization == "int8":
-        from bridle.model.quantize import quantize_linears
+    """Bring the linear layers into their fastest form for this machine, or into 8 bits if asked for and not slower."""
+    from bridle.model.quantize import is_int8_worthwhile, quantize_linears
 
+    if config.quantization == "int8" and is_int8_worthwhile():
         quantize_linears(model, progress)
     else:
         pack_linears(model, progress)

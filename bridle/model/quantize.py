@@ -7,15 +7,23 @@ as they are.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from bridle.model.linear import replace_linears
+from bridle.model.linear import PackedLinear, replace_linears
+from bridle.native.features import cpu_features
+
+_log = logging.getLogger(__name__)
 
 #: Matrices with fewer inputs or outputs than this stay in floating point: too little to gain.
 MIN_SIDE = 32
+#: The product that is tried: inputs and outputs, and the rows of a small and a middling batch.
+_TRIAL_SIDE, _TRIAL_ROWS, _TRIAL_ROUNDS = 1024, (1, 16), 5
 
 
 class Int8Linear(nn.Module):
@@ -58,6 +66,43 @@ class Int8Linear(nn.Module):
 def quantize_linears(model: nn.Module, progress: Callable[[float], None] | None = None) -> int:
     """Replace the linear layers that are large enough, one at a time; gives their number."""
     return replace_linears(model, _is_large, Int8Linear, progress)
+
+
+def is_int8_worthwhile() -> bool:
+    """Whether this processor computes in 8 bits at least as fast as in float32; if not, the log says so.
+
+    Without instructions for it torch multiplies integers one by one, a hundred times slower.
+    """
+    ratio = int8_ratio()
+    if ratio <= 1:
+        return True
+    features = ", ".join(sorted(cpu_features())) or "unknown"
+    _log.warning(
+        "8-bit integers take %.1f times as long as float32 on this processor (features: %s): weights stay float32",
+        ratio,
+        features,
+    )
+    return False
+
+
+@cache
+def int8_ratio() -> float:
+    """Time of a product in 8 bits over that in float32, tried once in this process; the better of two batch sizes."""
+    linear = nn.Linear(_TRIAL_SIDE, _TRIAL_SIDE, bias=False).requires_grad_(False)
+    is_packed = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    forms = (Int8Linear(linear), PackedLinear(linear, keeps_plain=True) if is_packed else linear)
+    with torch.inference_mode():
+        trials = (torch.ones(rows, _TRIAL_SIDE) for rows in _TRIAL_ROWS)
+        return min(_best_time(forms[0], rows) / _best_time(forms[1], rows) for rows in trials)
+
+
+def _best_time(form: nn.Module, rows: Tensor) -> float:
+    times = []
+    for _ in range(_TRIAL_ROUNDS):
+        begin = time.perf_counter()
+        form(rows)
+        times.append(time.perf_counter() - begin)
+    return min(times)
 
 
 def _is_large(linear: nn.Linear) -> bool:

@@ -1,0 +1,79 @@
+"""What this processor can compute, by name: what kernels are chosen by, and what must be told along with any figure.
+
+Names are those of Linux (`avx512_vnni`, `asimddp`). Standard library only.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+
+#: What arithmetic on a CPU depends on, from plain to special; other flags are left out of what is told.
+TOLD = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "asimdhp",
+    "asimddp",
+    "i8mm",
+    "bf16",
+    "sve",
+)
+_CPUINFO = Path("/proc/cpuinfo")
+#: Apple's names for what Linux calls otherwise.
+_APPLE = {"FEAT_DotProd": "asimddp", "FEAT_I8MM": "i8mm", "FEAT_FP16": "asimdhp", "FEAT_BF16": "bf16"}
+
+
+@cache
+def cpu_features() -> frozenset[str]:
+    """The features among `TOLD` that this processor and its operating system have; empty if nobody can say."""
+    if _CPUINFO.exists():
+        return features_in(_CPUINFO.read_text(encoding="utf-8", errors="replace"))
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return frozenset({"asimd", *_apple_features()})
+    return frozenset()
+
+
+def features_in(cpuinfo: str) -> frozenset[str]:
+    """The features that all processors of a `/proc/cpuinfo` have."""
+    lists = [
+        line.partition(":")[2].split()
+        for line in cpuinfo.splitlines()
+        if line.partition(":")[0].strip() in ("flags", "Features")
+    ]
+    return frozenset(TOLD).intersection(*lists) if lists else frozenset()
+
+
+def cpu_name() -> str:
+    """The processor's name as it gives it, or its architecture."""
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe_cpu() -> dict[str, object]:
+    """The processor as benchmarks name it: `cpu` and `cpu_features`."""
+    return {"cpu": cpu_name(), "cpu_features": [name for name in TOLD if name in cpu_features()]}
+
+
+def _apple_features() -> set[str]:
+    found = set()
+    for name, ours in _APPLE.items():
+        command = ["/usr/sbin/sysctl", "-n", f"hw.optional.arm.{name}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.stdout.strip() == "1":
+            found.add(ours)
+    return found
