@@ -60,7 +60,7 @@ class RunReport:
         while len(self.text) <= index:
             self.text.append("")
             self.logs.append("")
-        self.text[index] += fork["text"]
+        self.text[index] = fork.get("final_text", self.text[index] + fork["text"])
         self.logs[index] += fork["logs"]
         for command in fork.get("storage", ()):
             self._store(command.get("WriteVar") or {})

@@ -149,6 +149,19 @@ def test_a_killed_nursery(start: Start) -> None:
         llm.mid(freed=(first, second))
 
 
+@pytest.mark.parametrize("who", ["worker", "nursery"])
+def test_a_process_of_a_request_that_was_killed_is_let_go_once(start: Start, who: str) -> None:
+    """It left the list of processes when it died; that its sequence is freed then is no mistake."""
+    llm = start(*CAPABLE, "--isolation", "request")
+    llm.start(llm.upload(guest2([sample([65], VOCAB_SIZE)])), 1)
+    lost = set(llm.workers())
+    kill(nursery_of(llm) if who == "nursery" else min(lost))
+    wait_until(lambda: not lost & set(llm.descendants()))
+    wait_until(lambda: llm.answer(llm.mid({"id": 1}), 1)["error"].startswith("Worker:"))
+    llm.mid(freed=(1,))
+    assert llm.start(llm.upload(guest2([NOOP])), 2)["error"] == ""
+
+
 def test_a_nursery_that_dies_again_and_again_ends_the_runtime(start: Start) -> None:
     llm = start(*CAPABLE)
     llm.main(op="ping")

@@ -94,6 +94,17 @@ def test_usage_counts_like_the_original(client: Client) -> None:
         assert last_fork(items)["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("waits", [0, 1])
+def test_a_prompt_counts_whichever_output_draws(client: Client, waits: int) -> None:
+    """It was fed to the model for the fork; that the first output then only waits does not undo it."""
+    wait = [result({"branches": [], "wait": {"ms": 20}})]
+    fork = [result({"branches": [splice([]), splice([])]})]
+    branches = [wait, pick("a")] if waits == 0 else [pick("a"), wait]
+    items = client.run(guest2([fork, [by_branch(*branches)], END]), prompt="x" * 15)
+    usage = runs_of(items)[-1]["usage"]
+    assert usage == {"sampled_tokens": 1, "ff_tokens": 15 + waits * 0 + (waits == 0), "cost": 17 + (waits == 0)}
+
+
 def test_forced_tokens_are_text_and_cost_less(client: Client) -> None:
     items = client.run(guest2([force(ids("forced ")), pick("a"), END]), prompt="x" * 5)
     assert text_of(items) == "forced a"
@@ -105,7 +116,11 @@ def test_forced_tokens_are_text_and_cost_less(client: Client) -> None:
 def test_taken_back_text_is_marked(client: Client) -> None:
     wasm = guest2([force(ids("wrong")), pick("!"), force(ids("right"), backtrack=1 + len(ids("wrong"))), END])
     for _ in range(3):  # however the steps happen to be merged
-        assert text_of(client.run(wasm, prompt="x")) == f"wrong!{REWIND_MARK}right"
+        items = client.run(wasm, prompt="x")
+        assert text_of(items) == f"wrong!{REWIND_MARK}right"
+        told = [fork["final_text"] for item in runs_of(items) for fork in item["forks"] if "final_text" in fork]
+        assert told == ["right"] and last_fork(items)["final_text"] == "right"
+    assert "final_text" not in last_fork(client.run(guest2([pick("a"), END]), prompt="x"))  # nothing was taken back
 
 
 def test_a_fork_repeats_the_text_before_it(client: Client) -> None:

@@ -131,7 +131,7 @@ class WorkerPool:
             worker.keys.discard(key)
             if worker.keys:
                 return
-            if worker.owner is not None:
+            if worker.owner is not None and worker in self.workers:  # else it died before
                 self._remove(worker)
             self._room.notify_all()
 

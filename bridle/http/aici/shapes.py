@@ -14,7 +14,7 @@ from typing import Any
 from bridle.engine.request import Request
 from bridle.errors import ControllerDeadlock
 from bridle.http.notes import NoteReader
-from bridle.outputs import Event, Finished, FinishReason, PromptEvent, Rewind, TokenEvent
+from bridle.outputs import Event, Finished, FinishReason, Forked, PromptEvent, Rewind, TokenEvent
 from bridle.service import DeltaReader, OutputCollector, RewindPolicy, split_at_rewinds
 
 _REASONS = {
@@ -29,11 +29,13 @@ _REASONS = {
 
 @dataclass(slots=True)
 class RunUsage:
-    """`num_unfed` counts, for each output, the tokens that the next step feeds to the model."""
+    """`num_unfed` counts, for each output, the tokens that its next draw feeds to the model; `forked` are outputs that
+    were forked since their last draw: what they had was fed for the fork, whether they draw from it or not."""
 
     sampled_tokens: int = 0
     ff_tokens: int = 0
     num_unfed: dict[int, int] = field(default_factory=dict)
+    forked: set[int] = field(default_factory=set)
 
     def note(self, event: Event) -> None:
         """Count one event."""
@@ -45,8 +47,13 @@ class RunUsage:
                 unfed[event.index] = unfed.get(event.index, 0) + 1
             case TokenEvent():
                 self.sampled_tokens += 1
-                self.ff_tokens += max(unfed.get(event.index, 0), 1)
+                self.ff_tokens += max(unfed.get(event.index, 0), event.index not in self.forked)
+                self.forked.discard(event.index)
                 unfed[event.index] = 1
+            case Forked():
+                self.ff_tokens += unfed.get(event.parent, 0)
+                unfed[event.parent] = 0
+                self.forked.add(event.parent)
             case Rewind():
                 unfed[event.index] = max(unfed.get(event.index, 0) - event.num_tokens, 0)
 
@@ -58,11 +65,13 @@ class RunUsage:
 
 @dataclass(slots=True)
 class _Fork:
-    """What is to be told of one output with the next item; `reason` stays."""
+    """What is to be told of one output with the next item; `reason` stays, and whether text was taken back."""
 
     text: str = ""
     error: str = ""
     reason: str | None = None
+    was_rewound: bool = False
+    final_text: str | None = None  # told once, with the end of an output that had text taken back
 
 
 class RunShaper:
@@ -84,7 +93,11 @@ class RunShaper:
                 self._usage.note(event)
                 self._note(event)
             for delta in self._reader.take():
-                self._forks.setdefault(delta.index, _Fork()).text += delta.text
+                fork = self._forks.setdefault(delta.index, _Fork())
+                fork.text += delta.text
+                fork.was_rewound |= delta.taken_tokens > 0
+                if delta.is_last and fork.was_rewound:
+                    fork.final_text = self.collector.growing[delta.index].output.text
         return {
             "object": "run",
             "forks": [self._shape(index) for index in sorted(self._forks)],
@@ -101,7 +114,7 @@ class RunShaper:
 
     def _shape(self, index: int) -> dict[str, Any]:
         fork, note = self._forks[index], self._notes.take(index)
-        self._forks[index] = _Fork(reason=fork.reason)
+        self._forks[index] = _Fork(reason=fork.reason, was_rewound=fork.was_rewound)
         if fork.error:
             note.log(f"{fork.error}\n" if note.logs.endswith("\n") or not note.logs else f"\n{fork.error}\n")
         shape: dict[str, Any] = {
@@ -111,7 +124,11 @@ class RunShaper:
             "logs": note.logs,
             "storage": note.storage,
         }
-        return shape if fork.reason is None else {**shape, "finish_reason": fork.reason}
+        if fork.reason is not None:
+            shape["finish_reason"] = fork.reason
+        if fork.final_text is not None:
+            shape["final_text"] = fork.final_text
+        return shape
 
 
 def initial_run(run_id: str, model: str) -> dict[str, Any]:
