@@ -169,9 +169,14 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", PAGES["README.md"]))
-    assert linked == {page for page in PAGES if page.startswith("docs/")}
+def test_the_index_leads_to_every_page_and_the_readme_to_the_index() -> None:
+    linked = {f"docs/{name}" for name in re.findall(r"\]\(([\w-]+\.md)\)", PAGES["docs/README.md"])}
+    assert linked == {page for page in PAGES if page.startswith("docs/")} - {"docs/README.md"}
+    assert "](docs/README.md)" in PAGES["README.md"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 120
 
 
 @pytest.mark.parametrize("page", PAGES)
