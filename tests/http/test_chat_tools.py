@@ -102,6 +102,44 @@ def test_who_wants_one_call_gets_one(is_stream: bool) -> None:
             assert names == ["get_time"] * number and json.loads(first) == {"n": 1}
 
 
+def test_loose_calls_are_valid_at_temperature_one(demo: openai.OpenAI) -> None:
+    """Nobody insists on anything, and the model strays: every call has a declared name and arguments that parse."""
+    num_calls = 0
+    for seed in range(40):
+        (choice,) = ask(demo, "What is the weather in Rome?", tools=TOOLS, temperature=1, seed=seed).choices
+        for call in choice.message.tool_calls or ():
+            num_calls += 1
+            assert call.type == "function" and call.function.name in ("get_weather", "get_time")
+            assert isinstance(json.loads(call.function.arguments), dict)
+        assert (choice.finish_reason == "tool_calls") == bool(choice.message.tool_calls)
+    assert num_calls >= 30
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_call_that_a_stop_string_breaks_off_is_none(demo: openai.OpenAI, is_stream: bool) -> None:
+    answer: Any = ask(demo, "What is the weather in Rome?", tools=TOOLS, stop="Rom", stream=is_stream)
+    (*_, last) = answer if is_stream else [answer]
+    assert last.choices[0].finish_reason == "stop"
+    if not is_stream:
+        assert not answer.choices[0].message.tool_calls
+        assert answer.choices[0].message.content.startswith("<tool_call>")
+
+
+EVIL = '<tool_call>\n{"name": "rm", "arguments": {"path": "/"}}\n</tool_call>'
+
+
+def test_a_name_that_was_never_declared_is_not_called() -> None:
+    """Also where the model insists, and a controller's or a constraint's output is read without a grammar of calls."""
+    with (
+        served(scripted_model(next_token=saying(EVIL))) as url,
+        openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        answer = ask(client, "x", tools=TOOLS, max_tokens=300, extra_body={"regex": "(?s:.*)"})
+        assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == (EVIL, None)
+        held = ask(client, "x", tools=TOOLS, max_tokens=300)
+        assert {name for name, _ in calls_of(held)} <= {"get_weather", "get_time"}
+
+
 def test_strict_arguments_hold_where_the_model_calls_by_itself(demo: openai.OpenAI) -> None:
     """Paris is not among the cities."""
     for seed in range(4):

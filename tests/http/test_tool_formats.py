@@ -16,7 +16,7 @@ from bridle.chat.tools.grammar import Function
 from bridle.chat.tools.hermes import CLOSE, OPEN, Hermes
 from bridle.chat.tools.llama import PYTHON_TAG, Llama
 from bridle.chat.tools.mistral import Mistral
-from bridle.chat.tools.pieces import Found
+from bridle.chat.tools.pieces import CallArguments, CallBegun, CallRules, Found
 from bridle.constraints import vocabulary_of
 from bridle.constraints.grammar import grammar_of
 from bridle.constraints.matcher import Matcher
@@ -279,3 +279,47 @@ def test_the_template_tells_the_format(learned: Any, kind: type) -> None:
 
 def test_the_demo_model_writes_tags() -> None:
     assert isinstance(format_of(vocabulary()[0]), Hermes)
+
+
+BROKEN = [
+    '{"name": "g", "arguments": {"a": 1}}',  # never declared
+    '{"name": "f", "arguments": {"a": }}',
+    '{"name": "f", "arguments": {"a": <tool_call>}}',
+    '{"name": "f", "arguments": {"a": "cut',
+    '{"name": "f", "arguments": [1]}',
+]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [(Hermes(), OPEN, CLOSE), (Llama(), "", ""), (Mistral(), "[TOOL_CALLS]", "")],
+)
+def test_what_is_no_call_is_content(kind: ToolFormat, before: str, after: str, text: str) -> None:
+    """Where no grammar vouches for what the model writes: an undeclared name, arguments that do not parse."""
+    rules = CallRules(frozenset({"f"}), is_held=True)
+    shown = "" if kind.opening_token else before
+    for pieces in ([before + text + after], [*before, *text, *after]):
+        reader, found = kind.reader(rules=rules), Found()
+        for position, piece in enumerate(pieces):
+            found.add(reader.push(piece, is_last=position == len(pieces) - 1))
+        assert (found.content, found.calls) == (shown + text + after, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(Hermes(), CALL), (Llama(), LAMA), (Mistral(), f"[TOOL_CALLS]f[ARGS]{ARGUMENTS}")],
+)
+def test_a_call_that_is_held_comes_whole(kind: ToolFormat, text: str) -> None:
+    """And spelled as it was."""
+    reader = kind.reader(rules=CallRules(frozenset({"f"}), is_held=True))
+    pieces = [piece for char in text for piece in reader.push(char)]
+    begun, arguments = (*pieces, *reader.push("", is_last=True))
+    assert isinstance(begun, CallBegun) and begun.name == "f"
+    assert isinstance(arguments, CallArguments) and arguments.text == ARGUMENTS
+
+
+def test_many_calls_that_begin_and_break_off_are_read_once() -> None:
+    """Each of these tags stands in a string of the call before: none is looked at again when that turns out bad."""
+    text = f'{OPEN}{{"a' * 20_000
+    assert read(Hermes(), [text]) == (text, [])

@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, Protocol
 from bridle.chat.tools.grammar import Form, Function
 from bridle.chat.tools.hermes import OPEN, Hermes
 from bridle.chat.tools.llama import PYTHON_TAG, Llama
-from bridle.chat.tools.mistral import MARK, Mistral
-from bridle.chat.tools.pieces import ToolReader
+from bridle.chat.tools.mistral import ARGS, MARK, Mistral
+from bridle.chat.tools.pieces import ANY_CALL, CallRules, ToolReader
 
 if TYPE_CHECKING:
     from bridle.text import Tokenizer
 
 
 class ToolFormat(Protocol):
-    """How calls are written. `opening_token` is the special token that begins them, for formats that have one."""
+    """How calls are written. `opening_token` is the special token that begins them, for formats that have one;
+    `is_spelled` says that grammars spell calls as the model writes them by itself."""
 
     opening_token: str | None
+    is_spelled: bool
 
-    def reader(self, is_open: bool = False) -> ToolReader:
-        """A reader for one output; with `is_open` the prompt ends with the opening token."""
+    def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> ToolReader:
+        """A reader for one output; with `is_open` the prompt ends with the opening token. `rules` say what a call
+        is."""
         raise NotImplementedError
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
@@ -39,7 +42,8 @@ def format_of(tokenizer: Tokenizer) -> ToolFormat:
     if OPEN in template:
         return Hermes()
     if MARK in template or tokenizer.id_of(MARK) is not None:
-        return Mistral([tokenizer.token_text(token) for token in tokenizer.eos_token_ids])
+        ends = [tokenizer.token_text(token) for token in tokenizer.eos_token_ids]
+        return Mistral(ends, is_spelled=tokenizer.id_of(ARGS) is None)
     if PYTHON_TAG in template or tokenizer.id_of(PYTHON_TAG) is not None or '"parameters": ' in template:
         return Llama()
     return Hermes()

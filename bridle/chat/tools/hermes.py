@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bridle.chat.tools.grammar import Form, Function, json_call, one_of
 from bridle.chat.tools.json_call import JsonCallReader
-from bridle.chat.tools.pieces import Content, Piece, held_back
+from bridle.chat.tools.pieces import ANY_CALL, CallRules, Content, Piece, held_back
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -14,7 +14,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 class HermesReader:
     """Reads calls between tags; what turns out not to be a call is content, tags included."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: CallRules = ANY_CALL) -> None:
+        self._rules = rules
         self._held = ""
         self._call: JsonCallReader | None = None
         self._is_closing = False  # a call is over, its tag is not there yet
@@ -40,7 +41,7 @@ class HermesReader:
             self._say(before[: len(before) - keep], pieces)
             return False
         self._say(before, pieces)
-        self._call, self._held = JsonCallReader(self._num_calls), after
+        self._call, self._held = JsonCallReader(self._num_calls, self._rules), after
         return True
 
     def _in_call(self, call: JsonCallReader, pieces: list[Piece], is_last: bool) -> bool:
@@ -50,15 +51,11 @@ class HermesReader:
             return False
         self._call, self._held = None, call.rest
         if call.is_bad:
-            self._give_up(pieces)
+            pieces.append(Content(OPEN + call.text))
         else:
             self._num_calls += 1
             self._is_closing = True
         return bool(self._held)
-
-    def _give_up(self, pieces: list[Piece]) -> None:
-        """The tag began no call: it is content, up to the next one."""
-        pieces.append(Content(OPEN))
 
     def _at_close(self, is_last: bool) -> bool:
         """Skip white space and the closing tag; anything else is content again."""
@@ -79,9 +76,10 @@ class Hermes:
     """The format, and the grammars of text in it."""
 
     opening_token: str | None = None
+    is_spelled: bool = True
 
-    def reader(self, is_open: bool = False) -> HermesReader:
-        return HermesReader()
+    def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> HermesReader:
+        return HermesReader(rules)
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
         """Nothing but calls."""

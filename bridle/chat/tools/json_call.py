@@ -1,7 +1,7 @@
 """One call as JSON, `{"name": "f", "arguments": {...}}`, read while it grows.
 
 The name is told as soon as the arguments begin, then the arguments as they come. Where the object is laid out
-otherwise, it is told as a whole at its end.
+otherwise, or calls are held, it is told as a whole at its end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from bridle.chat.tools.pieces import CallArguments, CallBegun, Piece, new_call_id
+from bridle.chat.tools.pieces import ANY_CALL, CallArguments, CallBegun, CallRules, Piece, new_call_id
 
 # What means something within a string, within an object, and before one begins.
 _IN_STRING = re.compile(r'"|\\(?s:.)')
@@ -21,14 +21,16 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:argument
 
 
 class JsonCallReader:
-    """Push text until `is_over`; then `rest` is what came after the call. A text that turns out not to be a call is
-    `is_bad`, and `rest` is all of it. With a `name`, the text is the arguments alone."""
+    """Push text until `is_over`; then `rest` is what came after the call. A text that turns out not to be a call by
+    `rules` `is_bad`: it is `text`, and `rest` what came after it. With a `name`, the text is the arguments alone."""
 
-    def __init__(self, number: int, name: str | None = None) -> None:
+    def __init__(self, number: int, rules: CallRules = ANY_CALL, name: str | None = None) -> None:
         self.number = number
+        self._rules = rules
         self._name = name
         self.is_over = False
         self.is_bad = False
+        self.text = ""
         self.rest = ""
         self._text = ""
         self._position = 0  # characters looked at
@@ -80,21 +82,23 @@ class JsonCallReader:
                 self._begin(pieces)
         elif char in "}]" and self._depth:
             self._depth -= 1
-            if self._depth == 1 and self._shown is not None:
+            if self._depth == 1 and self._name is not None:
+                self._end(self._position + 1, pieces)
+            elif self._depth == 1 and self._shown is not None:
                 self._tell(self._position + 1, pieces)
                 self._shown = None
-                if self._name is not None:
-                    self._end(self._position + 1, pieces)
             elif self._depth == 0:
                 self._end(self._position + 1, pieces)
         elif char == "<" or not (self._depth > (self._name is not None) or char.isspace()):  # never in JSON
             self._end(self._position, pieces)
 
     def _begin(self, pieces: list[Piece]) -> None:
-        """An inner object begins: the arguments, if the name is known."""
+        """An inner object begins: the arguments, if the name is known and one of those that may be called."""
+        if self._rules.is_held:
+            return
         head = _HEAD.fullmatch(self._text, 0, self._position + 1)
         name = self._name or (_decoded(head[1]) if head is not None else None)
-        if isinstance(name, str):
+        if isinstance(name, str) and self._rules.allow(name):
             self._is_begun, self._shown = True, self._position
             pieces.append(CallBegun(self.number, name, new_call_id()))
 
@@ -110,28 +114,32 @@ class JsonCallReader:
         self.rest = self._text[end:]
         if self._is_begun:
             return
-        call = None if self._name is not None else _whole_call(self._text[:end])
-        if call is None:
-            self.is_bad, self.rest = True, self._text
+        text = self._text[:end]
+        call = _whole_call(text) if self._name is None else _arguments_alone(self._name, text)
+        if call is None or not self._rules.allow(call[0]):
+            self.is_bad, self.text = True, text
             return
         pieces += [CallBegun(self.number, call[0], new_call_id()), CallArguments(self.number, call[1])]
 
 
 def _whole_call(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a complete call, however it is laid out."""
-    value = _decoded(text.strip())
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # JSON within JSON
-        arguments = _decoded(arguments)
-    if not isinstance(arguments, dict):
-        return None
-    return value["name"], msgspec.json.encode(arguments).decode()
+    """Name and arguments of a complete call, however it is laid out; the arguments are spelled as they were."""
+    fields: dict[str, msgspec.Raw] = _decoded(text.strip(), dict[str, msgspec.Raw]) or {}
+    name = _decoded(bytes(fields.get("name", b"null")))
+    arguments = bytes(fields.get("arguments", fields.get("parameters", b"{}"))).decode().strip()
+    value = _decoded(arguments)
+    if isinstance(value, str):  # JSON within JSON
+        arguments, value = value.strip(), _decoded(value)
+    return (name, arguments) if isinstance(name, str) and isinstance(value, dict) else None
 
 
-def _decoded(text: str) -> Any:
+def _arguments_alone(name: str, text: str) -> tuple[str, str] | None:
+    """The same where the name stood in front of the arguments."""
+    return (name, text.strip()) if isinstance(_decoded(text.strip()), dict) else None
+
+
+def _decoded(text: str | bytes, kind: Any = Any) -> Any:
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, RecursionError):
         return None

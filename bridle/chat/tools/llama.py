@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from bridle.chat.tools.grammar import Form, Function, json_call, one_of
 from bridle.chat.tools.json_call import JsonCallReader
-from bridle.chat.tools.pieces import Content, Piece
+from bridle.chat.tools.pieces import ANY_CALL, CallRules, Content, Piece
 
 #: Begins a call in some of these models; a special token, which outputs do not show unless asked to.
 PYTHON_TAG = "<|python_tag|>"
@@ -19,7 +19,8 @@ _BETWEEN = "; \n\t"
 class LlamaReader:
     """Reads an output that is calls or text."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: CallRules = ANY_CALL) -> None:
+        self._rules = rules
         self._held = ""
         self._call: JsonCallReader | None = None
         self._num_calls = 0
@@ -47,7 +48,7 @@ class LlamaReader:
         pieces += call.push(text, is_last)
         if not call.is_over:
             return False
-        self._held, self._call = call.rest, None
+        self._held, self._call = call.text + call.rest, None
         self._is_text = call.is_bad
         self._num_calls += not call.is_bad
         return bool(self._held)
@@ -56,7 +57,7 @@ class LlamaReader:
         """Whether a call begins; what comes before one is dropped if it only separates calls."""
         rest = text.lstrip(_BETWEEN if self._num_calls else None).removeprefix(PYTHON_TAG).lstrip()
         if rest.startswith("{"):
-            self._call, self._held = JsonCallReader(self._num_calls), rest
+            self._call, self._held = JsonCallReader(self._num_calls, self._rules), rest
             return True
         undecided = not rest or (PYTHON_TAG.startswith(rest) and not is_last)
         self._held = "" if undecided and is_last and self._num_calls else text
@@ -68,9 +69,10 @@ class Llama:
     """The format, and the grammars of text in it."""
 
     opening_token: str | None = None
+    is_spelled: bool = True
 
-    def reader(self, is_open: bool = False) -> LlamaReader:
-        return LlamaReader()
+    def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> LlamaReader:
+        return LlamaReader(rules)
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
         """Nothing but calls."""

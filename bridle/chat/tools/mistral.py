@@ -12,20 +12,22 @@ from collections.abc import Sequence
 
 from bridle.chat.tools.grammar import Form, Function, json_call, one_of
 from bridle.chat.tools.json_call import JsonCallReader
-from bridle.chat.tools.pieces import Content, Piece, held_back
+from bridle.chat.tools.pieces import ANY_CALL, CallRules, Content, Piece, held_back
 
-MARK = "[TOOL_CALLS]"
+MARK, ARGS = "[TOOL_CALLS]", "[ARGS]"
 _NAME = re.compile(r"\s*([\w.\-]{1,256})(?:\[CALL_ID\][\w\-]{0,64})?(?:\[ARGS\])?\s*(?=\{)")
 
 
 class MistralReader:
     """Reads calls after the token; `is_open` says that it stood in the prompt."""
 
-    def __init__(self, ends: Sequence[str] = (), is_open: bool = False) -> None:
+    def __init__(self, ends: Sequence[str] = (), is_open: bool = False, rules: CallRules = ANY_CALL) -> None:
         self._ends = tuple(ends)
+        self._rules = rules
         self._held = ""
         self._in_calls = is_open
         self._call: JsonCallReader | None = None
+        self._name = ""  # what stood in front of the arguments of the call that is being read
         self._num_calls = 0
 
     def push(self, text: str, is_last: bool = False) -> list[Piece]:
@@ -55,6 +57,7 @@ class MistralReader:
             return False
         self._call, self._held = None, call.rest
         if call.is_bad:
+            self._say(self._name + call.text, pieces)
             self._in_calls = False
         else:
             self._num_calls += 1
@@ -67,11 +70,12 @@ class MistralReader:
             return False  # perhaps the token once more
         rest = rest.removeprefix(MARK).lstrip("[, \n")
         if rest.startswith("{"):
-            self._call, self._held = JsonCallReader(self._num_calls), rest
+            self._call, self._name, self._held = JsonCallReader(self._num_calls, self._rules), "", rest
             return True
         name = _NAME.match(rest)
         if name is not None:
-            self._call, self._held = JsonCallReader(self._num_calls, name[1]), rest[name.end() :]
+            self._call, self._name = JsonCallReader(self._num_calls, self._rules, name[1]), name[1]
+            self._held = rest[name.end() :]
             return True
         if rest.startswith("]") or (is_last and rest):
             self._in_calls, self._held = False, rest.removeprefix("]")
@@ -86,15 +90,17 @@ class MistralReader:
 
 
 class Mistral:
-    """The format, and the grammars of text in it. `ends` are special tokens that may end an output."""
+    """The format, and the grammars of text in it. `ends` are special tokens that may end an output; the later way of
+    writing calls, with a token between name and arguments, is not spelled by grammars."""
 
     opening_token: str | None = MARK
 
-    def __init__(self, ends: Sequence[str] = ()) -> None:
+    def __init__(self, ends: Sequence[str] = (), is_spelled: bool = True) -> None:
         self._ends = tuple(ends)
+        self.is_spelled = is_spelled
 
-    def reader(self, is_open: bool = False) -> MistralReader:
-        return MistralReader(self._ends, is_open)
+    def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> MistralReader:
+        return MistralReader(self._ends, is_open, rules)
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
         """The list of calls, after the token."""

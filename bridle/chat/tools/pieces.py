@@ -42,6 +42,21 @@ class CallArguments:
 Piece = Thought | Content | CallBegun | CallArguments
 
 
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """What counts as a call. `names` are those of the functions that may be called (None: any). Where no grammar
+    vouches for what is written a call `is_held`: told once it is whole, and content if it turns out not to be one."""
+
+    names: frozenset[str] | None = None
+    is_held: bool = False
+
+    def allow(self, name: str) -> bool:
+        return self.names is None or name in self.names
+
+
+ANY_CALL = CallRules()
+
+
 class ToolReader(Protocol):
     """Tells calls from other text while it grows. How the text is cut makes no difference to what all pieces together
     say."""

@@ -70,7 +70,7 @@ class _Answer:
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
         output = self.generation.parts[0].outputs[0]
-        found = Found().add(self._reader.push(output.text, is_last=True))
+        found = Found().add(self.turn.reader(is_whole=True).push(output.text, is_last=True))
         message = self._message(blocks(found), self.generation.usage)
         return message | stop_fields(output, bool(found.calls)) | self._note_fields()
 
@@ -94,7 +94,7 @@ class _Answer:
         await send_events(writer, [*self._blocks.close(), *self._ending(part)])
 
     def _ending(self, part: Part) -> list[dict[str, Any]]:
-        stop = stop_fields(part.outputs[0], self._reader.num_calls > 0)
+        stop = stop_fields(part.outputs[0], self._reader.has_calls)
         usage = self._usage(self.generation.usage)
         last = {"type": "message_delta", "delta": stop, "usage": usage} | self._note_fields()
         return [last, {"type": "message_stop"}]

@@ -110,7 +110,7 @@ class _Answer:
         writer.end(*([counts] if self.wants_usage else ()))
 
     def _choice(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
-        found = Found().add(self.turn.reader().push(output.text, is_last=True))
+        found = Found().add(self.turn.reader(is_whole=True).push(output.text, is_last=True))
         message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
         if found.thoughts:
             message["reasoning_content"] = found.thoughts
@@ -143,7 +143,7 @@ class _Answer:
             chunks.append(self._chunk(index, shape, logprobs, extra))
             logprobs, extra = None, {}
         if delta.is_last:
-            chunks.append(self._last_chunk(part, delta.index, reader.num_calls > 0))
+            chunks.append(self._last_chunk(part, delta.index, reader.has_calls))
         return chunks
 
     def _last_chunk(self, part: Part, index: int, has_calls: bool) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
 from fastapi import Request
 
 from bridle.chat.reasoning import GAP, ReasoningReader, Tags, tags_of
 from bridle.chat.tools.formats import ToolFormat, format_of
 from bridle.chat.tools.offer import Offer, offer_of
-from bridle.chat.tools.pieces import Content, Piece, Thought, ToolReader
+from bridle.chat.tools.pieces import CallArguments, CallBegun, CallRules, Content, Piece, Thought, ToolReader
 from bridle.constraints import Constraint, OneOf
 from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.errors import InvalidRequest, UnsupportedFeature
@@ -34,7 +35,8 @@ from bridle.service import LoadedModel, RewindPolicy, Ticket
 class Turn:
     """What the engine is asked for, and how its text is read. `is_thinking` says that the prompt ends inside of
     thoughts, `is_calling` that it ends with the token that begins calls, `calls_once` that one call is all that a
-    client takes. `ends` are special tokens that may end an output and show as text."""
+    client takes. `ends` are special tokens that may end an output and show as text. `functions` may be called, and
+    `is_vouched` says that a grammar holds the calls."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -45,10 +47,13 @@ class Turn:
     is_calling: bool
     calls_once: bool = False
     ends: tuple[str, ...] = ()
+    functions: frozenset[str] = frozenset()
+    is_vouched: bool = False
 
-    def reader(self) -> TurnReader:
-        """A reader for one output."""
-        tools = None if self.format is None else self.format.reader(self.is_calling)
+    def reader(self, is_whole: bool = False) -> TurnReader:
+        """A reader for one output; one that `is_whole` can tell a call that was broken off from one that was not."""
+        rules = CallRules(self.functions, is_held=is_whole or not self.is_vouched)
+        tools = None if self.format is None else self.format.reader(self.is_calling, rules)
         thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
         return TurnReader(thoughts, tools, self.calls_once, self.ends)
 
@@ -73,7 +78,7 @@ class TurnReader:
     ) -> None:
         self._thoughts, self._tools = thoughts, tools
         self._calls_once, self._ends = calls_once, ends
-        self.num_calls = 0
+        self._arguments: list[str] | None = None  # of the last call
 
     def push(self, text: str, is_last: bool = False) -> list[Piece]:
         """What became certain with `text`."""
@@ -88,8 +93,21 @@ class TurnReader:
         found = self._tools.push(text, is_last)
         if self._calls_once:
             found = [piece for piece in found if not getattr(piece, "number", 0)]
-        self.num_calls += sum(getattr(piece, "name", None) is not None for piece in found)
+        for piece in found:
+            match piece:
+                case CallBegun():
+                    self._arguments = []
+                case CallArguments() if self._arguments is not None:
+                    self._arguments.append(piece.text)
         return pieces + found
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there are calls, the last of which was not broken off, as by a stop string in its arguments."""
+        try:
+            return self._arguments is not None and msgspec.json.decode("".join(self._arguments)) is not None
+        except msgspec.DecodeError:
+            return False
 
 
 async def plan_turn(
@@ -127,13 +145,15 @@ async def _plan_turn(
         sampling = sampling.with_(skip_special_tokens=False)
         prompt = [*prompt, token] if is_calling else prompt
         plan = replace(plan, call_token=token, tags=None if is_calling else tags)
+    is_vouched = False
     if steering.controller is None:
-        steering = await plan.steer(steering, kind, offer)
+        steering, is_vouched = await plan.steer(steering, kind, offer)
     ends: tuple[str, ...] = ()
     if tags is not None and tags.are_special:
         sampling = sampling.with_(skip_special_tokens=False)
         ends = tuple(map(model.tokenizer.token_text, model.tokenizer.eos_token_ids))
-    return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling, offer.max_calls == 1, ends)
+    once, names = offer.max_calls == 1, frozenset(function.name for function in offer.functions)
+    return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling, once, ends, names, is_vouched)
 
 
 async def prepare_turn(
@@ -175,12 +195,19 @@ class _Plan:
     budget: int | None
     call_token: int | None = None
 
-    async def steer(self, given: Steering, kind: ToolFormat | None, offer: Offer) -> Steering:
-        """What steers a request with these tools and the constraint `given`: a constraint, a controller, or nothing."""
+    async def steer(self, given: Steering, kind: ToolFormat | None, offer: Offer) -> tuple[Steering, bool]:
+        """What steers a request with these tools and the constraint `given`: a constraint, a controller, or nothing;
+        and whether a grammar holds its calls."""
         form = await self._form(kind, offer, given.constraint)
-        if self.tags is not None and (self.budget is not None or (self.is_thinking and form is not None)):
-            if form is not None and self.call_token is not None and not offer.is_required:
+        if form is not None and self._is_out_of_reach(form, offer):
+            if offer.is_strict or given.constraint is not None:
                 raise UnsupportedFeature("strict tools do not go with thoughts in front of them here", "tools")
+            form = None
+        is_vouched = kind is not None and form is not None and given.constraint is None
+        return await self._steer(given, form, offer, is_vouched), is_vouched
+
+    async def _steer(self, given: Steering, form: Constraint | None, offer: Offer, is_vouched: bool) -> Steering:
+        if self.tags is not None and self._thinks_first(form, is_vouched):
             return replace(given, constraint=None, controller=await self._thinking(self.tags, form))
         if self.budget and not offer.is_required:
             raise UnsupportedFeature(f"{self.model.name!r} has no thoughts to put a budget on", "thinking_budget")
@@ -188,6 +215,18 @@ class _Plan:
             calls = FreePart(self.call_token, then=await self._grammar(form))
             return replace(given, constraint=None, controller=calls)
         return replace(given, constraint=form)
+
+    def _is_out_of_reach(self, form: Constraint, offer: Offer) -> bool:
+        """Whether thoughts come before the token that a grammar of calls would have to follow."""
+        return self.call_token is not None and not offer.is_required and self._thinks_first(form, False)
+
+    def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
+        """Whether a free part for thoughts comes before the form. What a model thinks about calls is none, so a grammar
+        of calls always leaves the thoughts out; any other form holds from the beginning, unless the prompt opens
+        them."""
+        if self.tags is None or form is None:
+            return self.tags is not None and self.budget is not None
+        return self.budget is not None or self.is_thinking or (is_vouched and self.call_token is None)
 
     async def _form(self, kind: ToolFormat | None, offer: Offer, constraint: Constraint | None) -> Constraint | None:
         """What the text after the thoughts must look like."""
@@ -203,11 +242,21 @@ class _Plan:
                     "tools",
                 )
             return OneOf(await self._usable(kind, offer), constraint)
-        if not offer.is_strict:
+        return await self._freely(kind, offer)
+
+    async def _freely(self, kind: ToolFormat, offer: Offer) -> Constraint | None:
+        """The grammar of an output in which the model may call: names and syntax of calls are held, and the arguments
+        of functions that are strict. None where there is no such grammar and nobody insists."""
+        if not (kind.is_spelled or offer.is_strict):
             return None
         loose = offer.loosened()
         form = kind.may_call(loose.functions) or kind.must_call(loose.functions, offer.max_calls)
-        return await self._checked(form.constraint())
+        try:
+            return await self._checked(form.constraint())
+        except InvalidRequest:
+            if offer.is_strict:
+                raise
+            return None
 
     async def _usable(self, kind: ToolFormat, offer: Offer) -> Constraint:
         """The grammar of calls. Schemas that cannot be used are left out where the client does not insist."""

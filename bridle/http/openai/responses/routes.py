@@ -67,7 +67,7 @@ class _Answer:
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
         output = self.generation.parts[0].outputs[0]
-        self._items.add(self._reader.push(output.text, is_last=True))
+        self._items.add(self.turn.reader(is_whole=True).push(output.text, is_last=True))
         self._items.close(self._status)
         return self._response(self._status) | self._note_fields()
 

@@ -1,0 +1,52 @@
+"""Tools that nobody declared strict, on every API with conversations: what comes back as a call is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+QUESTION = [{"role": "user", "content": "What is the weather in Rome?"}]
+FUNCTION = {"name": "get_weather", "description": "Weather.", "parameters": PARAMETERS}
+OPENAI = {"messages": QUESTION, "tools": [{"type": "function", "function": FUNCTION}], "max_tokens": 100}
+Calls = list[tuple[str, Any]]
+
+
+def of_chat(answer: Any) -> Calls:
+    calls = answer["choices"][0]["message"].get("tool_calls") or ()
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
+def of_responses(answer: Any) -> Calls:
+    return [(i["name"], json.loads(i["arguments"])) for i in answer["output"] if i["type"] == "function_call"]
+
+
+def of_messages(answer: Any) -> Calls:
+    return [(block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"]
+
+
+ROUTES: list[tuple[str, dict[str, Any], Callable[[Any], Calls]]] = [
+    ("/v1/chat/completions", OPENAI, of_chat),
+    ("/invocations", OPENAI, of_chat),
+    ("/v1/responses", {"input": QUESTION, "tools": [{"type": "function", **FUNCTION}], "max_output_tokens": 100},
+     of_responses),
+    ("/v1/messages", {"messages": QUESTION, "tools": [{"name": "get_weather", "input_schema": PARAMETERS}],
+                      "max_tokens": 100}, of_messages),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("route", "body", "calls_of"), ROUTES)
+def test_calls_are_valid_whatever_the_temperature(
+    demo_server: str, route: str, body: dict[str, Any], calls_of: Callable[[Any], Calls]
+) -> None:
+    found: Calls = []
+    for seed in range(12):
+        answer = httpx.post(demo_server + route, json=body | {"temperature": 1.0, "seed": seed}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        found += calls_of(answer.json())
+    assert len(found) >= 8
+    assert all(name == "get_weather" and isinstance(arguments, dict) for name, arguments in found)
