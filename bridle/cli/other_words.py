@@ -11,7 +11,6 @@ _ALWAYS = "needs no flag: it is always on"
 _SHARDS = "--shards"
 _LENGTH = "--max-model-len"
 _REQUEST = "each request says it, in a field of its own (docs/http.md)"
-_NO_TLS = "TLS is a reverse proxy's (docs/deploying.md)"
 
 #: By flag, in the order of the tables. A value that begins with dashes is the flag here.
 OTHER_WORDS: dict[str, str] = {
@@ -94,10 +93,6 @@ OTHER_WORDS: dict[str, str] = {
     "--api-key-file": "--keys FILE, made by `bridle keys add USER`",
     "--allowed-origins": "--cors-origin",
     "--cors-allow-origin": "--cors-origin",
-    "--ssl-keyfile": _NO_TLS,
-    "--ssl-certfile": _NO_TLS,
-    "--ssl-key-file": _NO_TLS,
-    "--ssl-cert-file": _NO_TLS,
     "--uvicorn-log-level": "--log-level",
     "--json-output": "--log-format json",
     "--otlp-traces-endpoint": "--otlp-endpoint",

@@ -18,6 +18,7 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from bridle.cluster.address import Tls
     from bridle.http.settings import ServeSettings
+    from bridle.http.transport.tls import TlsFiles
     from bridle.service.control import ControlSettings
     from bridle.service.model_set import ModelSet
 
@@ -43,6 +44,22 @@ class AccessOptions:
     "Without keys: a further name that the server is called by, `.example.com` for all below it; may be repeated."
     cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "A web origin whose pages may call the server, `*` for any; may be given several times."
+    ssl_certfile: Annotated[Path | None, Parameter(name=["--ssl-certfile", "--ssl-cert-file"])] = None
+    "Certificate to speak HTTPS with, PEM, with those that lead to its authority. It is read again when it is renewed."
+    ssl_keyfile: Annotated[Path | None, Parameter(name=["--ssl-keyfile", "--ssl-key-file"])] = None
+    "Its private key, PEM. Default: in the same file."
+    ssl_keyfile_password: str | None = None
+    "What the key is encrypted with; better given as the variable BRIDLE_SSL_KEYFILE_PASSWORD."
+
+    def tls(self) -> TlsFiles | None:
+        """The files of the certificate, if there is one."""
+        from bridle.http.transport.tls import TlsFiles
+
+        if self.ssl_certfile is not None:
+            return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
+        if self.ssl_keyfile is not None:
+            raise InvalidRequest("ssl_keyfile is the key of no certificate: give --ssl-certfile, too", "ssl_keyfile")
+        return None
 
 
 @Parameter(name="*", group=_CONTROL)
@@ -237,6 +254,7 @@ class ServerOptions:
             control=control.to_settings(),
             keys=access.keys,
             no_auth=access.no_auth,
+            tls=access.tls(),
             otlp_endpoint=self.otlp_endpoint,
         )
 

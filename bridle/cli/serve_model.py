@@ -129,6 +129,7 @@ def _settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access: Acc
         log_level="error" if lmtp.silent else "warning",
         keys=access.keys,
         no_auth=access.no_auth,
+        tls=access.tls(),
     )
 
 
@@ -136,9 +137,11 @@ def _serve_sockets(settings: ServeSettings, limits: LmtpSettings, lmtp: LmtpOpti
     from bridle.http.server import serve
     from bridle.lmtp.server import websocket_front
 
+    scheme = "ws" if settings.tls is None else "wss"
+
     def announce(registry: ModelRegistry, address: str) -> None:
         shown = address.rpartition(":")[0] if lmtp.docker_hide_port else address
-        _say(f"[Serving LMTP endpoint on ws://{shown}/]")
+        _say(f"[Serving LMTP endpoint on {scheme}://{shown}/]")
         for model in registry:
             _say(f"[{model.name} ready on device {model.info.device}]")
 

@@ -12,8 +12,10 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from ipaddress import ip_address
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -62,6 +64,7 @@ def serve(
     """
     settings = settings or ServeSettings()
     configure_logs(settings.log_format, settings.log_level)
+    context = None if settings.tls is None else settings.tls.make_context()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(bind(settings.host, settings.port)))
         check_exposure(listener, settings)
@@ -75,7 +78,7 @@ def serve(
         registry = stack.enter_context(contextlib.closing(load_registry(settings) if load is None else ModelRegistry()))
         if load is not None:
             registry.add(load(settings), settings.aliases)
-        run(registry, settings, listener, keys, fronts, announce, tracing)
+        run(registry, settings, listener, keys, fronts, announce, tracing, context)
 
 
 def run(
@@ -86,18 +89,21 @@ def run(
     fronts: Sequence[SocketFrontMaker] = (),
     announce: Announce | None = None,
     tracing: Tracing | None = None,
+    context: ssl.SSLContext | None = None,
 ) -> None:
-    """Serve `registry` on a bound socket until a signal comes. The models stay open."""
+    """Serve `registry` on a bound socket until a signal comes. The models stay open. `context` is that of
+    `settings.tls`."""
     settle_in(settings.max_connections)
     app = create_app(registry, settings.http.answering_to(settings.host), keys, fronts, tracing)
-    config = uvicorn_config(app, settings)
+    config = uvicorn_config(app, settings, context)
 
     def on_listening() -> None:
         host, port = listener.getsockname()[:2]
         shown = _LOCAL.get(host, f"[{host}]" if ":" in host else host)
-        (announce or _announce)(registry, f"{shown}:{port}")
+        (announce or partial(_announce, scheme="http" if context is None else "https"))(registry, f"{shown}:{port}")
 
-    server = DrainingServer(config, app.state.http, settings.grace_period, on_listening)
+    renewing = None if settings.tls is None or context is None else partial(settings.tls.keep_fresh, context)
+    server = DrainingServer(config, app.state.http, settings.grace_period, on_listening, renewing)
     server.run(sockets=[listener])
     _log.info("stopped")
 
@@ -115,7 +121,7 @@ def start_tracing(endpoint: str | None) -> OtelTracing | None:
     return OtelTracing(provider)
 
 
-def uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI, settings: ServeSettings, context: ssl.SSLContext | None = None) -> uvicorn.Config:
     """How uvicorn serves an application of ours."""
     return uvicorn.Config(
         app,
@@ -129,6 +135,7 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
         ws_max_size=settings.max_message_bytes,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         timeout_keep_alive=30,
+        ssl_context_factory=None if context is None else lambda *_: context,
     )
 
 
@@ -163,13 +170,19 @@ def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
 
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that finishes what runs before it closes its socket. `on_listening` is called once it
-    takes connections."""
+    takes connections, `beside` runs as long as the server does."""
 
     def __init__(
-        self, config: uvicorn.Config, http: HttpState, grace_period: float, on_listening: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        http: HttpState,
+        grace_period: float,
+        on_listening: Callable[[], None],
+        beside: Callable[[], Coroutine[None, None, None]] | None = None,
     ) -> None:
         super().__init__(config)
         self._on_listening = on_listening
+        self._beside = beside
         self._http = http
         self._grace_period = grace_period
         self._drain_task: asyncio.Task[None] | None = None
@@ -177,7 +190,12 @@ class DrainingServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        task = None if self._beside is None else asyncio.create_task(self._beside())
+        try:
+            await super().serve(sockets)
+        finally:
+            if task is not None:
+                task.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -231,9 +249,9 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
     return registry
 
 
-def _announce(registry: ModelRegistry, address: str) -> None:
+def _announce(registry: ModelRegistry, address: str, scheme: str) -> None:
     """Say where the server listens, and how to try it, on standard output."""
-    url = f"http://{address}/"
+    url = f"{scheme}://{address}/"
     sys.stdout.write(f"Serving {', '.join(registry.names) or 'what requests name'} at {url} (stop with Ctrl+C)\n\n")
     sys.stdout.write(f"  {curl_line(registry, url)}\n\n")
     sys.stdout.flush()

@@ -11,6 +11,7 @@ from typing import Literal
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
 from bridle.http.transport.hosts import AllowedHosts
+from bridle.http.transport.tls import TlsFiles
 from bridle.service.adapter_set import AdapterSet
 from bridle.service.control import ControlSettings
 from bridle.service.keeper import ModelLoader
@@ -86,9 +87,9 @@ class ServeSettings:
     `adapters` are the LoRA adapters that requests may choose. `name` is a single model's name on the wire (None: that
     of the folder or hub id), `aliases` are further names of the first model. `control` says whether there is a runtime
     for Wasm controllers. `keys` is the file of API keys; without one the server is for a single user and listens on
-    loopback only, unless `no_auth` lets everybody in. `otlp_endpoint` is the collector that traces go to (None: the one
-    that the standard variables name, if any). `make_loader` says how models come to be: in this process, unless told
-    otherwise.
+    loopback only, unless `no_auth` lets everybody in. `tls` makes it speak HTTPS. `otlp_endpoint` is the
+    collector that traces go to (None: the one that the standard variables name, if any). `make_loader` says how models
+    come to be: in this process, unless told otherwise.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -109,6 +110,7 @@ class ServeSettings:
     control: ControlSettings = field(default_factory=ControlSettings)
     keys: Path | None = None
     no_auth: bool = False
+    tls: TlsFiles | None = None
     otlp_endpoint: str | None = None
     make_loader: Callable[[EngineConfig, ControlSettings], ModelLoader] = EngineLoader
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +27,7 @@ from bridle.errors import InternalError, InvalidRequest, ProtocolError, ShardUna
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
 from tests.cluster.kit import PATIENT, Host, ask, channel_to, hosted
+from tests.http.certificates import make_certificate
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -305,18 +304,6 @@ def test_a_taken_port_is_refused() -> None:
 
 def test_the_socket_is_the_owners_alone(host: Host) -> None:
     assert Path(host.address.removeprefix("unix:")).stat().st_mode & 0o077 == 0
-
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("makes certificates with openssl")
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    kind = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    name = ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
-    subprocess.run([openssl, "req", *kind.split(), *name], check=True, capture_output=True)
-    return certificate, key
 
 
 def test_tls_on_both_sides(tmp_path: Path) -> None:

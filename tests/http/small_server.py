@@ -1,16 +1,18 @@
 """A server process for tests of signals: a real engine over scripted bytes, slow until a line comes on standard input.
 
-Arguments: the grace period in seconds.
+Arguments: the grace period in seconds, and for HTTPS the files of a certificate and its key.
 """
 
 from __future__ import annotations
 
 import select
 import sys
+from pathlib import Path
 from typing import Any
 
 from bridle.engine import AsyncEngine, Engine
 from bridle.http import ServeSettings, serve
+from bridle.http.transport.tls import TlsFiles
 from bridle.service import LoadedModel
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
@@ -38,4 +40,5 @@ def load(settings: ServeSettings) -> LoadedModel:
 
 
 if __name__ == "__main__":
-    serve(ServeSettings(port=0, grace_period=float(sys.argv[1]), log_format="json"), load)
+    tls = TlsFiles(*map(Path, sys.argv[2:4])) if len(sys.argv) > 2 else None
+    serve(ServeSettings(port=0, grace_period=float(sys.argv[1]), log_format="json", tls=tls), load)

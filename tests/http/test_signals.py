@@ -31,7 +31,7 @@ class Server:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.banner = [_readline(process.stdout) for _ in range(3)]
-        found = re.search(r"http://[\d.:]+/", self.banner[0])
+        found = re.search(r"https?://[\d.:]+/", self.banner[0])
         assert found is not None, self.banner
         self.url = found.group()
 
@@ -56,9 +56,9 @@ def _readline(stream: IO[str] | None) -> str:
 
 
 @contextlib.contextmanager
-def small_server(grace: float) -> Iterator[Server]:
+def small_server(grace: float, *files: Path) -> Iterator[Server]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.http.small_server", str(grace)],
+        [sys.executable, "-m", "tests.http.small_server", str(grace), *map(str, files)],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,

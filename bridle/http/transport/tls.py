@@ -1,0 +1,71 @@
+"""TLS in the server itself: a certificate and its key, read again when they have been renewed.
+
+Connections that are open keep the certificate that they began with; new ones get the new one. Files that cannot be
+read while somebody replaces them change nothing, and the log says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from bridle.errors import InvalidRequest
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.tls")
+#: Seconds between two looks at the files. Certificates are renewed weeks before they end.
+LOOK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: the certificate with those that lead from it to its authority, and its private key, which may be in
+    the same file. `password` opens an encrypted key."""
+
+    certificate: Path
+    key: Path | None = None
+    password: str | None = None
+
+    def make_context(self) -> ssl.SSLContext:
+        """What a server socket needs: TLS 1.2 and newer. Raises `InvalidRequest` if the files are not what they
+        should be."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        self._load_into(context)
+        return context
+
+    def _load_into(self, context: ssl.SSLContext) -> None:
+        try:
+            # Without a password OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(self.certificate, self.key, self.password or "")
+        except OSError as error:  # ssl.SSLError among them
+            files = str(self.certificate) if self.key is None else f"{self.certificate} and {self.key}"
+            reason = error.strerror or str(error)
+            raise InvalidRequest(
+                f"ssl_certfile: {files} cannot be used: {reason}; both are PEM files, and the key is the certificate's",
+                "ssl_certfile",
+            ) from None
+
+    def _state(self) -> tuple[tuple[int, int, int], ...]:
+        """What changes when a file is replaced or written."""
+        paths = (self.certificate,) if self.key is None else (self.certificate, self.key)
+        return tuple((found.st_ino, found.st_size, found.st_mtime_ns) for found in (path.stat() for path in paths))
+
+    async def keep_fresh(self, context: ssl.SSLContext, pause: float = LOOK_SECONDS) -> None:
+        """Load the files again into `context` whenever they have changed. Runs until it is cancelled."""
+        known = self._state()
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                found = self._state()
+                if found != known:
+                    self.make_context()  # a pair that does not fit must not get half into the context in use
+                    self._load_into(context)
+                    _log.info("certificate renewed", file=str(self.certificate))
+                    known = found
+            except (OSError, InvalidRequest) as error:
+                _log.warning("certificate not renewed", file=str(self.certificate), reason=str(error))

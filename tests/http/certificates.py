@@ -1,0 +1,22 @@
+"""Certificates made on the spot."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+def make_certificate(folder: Path, password: str | None = None) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("makes certificates with openssl")
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    kind = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2 -subj /CN=localhost"
+    lock = ["-nodes"] if password is None else ["-passout", f"pass:{password}"]
+    name = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run([openssl, "req", *kind.split(), *lock, *name], check=True, capture_output=True)
+    return certificate, key
