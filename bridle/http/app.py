@@ -15,8 +15,9 @@ from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
 from bridle.http.transport.call import Call, CallMiddleware
+from bridle.http.transport.door import Door
 from bridle.http.transport.hosts import AllowedHosts
-from bridle.http.transport.identity import IdentityMiddleware
+from bridle.http.transport.identity import Identifier, IdentityMiddleware
 from bridle.http.transport.shaped_route import refusing_for
 from bridle.http.transport.sockets import SocketFrontMaker, mount
 from bridle.service import Admission, ModelRegistry
@@ -53,22 +54,23 @@ def create_app(
     app.state.http = state
     refuse = refusing_for((*tgi.routers, anthropic.router))
     install_error_handlers(app, refuse)
+    hosts = None if settings.allowed_hosts is None else AllowedHosts(settings.allowed_hosts)
+    identify = Identifier(keys, settings.trusted_proxies, hosts)
     app.state.refuse = refuse  # for who refuses even before the application
+    app.state.door = Door(state, identify, refuse, info_routes.probe)
     for router in _ROUTERS:
         app.include_router(router, responses=described(getattr(router.route_class, "schema", ERROR_SCHEMA)))
     for make in fronts:
         mount(app, state, make)
-    _add_middleware(app, state, keys, refuse)
+    _add_middleware(app, state, identify, refuse)
     return app
 
 
-def _add_middleware(app: FastAPI, state: HttpState, keys: KeyStore | None, refuse: Refuse) -> None:
+def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse: Refuse) -> None:
     """Who asks, from where, and the story of each call. The last one added sees a request first: preflights carry no
     key, so they are answered before it is asked for."""
     settings = state.settings
-    hosts = None if settings.allowed_hosts is None else AllowedHosts(settings.allowed_hosts)
-    proxies = settings.trusted_proxies
-    app.add_middleware(IdentityMiddleware, keys=keys, trusted_proxies=proxies, allowed_hosts=hosts, refuse=refuse)
+    app.add_middleware(IdentityMiddleware, identify=identify, refuse=refuse)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

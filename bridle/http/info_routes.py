@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
 from bridle.http.errors import json_response
 from bridle.http.page import render_page
-from bridle.http.state import http_state
+from bridle.http.state import HttpState, http_state
 
 router = APIRouter()
 _PAGE_HEADERS = {
@@ -18,26 +20,50 @@ _PAGE_HEADERS = {
 }
 
 
+def probe(http: HttpState, path: str) -> Response | None:
+    """The answer to a probe of the server's health; None at other paths."""
+    ask = _PROBES.get(path)
+    return None if ask is None else ask(http)
+
+
+def _healthy(http: HttpState) -> Response:
+    return _state(http.registry.is_healthy, "ok", "an engine has failed" if len(http.registry) else "no model")
+
+
+def _live(http: HttpState) -> Response:
+    return json_response({"status": "ok"})
+
+
+def _ready(http: HttpState) -> Response:
+    return _state(http.is_ready, "ready", "shutting down" if http.is_draining else "not ready")
+
+
+_PROBES: dict[str, Callable[[HttpState], Response]] = {
+    "/health": _healthy,
+    "/ping": _healthy,
+    "/health/live": _live,
+    "/health/ready": _ready,
+}
+
+
 @router.get("/health", summary="Whether the engines run")
 async def health(request: Request) -> Response:
-    http = http_state(request)
-    return _state(http.registry.is_healthy, "ok", "an engine has failed" if len(http.registry) else "no model")
+    return _healthy(http_state(request))
 
 
 @router.get("/ping", summary="The same, where hosted endpoints look for it")
 async def ping(request: Request) -> Response:
-    return await health(request)
+    return _healthy(http_state(request))
 
 
 @router.get("/health/live", summary="Whether the process answers")
-async def live() -> Response:
-    return json_response({"status": "ok"})
+async def live(request: Request) -> Response:
+    return _live(http_state(request))
 
 
 @router.get("/health/ready", summary="Whether new requests are taken")
 async def ready(request: Request) -> Response:
-    http = http_state(request)
-    return _state(http.is_ready, "ready", "shutting down" if http.is_draining else "not ready")
+    return _ready(http_state(request))
 
 
 @router.get("/metrics", summary="Prometheus metrics")
@@ -52,7 +78,7 @@ async def page(request: Request) -> Response:
     """A page for browsers; for others, as with text-generation-inference, whether requests are taken."""
     http = http_state(request)
     if "text/html" not in request.headers.get("accept", ""):
-        return await ready(request)
+        return _ready(http)
     return HTMLResponse(render_page(http.registry, str(request.base_url)), headers=_PAGE_HEADERS)
 
 

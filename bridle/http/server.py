@@ -125,7 +125,14 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings, context: ssl.SSLContex
     """How uvicorn serves an application of ours."""
     return uvicorn.Config(
         app,
-        http=bounded_protocol(settings.max_header_bytes, settings.max_connections, settings.http, app.state.refuse),
+        http=bounded_protocol(
+            settings.max_header_bytes,
+            settings.max_connections,
+            settings.http,
+            app.state.refuse,
+            app.state.door,
+            app.state.http.turns,
+        ),
         log_config=None,
         access_log=False,
         server_header=False,

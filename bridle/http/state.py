@@ -15,6 +15,7 @@ from bridle.http.transport.sockets import SocketFront
 from bridle.service import Admission, ModelRegistry
 from bridle.service.story import Story
 from bridle.service.tracing import Tracing
+from bridle.service.turns import Turns
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class HttpState:
 
     `live` are the requests that a model works on, by id. While it `is_draining`, new generations are turned away;
     `idle` is set once the running ones are over. Large bodies are parsed one at a time, under `parsing`: parsers that
-    take turns would keep everybody else from running.
+    take turns would keep everybody else from running. `turns` bound what clients cost that are told no, or say nothing.
     """
 
     registry: ModelRegistry
@@ -39,6 +40,7 @@ class HttpState:
     started: int = field(default_factory=lambda: int(time.time()))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turns: Turns = field(default_factory=Turns)
 
     @property
     def is_ready(self) -> bool:

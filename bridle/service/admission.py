@@ -61,13 +61,22 @@ class Admission:
     def admit(self, num_requests: int = 1, user: str = "", limits: Limits = NO_LIMITS) -> Ticket:
         """A ticket for `num_requests` of `user`, to be released. Raises `Overloaded` if there is no room for them, or
         if the user has had what the limits allow."""
-        self._check_room(num_requests, self.num_requests, self.max_requests, "requests", "max_requests")
-        if self._is_shared:
-            self._check_share(num_requests, user)
+        self._check_places(num_requests, user)
         self._rates.check(user, limits, num_requests)
         self.num_requests += num_requests
         self._held[user] += num_requests
         return Ticket(self, num_requests, self._clock(), user, limits)
+
+    def look(self, user: str = "", limits: Limits = NO_LIMITS) -> None:
+        """Raise what `admit` would for the least that `user` can ask for, before anything of it is read; takes
+        nothing."""
+        self._check_places(1, user)
+        self._rates.look(user, limits, 1)
+
+    def _check_places(self, wanted: int, user: str) -> None:
+        self._check_room(wanted, self.num_requests, self.max_requests, "requests", "max_requests")
+        if self._is_shared:
+            self._check_share(wanted, user)
 
     def retry_after(self) -> float:
         """Seconds until a place should be free: places come back at (in flight) / (mean time held)."""

@@ -13,12 +13,14 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
 from bridle.errors import InvalidRequest
 from bridle.service.rates import NO_LIMITS, Limits
 
+_MAX_FOUND = 4_096  # keys, known or not, that are not looked up again
 _USER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (
@@ -77,6 +79,8 @@ class KeyStore:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
+        self._found: OrderedDict[bytes, Identity | None] = OrderedDict()
+        self._version: tuple[int, int] | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
@@ -110,12 +114,28 @@ class KeyStore:
 
     def find(self, key: str) -> Identity | None:
         """Whose key this is, None if it is nobody's."""
+        hashed = _hash(key)
         with self._lock:
-            row = self._db.execute(_FIND, (_hash(key),)).fetchone()
+            self._forget_old()
+            if hashed not in self._found:
+                self._found[hashed] = self._look_up(hashed)
+                if len(self._found) > _MAX_FOUND:
+                    self._found.popitem(last=False)
+            return self._found[hashed]
+
+    def _look_up(self, hashed: bytes) -> Identity | None:
+        row = self._db.execute(_FIND, (hashed,)).fetchone()
         if row is None:
             return None
         user, is_admin, *limits = row
         return Identity(user, bool(is_admin), _limits(*limits))
+
+    def _forget_old(self) -> None:
+        """What was found counts until anybody changes the file: another process, as SQLite tells, or we."""
+        version = self._db.total_changes, self._db.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version:
+            self._version = version
+            self._found.clear()
 
     def set_limits(self, user: str, limits: Limits) -> None:
         """What a user may ask for from now on, with any key. Raises `InvalidRequest` for a user without one."""

@@ -55,9 +55,13 @@ class RateLimiter:
 
     def check(self, user: str, limits: Limits, num_requests: int) -> None:
         """Take requests out. Raises `Overloaded`, having taken nothing, if there is not enough of anything."""
+        self.look(user, limits, num_requests)
+        self.spend(user, "requests", limits.requests_per_minute, num_requests)
+
+    def look(self, user: str, limits: Limits, num_requests: int) -> None:
+        """Raise as `check`, and take nothing out."""
         self._wait_for(user, "tokens", limits.tokens_per_minute, 0)
         self._wait_for(user, "requests", limits.requests_per_minute, num_requests)
-        self.spend(user, "requests", limits.requests_per_minute, num_requests)
 
     def spend(self, user: str, what: str, per_minute: int | None, amount: float) -> None:
         """Take out what was used, more than there is if need be."""

@@ -121,10 +121,15 @@ class CallMiddleware:
                 await self._refuse(call.path, internal_error(call.id), 500)(scope, receive, send)
 
 
-def _naming(call: Call, send: Send) -> Send:
-    """`send`, noting the status and adding the call's id to the response headers, where clients look for it."""
+def id_headers(call: Call) -> list[tuple[bytes, bytes]]:
+    """A call's id, in the headers where clients of its API look for it."""
     names = (b"x-request-id", b"request-id") if call.path.startswith(_ANTHROPIC) else (b"x-request-id",)
-    headers = [(name, call.id.encode()) for name in names]
+    return [(name, call.id.encode()) for name in names]
+
+
+def _naming(call: Call, send: Send) -> Send:
+    """`send`, noting the status and adding the call's id to the response headers."""
+    headers = id_headers(call)
 
     async def send_named(message: Message) -> None:
         if message["type"] == "http.response.start":

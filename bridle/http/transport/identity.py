@@ -26,20 +26,10 @@ _MAX_USER_CHARS = 100
 class IdentityMiddleware:
     """Puts an `Identity` into the scope of every HTTP request and WebSocket, or answers 401."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        keys: KeyStore | None,
-        trusted_proxies: tuple[str, ...] = (),
-        allowed_hosts: AllowedHosts | None = None,
-        refuse: Refuse = refuse_plainly,
-    ) -> None:
-        """Without keys only requests to `allowed_hosts` are those of the single user; None: whatever host they name.
-        `refuse` makes the answer to a request that is not let in."""
+    def __init__(self, app: ASGIApp, identify: Identifier, refuse: Refuse = refuse_plainly) -> None:
+        """`refuse` makes the answer to a request that is not let in."""
         self._app = app
-        self._hosts = allowed_hosts
-        self._keys = keys
-        self._proxies = tuple(ip_network(proxy) for proxy in trusted_proxies)
+        self._identify = identify
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,8 +50,25 @@ class IdentityMiddleware:
             state["call"].identity = identity
         await self._app(scope, receive, send)
 
-    def _identify(self, connection: HTTPConnection) -> Identity | None:
-        if connection.url.path in _OPEN_PATHS:
+
+class Identifier:
+    """Tells who sent a request from its head."""
+
+    def __init__(
+        self,
+        keys: KeyStore | None,
+        trusted_proxies: tuple[str, ...] = (),
+        allowed_hosts: AllowedHosts | None = None,
+    ) -> None:
+        """Without keys only requests to `allowed_hosts` are those of the single user; None: whatever host they
+        name."""
+        self._hosts = allowed_hosts
+        self._keys = keys
+        self._proxies = tuple(ip_network(proxy) for proxy in trusted_proxies)
+
+    def __call__(self, connection: HTTPConnection) -> Identity | None:
+        """Nobody, where anybody may ask. Raises `Unauthorized`."""
+        if connection.scope["path"] in _OPEN_PATHS:
             return None
         if self._is_proxy(connection) and (user := connection.headers.get("x-user-id")):
             if len(user) > _MAX_USER_CHARS:  # cut off, two of them could be taken for one

@@ -6,6 +6,11 @@ is answered with 431 and cut, one that does not end with 408. A peer whose recei
 kernel, also when the application has already given up on it and only bytes on their way are left. Requests on
 connections beyond the limit are answered like all others that there is no room for; probes of the server's health are
 not among them, and connections that were there before do not notice.
+
+What the door answers never becomes a task of the application. The body of such a request is dropped as it comes if
+that is little, so that the connection can be used again; else the connection is closed, not before what is still on
+its way was taken, since a close over unread bytes takes the answer away from the peer. A connection that was refused
+is heard again when it is its user's turn.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -22,15 +29,23 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from bridle.errors import BridleError, InvalidRequest, Overloaded
 from bridle.http.errors import Refuse, error_body
 from bridle.http.settings import HttpSettings
+from bridle.http.transport.call import MODEL_ROUTES
+from bridle.http.transport.door import Door, DoorAnswer
+from bridle.service.turns import Turns
 
 _PROBES = (b"/health", b"/ping")
+_MAX_READ = 1 << 14  # bytes taken from a connection before others are
+_MAX_PIPELINED = 32  # requests of a connection that wait for the one before them
+_MAX_DROPPED = 1 << 18  # bytes of a refused body that are taken for the connection's sake
+_LINGER = 2.0  # seconds for what is on its way on a connection that is closed
+_LENGTH, _CODING, _EXPECT = b"content-length", b"transfer-encoding", b"expect"
 
 
 def bounded_protocol(
-    max_header_bytes: int, max_connections: int, timeouts: HttpSettings, refuse: Refuse
+    max_header_bytes: int, max_connections: int, timeouts: HttpSettings, refuse: Refuse, door: Door, turns: Turns
 ) -> type[asyncio.Protocol]:
     """A protocol class for uvicorn's `http` setting. `refuse` makes the answer to a request on one connection too
-    many."""
+    many, `door` answers what need not come in, as often as `turns` allow."""
     crowded = Overloaded(f"the server has its {max_connections} connections already; none is left for this one")
 
     async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,6 +59,8 @@ def bounded_protocol(
         stall_ms = int(1000 * timeouts.send_timeout)
         max_peers = max_connections
         for_crowds = staticmethod(refuse_all)
+        answers = door
+        shares = turns
 
     return BoundedProtocol
 
@@ -54,6 +71,10 @@ class _BoundedProtocol(HttpToolsProtocol):
     stall_ms: int
     max_peers: int
     for_crowds: Any  # an application that refuses
+    answers: Door
+    shares: Turns
+    _is_dropping = False  # the body of a request that has its answer
+    _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
     _num_head_bytes = 0  # received since the last complete head, while one is being received
     _is_in_head = True
     _is_too_many = False
@@ -63,6 +84,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)  # type: ignore[arg-type]
         self._is_too_many = len(self.connections) > self.max_peers
         self._expect_head()
+        limit_reads(transport)
         plain = transport.get_extra_info("socket")
         option = getattr(socket, "TCP_USER_TIMEOUT", None)
         if plain is not None and option is not None:
@@ -74,6 +96,11 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._num_to_drop is not None:
+            self._num_to_drop -= len(data)
+            if self._num_to_drop < 0:
+                self.transport.abort()
+            return
         if self._is_in_head:
             self._num_head_bytes += len(data)
         super().data_received(data)
@@ -90,7 +117,14 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if self._is_too_many:
             self.app = self.config.loaded_app if self.url.startswith(_PROBES) else self.for_crowds
-        super().on_headers_complete()
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self.transport.abort()
+        elif not self._answer_at_door():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_dropping:
+            super().on_body(body)
 
     def handle_websocket_upgrade(self) -> None:
         if self._is_too_many:
@@ -100,8 +134,75 @@ class _BoundedProtocol(HttpToolsProtocol):
             super().handle_websocket_upgrade()
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
+        if not self._is_dropping:
+            super().on_message_complete()
+        elif self._num_to_drop is None:
+            self._is_dropping = False
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
         self._is_in_head = True
+
+    # -- at the door -----------------------------------------------------------------------------------------
+
+    def _answer_at_door(self) -> bool:
+        """Whether the request was answered. Answers come in order, so one behind another request is not."""
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        is_next = self.cycle is None or self.cycle.response_complete
+        if not is_next or not (path in MODEL_ROUTES or path.startswith(("/health", "/ping"))):
+            return False
+        began = time.thread_time()
+        scope = {**self.scope, "method": self.parser.get_method().decode("ascii"), "path": path, "query_string": b""}
+        answer = self.answers.answer(scope)
+        if answer is None:
+            return False
+        self._give(answer)
+        self.shares.charge(time.thread_time() - began)
+        if answer.user is not None:
+            self._wait_for_turn(answer.user)
+        return True
+
+    def _give(self, answer: DoorAnswer) -> None:
+        stays = self._is_little() and self.parser.should_keep_alive() and not self._is_too_many
+        response = answer.response
+        status = HTTPStatus(response.status_code)
+        lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
+        lines += [b"%s: %s" % header for header in response.raw_headers]
+        lines += [b"", b""] if stays else [b"connection: close", b"", b""]
+        self.transport.write(b"\r\n".join(lines) + bytes(response.body))
+        self._is_dropping = True
+        if stays:
+            self._head_timer = self.loop.call_later(self.head_seconds, self.transport.close)
+        else:
+            self._leave()
+
+    def _is_little(self) -> bool:
+        """Whether the body is as short as to be dropped, and sure to come."""
+        given = {name: value for name, value in self.headers if name in (_LENGTH, _CODING, _EXPECT)}
+        return _CODING not in given and _EXPECT not in given and int(given.get(_LENGTH, b"0")) <= _MAX_DROPPED
+
+    def _leave(self) -> None:
+        """Say no more, and close when the peer does, or after a while."""
+        self._num_to_drop = _MAX_DROPPED
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._head_timer = self.loop.call_later(_LINGER, self.transport.close)
+
+    def _wait_for_turn(self, user: str) -> None:
+        """Read on when it is this user's turn."""
+        is_turn = False
+
+        def go_on() -> None:
+            nonlocal is_turn
+            is_turn = True
+            self.flow.resume_reading()
+
+        self.shares.ask(user, go_on)
+        if not is_turn:
+            self.flow.pause_reading()
+
+    # -- limits ----------------------------------------------------------------------------------------------
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
@@ -130,6 +231,12 @@ class _BoundedProtocol(HttpToolsProtocol):
         body = msgspec.json.encode(error_body(error))
         self.transport.write(_head(status, len(body), *lines) + body)
         self.transport.close()
+
+
+def limit_reads(transport: asyncio.BaseTransport) -> None:
+    """Let a peer say no more at a time than others can wait for: what one read gives is handled in one go."""
+    if hasattr(transport, "max_size"):  # of asyncio's own transports over sockets, where it is a quarter of a megabyte
+        transport.max_size = _MAX_READ
 
 
 def _head(status: str, num_bytes: int, *more: str) -> bytes:

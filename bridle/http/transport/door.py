@@ -1,0 +1,97 @@
+"""Who is answered at the door, before anything but the head of a request is read: probes of the server's health, and
+requests that there is no place for whatever they say.
+
+A server that is full is asked most often, and by clients that ask again at once. Their bodies are neither taken nor
+parsed, no task begins, no line is logged for each: a refusal is a look at counters and one write. Everybody else goes
+on to the application, whose word is the last; the rules are the same objects there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import Scope
+
+from bridle.errors import Overloaded, Unauthorized
+from bridle.http.errors import Refuse
+from bridle.http.state import HttpState
+from bridle.http.transport.call import MODEL_ROUTES, Call, id_headers
+from bridle.http.transport.hosts import UnknownHost
+from bridle.http.transport.identity import LOCAL_USER
+from bridle.service import new_request_id
+from bridle.service.keys import Identity
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
+_LOG_INTERVAL = 1.0  # seconds
+
+#: Who sent a request; raises `Unauthorized`.
+Identify = Callable[[HTTPConnection], Identity | None]
+#: What answers a probe at a path; None where none is answered.
+Probe = Callable[[HttpState, str], Response | None]
+
+
+class DoorAnswer(NamedTuple):
+    """A whole answer, and who is to be held back if it is given too often; nobody, for a probe."""
+
+    response: Response
+    user: str | None
+
+
+class Door:
+    """Looks at heads of requests. `identify` and `refuse` are those of the application."""
+
+    def __init__(self, http: HttpState, identify: Identify, refuse: Refuse, probe: Probe) -> None:
+        self._http = http
+        self._identify = identify
+        self._refuse = refuse
+        self._probe = probe
+        self._refused: Counter[str] = Counter()
+        self._has_cors = bool(http.settings.cors_origins)
+
+    def answer(self, scope: Scope) -> DoorAnswer | None:
+        """The answer to a request that ends here; None lets it in."""
+        method, path = scope["method"], scope["path"]
+        if self._has_cors and any(name == b"origin" for name, _ in scope["headers"]):
+            return None  # a browser must be told more
+        if method == "GET":
+            found = self._probe(self._http, path)
+            return None if found is None else DoorAnswer(found, None)
+        if method != "POST" or path not in MODEL_ROUTES or self._http.is_draining:
+            return None
+        return self._look(scope, path)
+
+    def _look(self, scope: Scope, path: str) -> DoorAnswer | None:
+        call = Call(id=new_request_id(), route=f"POST {path}", method="POST", path=path)
+        user = (scope.get("client") or ("",))[0]
+        try:
+            identity = self._identify(HTTPConnection(scope)) or LOCAL_USER
+            call.identity, user = identity, identity.user
+            self._http.admission.look(identity.user, identity.limits)
+        except UnknownHost:
+            return None  # rare, and with a status of its own
+        except (Overloaded, Unauthorized) as error:
+            call.error = error
+            response = self._refuse(path, error, None)
+            response.raw_headers += id_headers(call)
+            call.status = response.status_code
+            self._http.metrics.observe(call, 0.0)
+            self._note(user)
+            return DoorAnswer(response, user)
+        return None
+
+    def _note(self, user: str) -> None:
+        """One line a second tells of all of them."""
+        if not self._refused:
+            asyncio.get_running_loop().call_later(_LOG_INTERVAL, self._tell)
+        self._refused[user] += 1
+
+    def _tell(self) -> None:
+        refused, self._refused = self._refused, Counter()
+        most = ", ".join(user for user, _ in refused.most_common(3))
+        _log.info("refused at the door", requests=refused.total(), users=len(refused), most=most)

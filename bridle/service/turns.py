@@ -1,0 +1,84 @@
+"""Who is heard next, where clients say more than a server has time to hear.
+
+What costs next to nothing once, a refusal or a frame that says nothing, takes a whole processor from those who are
+served if it is sent again and again. So there is a share of an event loop for such things. While it lasts nobody waits;
+beyond it users take turns, whatever number of connections they have, and the connections of each take turns among
+themselves, one at a time between other work of the loop. Whoever waits is not read from, so that what waits is with
+the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from bridle.errors import InvalidRequest
+
+#: Seconds of processor time that may be spent at once before anybody waits.
+BURST = 0.005
+SHARE = 0.25
+_MIN_PAUSE = 0.001  # seconds; timers are no finer
+
+
+class Turns:
+    """A share of one event loop. `clock` tells the time that passes; what was spent is told with `charge`."""
+
+    def __init__(self, share: float = SHARE, burst: float = BURST, clock: Callable[[], float] = time.monotonic) -> None:
+        if not 0 < share <= 1:
+            raise InvalidRequest(f"share is {share}; must be more than 0 and at most 1", "share")
+        self._share = share
+        self._burst = self._left = burst
+        self._clock = clock
+        self._filled_at = clock()
+        self._waiting: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
+        self._timer: asyncio.Handle | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Who has asked and not had a turn yet."""
+        return sum(map(len, self._waiting.values()))
+
+    def charge(self, seconds: float) -> None:
+        """So much processor time was spent."""
+        self._left -= seconds
+
+    def ask(self, user: str, go_on: Callable[[], object]) -> None:
+        """Call `go_on` when it is this user's turn: at once while there is time left and nobody waits."""
+        if not self._waiting and self._has_time():
+            go_on()
+            return
+        self._waiting.setdefault(user, deque()).append(go_on)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_soon(self._next)
+
+    async def wait(self, user: str) -> None:
+        """Return when it is this user's turn."""
+        if not self._waiting and self._has_time():
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self.ask(user, lambda: None if turn.done() else turn.set_result(None))
+        await turn
+
+    def _has_time(self) -> bool:
+        now = self._clock()
+        self._left = min(self._left + self._share * (now - self._filled_at), self._burst)
+        self._filled_at = now
+        return self._left > 0
+
+    def _next(self) -> None:
+        """One turn, and the next one when the loop has been at everything else."""
+        self._timer = None
+        if not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        if not self._has_time():
+            self._timer = loop.call_later(max(-self._left / self._share, _MIN_PAUSE), self._next)
+            return
+        user, waiting = self._waiting.popitem(last=False)
+        go_on = waiting.popleft()
+        if waiting:
+            self._waiting[user] = waiting
+        self._timer = loop.call_soon(self._next)
+        go_on()
