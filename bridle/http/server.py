@@ -31,6 +31,7 @@ from bridle.http.page import curl_line
 from bridle.http.process import settle_in
 from bridle.http.settings import ServeSettings
 from bridle.http.state import HttpState
+from bridle.http.transport.frames import bounded_frames
 from bridle.http.transport.logs import configure_logs
 from bridle.http.transport.sockets import SocketFrontMaker
 from bridle.http.transport.wire import bounded_protocol
@@ -138,7 +139,7 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings, context: ssl.SSLContex
         server_header=False,
         proxy_headers=False,  # x-forwarded-for must not decide whose address is a trusted proxy's
         lifespan="off",
-        ws="websockets-sansio",
+        ws=bounded_frames(app.state.http.turns),
         ws_max_size=settings.max_message_bytes,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         timeout_keep_alive=30,

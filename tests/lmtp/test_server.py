@@ -17,6 +17,7 @@ from bridle.errors import UnsupportedModel
 from bridle.lmtp.client import memory_pair
 from bridle.lmtp.server import LmtpSettings
 from bridle.lmtp.server.server import LOCAL_USER
+from bridle.lmtp.server.work import Work
 from bridle.service import Admission, LoadedModel, ModelRegistry
 from bridle.service.keeper import ModelKeeper
 from bridle.service.model_memory import Needs
@@ -464,3 +465,49 @@ async def test_a_model_is_loaded_when_it_is_asked_for() -> None:
         await new.send("GENERATE", {"model": "late", "stream_id": 4, "prompt": [5], "max_tokens": 1})
         assert len(await new.stream(4)) == 1  # the failure of one is nothing to the other
     registry.close()
+
+
+def test_what_there_is_no_place_for_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    work = Work.run
+
+    async def counted(self: Work) -> None:
+        begun.append(str(self.asked.stream_id))
+        await work(self)
+
+    monkeypatch.setattr(Work, "run", counted)
+
+    async def main() -> None:
+        async with running(admission=Admission(max_requests=1)) as setup:
+            wire = setup.connect()
+            await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
+            await wire.next()
+            for number in range(2, 9):
+                await wire.send("GENERATE", **{**KEYED, "stream_id": number, "key": f"k{number}", "save": "b"})
+                assert (await wire.stream(number))[-1]["code"] == "overloaded"
+            assert begun == ["1"] and setup.server.num_kept == 0
+
+    asyncio.run(main())
+
+
+def test_users_are_heard_in_turn_whatever_number_of_connections_they_have() -> None:
+    """The turns of a server that has spent its share: nobody's next message is heard before they say so."""
+
+    async def main() -> None:
+        async with running() as setup:
+            turns = setup.server._home.turns
+            wires = [setup.connect() for _ in range(20)]
+            for wire in wires:
+                await wire.hello()
+            turns.charge(3_600.0)
+            for _ in range(3):  # what waits is with the client
+                for wire in wires:
+                    await wire.send("MODEL_INFO", stream_id=1)
+                await asyncio.sleep(0)
+            for wire in wires:  # each was heard once, having waited for it since its last message
+                await wire.next()
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert turns.num_waiting == len(wires)
+
+    asyncio.run(main())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from bridle.errors import InvalidRequest
 from bridle.service.keys import Identity, KeyStore
+from bridle.service.rates import Limits
 
 
 @pytest.fixture
@@ -78,3 +80,21 @@ def test_a_file_that_cannot_hold_keys_is_named(tmp_path: Path) -> None:
     for path in (text, tmp_path, text / "keys.db"):
         with pytest.raises(InvalidRequest, match="cannot hold API keys"):
             KeyStore(path)
+
+
+def test_what_was_found_counts_until_anybody_changes_the_file(tmp_path: Path) -> None:
+    """Also another process, which has a connection of its own."""
+    with closing(KeyStore(tmp_path / "k.db")) as here, closing(KeyStore(tmp_path / "k.db")) as elsewhere:
+        key = here.add("ann")
+        looked: list[bytes] = []
+        look_up = here._look_up
+        here._look_up = lambda hashed: looked.append(hashed) or look_up(hashed)  # type: ignore[func-returns-value, method-assign]
+        for store in (here, elsewhere):
+            store.set_limits("ann", Limits(requests_per_minute=7 if store is here else 8))
+            for _ in range(3):
+                found = here.find(key)
+                assert found is not None and found.limits.requests_per_minute == (7 if store is here else 8)
+        assert len(looked) == 2
+        elsewhere.remove("ann")
+        assert here.find(key) is None
+        assert all(here.find(str(number)) is None for number in range(5_000)) and len(here._found) <= 4_096

@@ -1,12 +1,14 @@
 """One client on one link: messages in to its session, answers out.
 
 A reader takes messages in, and a writer sends whatever has gathered since it last did, so answers of streams that move
-together share a message. A client that does not read is not read from either.
+together share a message. A client that does not read is not read from either, and one that says more than its share
+of the loop is heard when it is its user's turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -54,6 +56,7 @@ class Connection:
         trace: Mapping[str, str] | None = None,
     ) -> None:
         self._home = home
+        self._user = identity.user
         self._link = link
         self._echo = echo
         self._session = Session(home.settings.max_streams)
@@ -96,12 +99,14 @@ class Connection:
             text = await self._link.receive()
             if self._echo is not None:
                 self._echo(text)
-            self._do_all(self._session.receive(await self._decode(text)))
+            large = await self._decode_large(text) if len(text) > MAX_INLINE_BYTES else None
+            began = time.thread_time()
+            self._do_all(self._session.receive(large or decode_request(text, _loads)))
+            self._home.turns.charge(time.thread_time() - began)
             await self._room()
+            await self._home.turns.wait(self._user)
 
-    async def _decode(self, text: str) -> Request | Rejected:
-        if len(text) <= MAX_INLINE_BYTES:
-            return decode_request(text, _loads)
+    async def _decode_large(self, text: str) -> Request | Rejected:
         async with self._home.reading:
             return await asyncio.to_thread(decode_request, text, _loads_large)
 

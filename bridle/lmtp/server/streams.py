@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridle.errors import BridleError, Overloaded
-from bridle.lmtp.failures import error_text
+from bridle.errors import BridleError, InvalidRequest, Overloaded
+from bridle.lmtp.failures import error_text, failure_of
 from bridle.lmtp.messages import Answer, Generate, Msg, Score, StreamAnswer, StreamId
 from bridle.lmtp.messages import Buffer as BufferRequest
 from bridle.lmtp.server.buffers import Buffer, Buffers
@@ -23,18 +23,20 @@ from bridle.lmtp.server.work import Host, Work
 from bridle.lmtp.session import Reattach, Session, Start, Stop, Stream
 from bridle.service import tokenize
 from bridle.service.keys import Identity
+from bridle.service.turns import Turns
 
 
 @dataclass(slots=True)
 class Home:
     """What the connections of one server share. `tasks` are all that run; large messages are read one at a time, under
-    `reading`, since no parser lets others run until it is done."""
+    `reading`, since no parser lets others run until it is done. `turns` say whose next message is heard."""
 
     host: Host
     settings: LmtpSettings
     memory: Memory
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turns: Turns = field(default_factory=Turns)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something beside everything else."""
@@ -95,7 +97,8 @@ class Streams:
         self._buffers = Buffers(home.settings.max_buffers, home.settings.max_buffer_tokens)
 
     def start(self, action: Start) -> None:
-        """Begin a stream, or go on with one that the same request began before."""
+        """Begin a stream, or go on with one that the same request began before. One that there is no place for is
+        refused here, before anything is done for it."""
         asked, outlet = action.request, self._outlet(action.stream)
         if isinstance(asked, Generate) and asked.key is not None:
             key = self._key(asked.key)
@@ -108,6 +111,12 @@ class Streams:
         else:
             prefix, save = self._buffers_of(asked)
             relay = Relay(outlet)
+        try:
+            self._home.host.check_open()
+            self._home.host.admission.look(self._identity.user, self._identity.limits)
+        except BridleError as error:
+            _refuse(relay, asked.stream_id, error, save)
+            return
         self._relays[action.stream] = relay
         work = Work(
             self._home.host,
@@ -196,3 +205,11 @@ class Streams:
 
     def _key(self, key: str) -> Key:
         return self._identity.user, key
+
+
+def _refuse(relay: Relay, stream_id: StreamId, error: BridleError, save: Buffer | None) -> None:
+    """End a stream that has not begun."""
+    if save is not None:
+        save.fail(InvalidRequest(f"buffer {save.name!r} was not filled: its stream was refused", "buffer"))
+    relay.put(failure_of(stream_id, error))
+    relay.end()

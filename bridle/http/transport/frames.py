@@ -1,0 +1,85 @@
+"""uvicorn's WebSocket protocol with a bound that it lacks: on how many frames of a connection are handled at a time.
+
+A frame can be six bytes long, so that one read holds tens of thousands, each of which becomes an object, an event or
+an answer to a ping before anybody else has a turn. Here a few are taken out at a time. The rest waits as the bytes that
+came until the application has taken what there is, and until it is the turn of the user; until then nothing more is
+read, so that what is held of a connection does not grow with what it sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from uvicorn._types import ASGIReceiveEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+
+from bridle.http.transport.wire import limit_reads
+from bridle.service.keys import Identity
+from bridle.service.turns import Turns
+
+#: Frames that are handled in one go, and bytes that are looked through for them.
+MAX_FRAMES = 8
+_PIECE = 256
+_MAX_PIECE = 2_048
+
+
+def bounded_frames(turns: Turns) -> type[asyncio.Protocol]:
+    """A protocol class for uvicorn's `ws` setting, whose connections take these turns."""
+
+    class BoundedFrames(_BoundedFrames):
+        shares = turns
+
+    return BoundedFrames
+
+
+class _BoundedFrames(WebSocketsSansIOProtocol):
+    shares: Turns
+    _rest = b""  # what came and was not handled yet
+    _num_frames = 0  # handled in this go
+    _is_due = False  # a turn was asked for
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        limit_reads(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._rest += data
+        if not self._is_due:
+            self._go_on()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await self.queue.get()
+        if self.queue.empty() and not self._is_due:
+            self._ask()
+        return message
+
+    def handle_events(self) -> None:
+        self._num_frames += sum(isinstance(event, Frame) for event in self.conn.events)
+        super().handle_events()
+
+    def _ask(self) -> None:
+        self._is_due = True
+        identity = self.scope.get("state", {}).get("identity") if self.handshake_initiated else None
+        self.shares.ask(identity.user if isinstance(identity, Identity) else "", self._go_on)
+
+    def _go_on(self) -> None:
+        """Handle a few frames. Who has more is not read from."""
+        self._is_due = False
+        began = time.thread_time()
+        self._num_frames, size = 0, _PIECE
+        while self._rest and self._num_frames < MAX_FRAMES and not self.transport.is_closing():
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            super().data_received(piece)
+            size = min(2 * size, _MAX_PIECE)  # it is a long message, so far
+        self.shares.charge(time.thread_time() - began)
+        is_taken = self.queue.empty() or self.close_sent  # after the close nobody takes anything
+        self._read(is_taken and not self._rest)
+        if self._rest and is_taken and not self._is_due:
+            self._ask()
+
+    def _read(self, wanted: bool) -> None:
+        if wanted is self.read_paused and not self.transport.is_closing():
+            self.read_paused = not wanted
+            (self.transport.resume_reading if wanted else self.transport.pause_reading)()

@@ -1,0 +1,118 @@
+"""Who is heard next: nobody waits while there is time, then users in turn, and never more than the share."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.errors import InvalidRequest
+from bridle.service.turns import Turns
+from bridle.testing.clock import FakeClock as Clock
+
+
+async def drain(turns: Turns, clock: Clock) -> None:
+    """Let time pass until everybody had a turn."""
+    loop = asyncio.get_running_loop()
+    real = loop.call_later
+    loop.call_later = lambda seconds, call, *arguments: (  # type: ignore[method-assign]
+        clock.advance(seconds),
+        loop.call_soon(call, *arguments),
+    )[1]
+    try:
+        while turns.num_waiting:  # noqa: ASYNC110 - that is what is waited for
+            await asyncio.sleep(0)
+    finally:
+        loop.call_later = real  # type: ignore[method-assign]
+
+
+def test_nobody_waits_while_there_is_time() -> None:
+    heard: list[int] = []
+    turns = Turns(clock=Clock())
+    for number in range(3):
+        turns.ask("ann", lambda number=number: heard.append(number))  # type: ignore[misc]
+    assert heard == [0, 1, 2] and turns.num_waiting == 0
+
+
+def test_a_hundred_connections_of_one_user_are_one_user() -> None:
+    async def main() -> list[str]:
+        clock = Clock()
+        heard: list[str] = []
+        turns = Turns(clock=clock)
+        turns.charge(1.0)
+        for user in ["many"] * 100 + ["one"]:
+            turns.ask(user, lambda user=user: heard.append(user))  # type: ignore[misc]
+        await drain(turns, clock)
+        return heard
+
+    assert asyncio.run(main()).index("one") == 1
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30))
+def test_users_alternate_and_each_ones_connections_keep_their_order(asked: list[str]) -> None:
+    async def main() -> list[tuple[str, int]]:
+        clock = Clock()
+        heard: list[tuple[str, int]] = []
+        turns = Turns(clock=clock)
+        turns.charge(1.0)
+        for number, user in enumerate(asked):
+            turns.ask(user, lambda who=(user, number): heard.append(who))  # type: ignore[misc]
+        await drain(turns, clock)
+        return heard
+
+    heard = asyncio.run(main())
+    assert sorted(heard) == sorted((user, number) for number, user in enumerate(asked))
+    for user in set(asked):
+        numbers = [number for other, number in heard if other == user]
+        assert numbers == sorted(numbers)
+    told = 0
+    for user, group in groupby(heard, key=lambda who: who[0]):
+        run = len(list(group))  # several turns in a row only where nobody else waits
+        assert run == 1 or {other for other, _ in heard[told:]} == {user}
+        told += run
+
+
+@given(st.lists(st.floats(0.0001, 0.05), min_size=1, max_size=40))
+def test_what_is_spent_stays_within_the_share(costs: list[float]) -> None:
+    async def main() -> None:
+        clock = Clock()
+        begun = clock()
+        turns = Turns(share=0.25, burst=0.005, clock=clock)
+        spent: list[float] = []
+
+        def work(cost: float) -> None:
+            allowed = 0.25 * (clock() - begun) + 0.005
+            assert sum(spent) <= allowed + 1e-9  # what is over at most once is the piece of work itself
+            spent.append(cost)
+            turns.charge(cost)
+
+        for cost in costs:
+            turns.ask("ann", lambda cost=cost: work(cost))  # type: ignore[misc]
+        await drain(turns, clock)
+        assert spent == costs
+
+    asyncio.run(main())
+
+
+def test_who_leaves_while_it_waits_keeps_nobody_else() -> None:
+    async def main() -> None:
+        clock = Clock()
+        turns = Turns(clock=clock)
+        turns.charge(1.0)
+        waits = [asyncio.create_task(turns.wait(user)) for user in "ab"]
+        await asyncio.sleep(0)
+        waits[0].cancel()
+        await drain(turns, clock)
+        await waits[1]
+        assert waits[0].cancelled()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5, float("nan")])
+def test_a_share_is_one(share: float) -> None:
+    with pytest.raises(InvalidRequest, match="share"):
+        Turns(share)
