@@ -1,8 +1,10 @@
 """A control runtime as a child process: start it, shake hands, notice its end, leave nothing behind.
 
-The engine's side creates all shared objects under a fresh prefix, starts the runtime, and removes the names as soon
-as the runtime has answered: from then on the objects live exactly as long as the two processes. Works with
-bridle's own runtime and with any other that takes the original's command line.
+The engine's side creates all shared objects under a fresh prefix, and removes the names as soon as the runtime has
+answered: from then on the objects live exactly as long as the two processes. Works with bridle's own runtime and with
+any other that takes the original's command line. Ours is started before anything is created, so that it can remove the
+names if this process is killed meanwhile: its standard input, which we hold, tells it when all is there and when we are
+gone.
 """
 
 from __future__ import annotations
@@ -48,10 +50,17 @@ class RuntimeConfig:
     trace: Path | None = None
     start_timeout: float = 60.0
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether bridle's own runtime is started."""
+        return self.command == OWN_RUNTIME
+
     def arguments(self, prefix: str) -> list[str]:
         """The command line."""
         args = [*self.command, "--server", "--name", prefix, "--tokenizer", self.tokenizer]
         args += ["--json-size", str(self.json_size), "--bin-size", str(self.mask_size)]
+        if self.is_ours:
+            args.append("--lifeline")
         if self.futex:
             args.append("--futex")
         if self.dialect == 2:
@@ -68,13 +77,16 @@ class RuntimeProcess:
         self.config = config
         self.prefix = f"/bridle-{os.getpid()}-{secrets.token_hex(4)}-"
         self._trace = TraceWriter(config.trace) if config.trace is not None else None
-        self.link: Link = create_link(
-            self.prefix, json_size=config.json_size * MIB, mask_size=config.mask_size * MIB, futex=config.futex
-        )
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_closed = False
+        self._is_closed = self._is_linked = False
         try:
-            self._process = self._spawn()
+            if config.is_ours:
+                self._process = self._spawn()
+                self.link = self._create_link()
+                self._tell_all_is_there(self._process)
+            else:
+                self.link = self._create_link()
+                self._process = self._spawn()
             self.vocab_size, self.extensions = self._shake_hands()
         except BaseException:
             self.kill()
@@ -83,10 +95,23 @@ class RuntimeProcess:
         finally:
             remove_names(self.prefix)
 
+    def _create_link(self) -> Link:
+        sizes = self.config.json_size * MIB, self.config.mask_size * MIB
+        link = create_link(self.prefix, json_size=sizes[0], mask_size=sizes[1], futex=self.config.futex)
+        self._is_linked = True
+        return link
+
+    def _tell_all_is_there(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: the first exchange says so
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+
     def _spawn(self) -> subprocess.Popen[bytes]:
+        stdin = subprocess.PIPE if self.config.is_ours else subprocess.DEVNULL
         try:
             return subprocess.Popen(  # noqa: S603 -- the operator's own command
-                self.config.arguments(self.prefix), stdin=subprocess.DEVNULL, start_new_session=True
+                self.config.arguments(self.prefix), stdin=stdin, start_new_session=True
             )
         except OSError as error:
             command = self.config.command[0]
@@ -155,4 +180,8 @@ class RuntimeProcess:
             self._is_closed = True
             if self._trace is not None:
                 self._trace.close()
-            self.link.close()
+            if self._process is not None and self._process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.close()
+            if self._is_linked:
+                self.link.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from bridle.aici.runtime.main import main
+_PARENT = os.getppid()  # before anything else: it may end at any moment
+
+from bridle.aici.runtime.main import main  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(parent=_PARENT))

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from bridle.aici.channels import MIB, attach_link
+from bridle.aici.channels import MIB, attach_link, remove_names
 from bridle.aici.protocol import Auth
 from bridle.aici.runtime import options as o
 from bridle.aici.runtime.compilers import Compilers
 from bridle.aici.runtime.instance import Instance, Sandbox, Surroundings
+from bridle.aici.runtime.lifeline import Lifeline
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.nursery import Nursery, serve, start
@@ -36,19 +37,26 @@ from bridle.errors import BridleError, InvalidRequest
 _ADMIN = Auth("local", True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; gives the exit status. Serving does not come back before the engine is gone."""
+def main(arguments: Sequence[str] | None = None, parent: int | None = None) -> int:
+    """Run the command line; gives the exit status. Serving does not come back before the engine, which is process
+    `parent` (None: whoever is our parent now), is gone."""
     parser = o.make_parser()
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
+    lifeline = Lifeline(parent or os.getppid(), is_piped=options.lifeline, stays=options.stay)
     try:
-        return _run(options, parser, arguments)
+        return _run(options, parser, arguments, lifeline)
     except (BridleError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+    finally:
+        if options.server and not lifeline.holds():
+            remove_names(options.name)
 
 
-def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+def _run(
+    options: argparse.Namespace, parser: argparse.ArgumentParser, arguments: Sequence[str], lifeline: Lifeline
+) -> int:
     if not (options.server or options.module or options.save_tokenizer or options.prepare):
         parser.print_usage(sys.stderr)
         sys.stderr.write("error: one of --server, --module, --prepare and --save-tokenizer is needed\n")
@@ -76,7 +84,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, arguments
         return _install(options, limits, nursery, surroundings)
     if not options.server:
         return _prepare(options, limits, nursery)
-    _serve(options, limits, nursery, vocabulary)
+    if lifeline.await_word():
+        _serve(options, limits, nursery, vocabulary, lifeline)
     return 0
 
 
@@ -87,7 +96,9 @@ def _no_vocabulary() -> Vocabulary:
 # -- serving -----------------------------------------------------------------------------------------------
 
 
-def _serve(options: argparse.Namespace, limits: Limits, nursery: Nursery, vocabulary: Vocabulary) -> None:
+def _serve(
+    options: argparse.Namespace, limits: Limits, nursery: Nursery, vocabulary: Vocabulary, lifeline: Lifeline
+) -> None:
     dialect = o.dialect_of(options)
     json_size, bin_size = dialect.defaults
     link = attach_link(
@@ -103,12 +114,11 @@ def _serve(options: argparse.Namespace, limits: Limits, nursery: Nursery, vocabu
         folder=o.folder_of(options),
         side=SideOptions(options.isolation, options.fork_by, options.restricted),
         allow_downloads=options.allow_downloads and not options.restricted,
-        stay=options.stay,
         prepared=tuple(standard.manifest()) if options.prepare else (),
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, _leave)
-    Supervisor(settings, limits, link, nursery, vocabulary).run()
+    Supervisor(settings, limits, link, lifeline, nursery, vocabulary).run()
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

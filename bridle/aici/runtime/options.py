@@ -122,6 +122,11 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         help="compile the controllers that come with bridle: in the background with --server, else at once, and exit",
     )
     group.add_argument("--nursery", type=int, help=argparse.SUPPRESS)
+    group.add_argument(
+        "--lifeline",
+        action="store_true",
+        help="the engine holds our standard input open while it lives, and writes a byte once it has made everything",
+    )
     group.add_argument("--stay", action="store_true", help="go on when the parent process ends")
 
 

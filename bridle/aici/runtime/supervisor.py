@@ -25,6 +25,7 @@ from bridle.aici.runtime.engine1 import Engine1
 from bridle.aici.runtime.engine2 import Engine2
 from bridle.aici.runtime.forks import Forks
 from bridle.aici.runtime.github import Downloads
+from bridle.aici.runtime.lifeline import Lifeline
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.nursery import Nursery
@@ -54,7 +55,6 @@ class RuntimeOptions:
     folder: Path
     side: SideOptions
     allow_downloads: bool
-    stay: bool
     prepared: tuple[str, ...] = ()
 
 
@@ -62,12 +62,18 @@ class Supervisor:
     """Serves one engine until it stops or dies."""
 
     def __init__(
-        self, options: RuntimeOptions, limits: Limits, link: Link, nursery: Nursery, vocabulary: Vocabulary
+        self,
+        options: RuntimeOptions,
+        limits: Limits,
+        link: Link,
+        lifeline: Lifeline,
+        nursery: Nursery,
+        vocabulary: Vocabulary,
     ) -> None:
         self._options, self._limits, self._link = options, limits, link
+        self._engine_lives = lifeline.holds
         self._vocabulary = vocabulary
         self._dialect = options.dialect
-        self._parent = os.getppid()
         self._registry = Registry(limits)
         self._store = ModuleStore(options.folder, limits)
         self._pool = WorkerPool(nursery, limits, self._worker_died, self._orphaned)
@@ -251,9 +257,6 @@ class Supervisor:
             text = f"reply of {len(reply)} bytes exceeds the channel's {channel.max_message}"
             reply = p.encode(p.Failure(text, False, p.rid_of(reply)))
         channel.send(reply, _REPLY_TIMEOUT, self._engine_lives)
-
-    def _engine_lives(self) -> bool:
-        return self._options.stay or os.getppid() == self._parent
 
     def _goodbye(self, error: ProtocolError) -> None:
         """The engine is gone, or broke the channel for good. It cannot clean up behind itself any more."""

@@ -1,0 +1,153 @@
+"""An engine that is ended while its runtime starts, at moments all over the start: nothing of either is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bridle.aici.client import RuntimeConfig, RuntimeProcess
+from tests.aici.llm_side import wait_until
+
+#: An engine: `moment` is the call of a function before which it ends itself by signal `number` (0: never).
+ENGINE = """
+import os, sys
+from bridle.aici.client import RuntimeConfig, RuntimeProcess
+
+tokenizer, store, moment, number = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+config = RuntimeConfig(tokenizer, extra_args=("--store", store), json_size=1, mask_size=1)
+count = 0
+
+
+def look(frame, event, argument):
+    global count
+    count += event in ("call", "c_call")
+    if count == moment:
+        os.kill(os.getpid(), number)
+
+
+print("begun", flush=True)
+if moment:
+    sys.setprofile(look)
+process = RuntimeProcess(config)
+sys.setprofile(None)
+print(count, flush=True)
+sys.stdin.read()
+"""
+
+
+class Engine:
+    """The program above as a process."""
+
+    def __init__(self, tokenizer: Path, store: Path, moment: int = 0, number: int = 0) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ENGINE, str(tokenizer), str(store), str(moment), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.line()
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in os.listdir("/dev/shm") if f"bridle-{self.process.pid}-" in name]
+
+    def runtime(self) -> list[int]:
+        """Whatever was started for this engine, by the prefix that it was told."""
+        prefix, found = f"/bridle-{self.process.pid}-".encode(), []
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if prefix in Path(f"/proc/{entry}/cmdline").read_bytes():
+                    found.append(int(entry))
+        return found
+
+    def cpu_of_the_runtime(self) -> float:
+        """Processor time that the runtime has had, in seconds."""
+        with contextlib.suppress(psutil.Error):
+            return sum(sum(child.cpu_times()[:2]) for child in psutil.Process(self.process.pid).children())
+        return 0.0
+
+    def check_nothing_is_left(self) -> None:
+        wait_until(lambda: not self.runtime(), 60)
+        assert self.names == []
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def a_whole_start(tokenizer: Path, store: Path) -> tuple[int, float]:
+    """How many calls the engine makes for it, and how much processor time the runtime takes."""
+    engine = Engine(tokenizer, store, moment=-1)
+    try:
+        return int(engine.line()), engine.cpu_of_the_runtime()
+    finally:
+        engine.close()
+        engine.check_nothing_is_left()
+
+
+def end_at_a_call(tokenizer: Path, store: Path, moment: int, number: int) -> None:
+    engine = Engine(tokenizer, store, moment, number)
+    try:
+        assert engine.process.wait(60) == -number
+        engine.check_nothing_is_left()
+    finally:
+        engine.close()
+
+
+def end_once_the_runtime_had(seconds: float, tokenizer: Path, store: Path, number: int) -> None:
+    """At a moment of the runtime's start: when it has used so much processor time."""
+    engine = Engine(tokenizer, store)
+    try:
+        wait_until(lambda: engine.cpu_of_the_runtime() >= seconds, 60)
+        engine.process.send_signal(number)
+        assert engine.process.wait(60) == -number
+        engine.check_nothing_is_left()
+    finally:
+        engine.close()
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("shift", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_engine_that_ends_at_any_moment_of_the_start_leaves_nothing(
+    tokenizer: Path, store: Path, shift: int
+) -> None:
+    """Twenty moments: ten of the engine's own way through it, ten of the runtime's; signals in turns."""
+    calls, seconds = a_whole_start(tokenizer, store)
+    assert calls > 100 and seconds > 0
+    with ThreadPoolExecutor(4) as threads:
+        done = [
+            threads.submit(
+                end_at_a_call, tokenizer, store, 1 + number * (calls - 1) // 9, SIGNALS[(number + shift) % 2]
+            )
+            for number in range(10)
+        ]
+        done += [
+            threads.submit(
+                end_once_the_runtime_had, 0.08 * number * seconds, tokenizer, store, SIGNALS[(number + shift) % 2]
+            )
+            for number in range(10)
+        ]
+        for each in done:
+            each.result()
+
+
+def test_what_cannot_be_created_leaves_no_runtime(tokenizer: Path, store: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    config = RuntimeConfig(str(tokenizer), extra_args=("--store", str(store)), json_size=1, mask_size=-1)
+    with pytest.raises((OSError, ValueError)):
+        RuntimeProcess(config)
+    assert {name for name in os.listdir("/dev/shm") if f"bridle-{os.getpid()}-" in name} <= before
