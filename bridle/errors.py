@@ -4,6 +4,7 @@
     ├── InvalidRequest        the caller asked for something that cannot be done
     │   ├── ContextOverflow   prompt plus output do not fit the model or the KV cache
     │   ├── UnsupportedFeature  known, but not by this model or this build
+    │   ├── TemplateFailure   a conversation cannot be rendered: no chat template, or it fails on these messages
     │   ├── UnknownModel      no model of that name is served here
     │   ├── UnknownAdapter    the model has no adapter of that name
     │   ├── AdapterRefused    an adapter's files are damaged, hostile, or not for this model
@@ -61,6 +62,13 @@ class UnsupportedFeature(InvalidRequest):
     """The feature exists, but this model or this build does not have it."""
 
     code = "unsupported_feature"
+
+
+class TemplateFailure(InvalidRequest):
+    """A conversation cannot become a prompt: the model has no chat template, or it refuses these messages or fails on
+    them."""
+
+    code = "template_error"
 
 
 class UnknownModel(InvalidRequest):

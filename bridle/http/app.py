@@ -16,6 +16,7 @@ from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
 from bridle.http.transport.call import Call, CallMiddleware
 from bridle.http.transport.door import Door
+from bridle.http.transport.head import HeadMiddleware
 from bridle.http.transport.hosts import AllowedHosts
 from bridle.http.transport.identity import Identifier, IdentityMiddleware
 from bridle.http.transport.shaped_route import refusing_for
@@ -70,6 +71,7 @@ def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse
     """Who asks, from where, and the story of each call. The last one added sees a request first: preflights carry no
     key, so they are answered before it is asked for."""
     settings = state.settings
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(IdentityMiddleware, identify=identify, refuse=refuse)
     if settings.cors_origins:
         app.add_middleware(

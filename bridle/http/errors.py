@@ -29,6 +29,7 @@ from bridle.errors import (
     ProtocolError,
     RequestCancelled,
     ShardUnavailable,
+    TemplateFailure,
     Unauthorized,
     UnknownAdapter,
     UnknownModel,
@@ -38,9 +39,10 @@ from bridle.shown import shown
 # The first class that matches decides: (status, OpenAI's error type, that of text-generation-inference). Subclasses
 # come before their bases.
 _STATUS: tuple[tuple[type[BridleError], int, str, str], ...] = (
-    (Unauthorized, 401, "authentication_error", "validation"),
+    (Unauthorized, 401, "authentication_error", "authentication"),
     (UnknownModel, 404, "invalid_request_error", "validation"),
     (UnknownAdapter, 404, "invalid_request_error", "validation"),
+    (TemplateFailure, 400, "invalid_request_error", "template_error"),
     (InvalidRequest, 400, "invalid_request_error", "validation"),
     (ProtocolError, 400, "invalid_request_error", "validation"),
     (ControllerUnavailable, 503, "server_error", "generation"),
@@ -201,7 +203,7 @@ def _answer_http_error(request: Request, error: HTTPException, refuse: Refuse) -
     if isinstance(error, RefusedBody):
         note_error(request, error.error)
         response = error_response(error.error, error.status_code)
-        if error.status_code in (408, 413):  # the rest of the body is not worth reading
+        if error.status_code in (408, 413, 415):  # the rest of the body is not worth reading
             response.headers["connection"] = "close"
         return response
     path = request.url.path

@@ -27,11 +27,18 @@ if TYPE_CHECKING:
 
 #: What clients send that were told an address and no model (text-generation, huggingface_hub): the base model.
 PLACEHOLDERS = frozenset({"tgi", "dummy"})
+#: How an address begins, which a client sends that was given an endpoint for a model (huggingface's for JavaScript).
+_SCHEMES = ("http://", "https://")
 #: Adapters that one model may know at a time.
 MAX_ADAPTERS = 10_000
 _MAX_SHOWN_CHARS = 100
 _MAX_SHOWN_NAMES = 20
 _NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}(/[\w.:@+\-]{1,96}){0,3}", re.ASCII)
+
+
+def is_address(name: str) -> bool:
+    """Whether a client named an endpoint in place of a model."""
+    return name[:8].lower().startswith(_SCHEMES)
 
 
 @dataclass(frozen=True, slots=True)

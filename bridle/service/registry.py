@@ -20,7 +20,7 @@ from typing import NamedTuple
 from bridle.errors import InvalidRequest, ModelUnavailable, UnknownModel, UnsupportedFeature
 from bridle.service.adapter_desk import AdapterDesk
 from bridle.service.adapter_set import AdapterCatalog
-from bridle.service.adapters import PLACEHOLDERS
+from bridle.service.adapters import PLACEHOLDERS, is_address
 from bridle.service.catalog import ModelCatalog
 from bridle.service.keeper import ModelKeeper
 from bridle.service.lease import Lease
@@ -133,12 +133,12 @@ class ModelRegistry:
         return [alias for alias, name in self._aliases.items() if name == model.name]
 
     def slot_of(self, name: str | None) -> Slot:
-        """What there is behind a name or alias; None, the empty name and `PLACEHOLDERS` mean the default. Only to look
-        at. Raises `UnknownModel`."""
+        """What there is behind a name or alias; None, the empty name and `PLACEHOLDERS` mean the default, and so does
+        an address where there is one model and no other can be loaded. Only to look at. Raises `UnknownModel`."""
         name = name or ""
         canonical = self._aliases.get(name, name)
         slot = self._slots.get(canonical)
-        if slot is None and (not name or name in PLACEHOLDERS):
+        if slot is None and (not name or name in PLACEHOLDERS or (self._is_single and is_address(name))):
             return self._default_slot()
         if slot is not None and not (slot.is_passing and slot.is_vacant):
             return slot
@@ -255,6 +255,10 @@ class ModelRegistry:
     def _is_model(self, name: str) -> bool:
         """Whether a request that names it gets a model, or would if that was loaded."""
         return self._is_taken(name) or (self._keeper is not None and self._catalog.find(name) is not None)
+
+    @property
+    def _is_single(self) -> bool:
+        return self._catalog.is_empty and sum(not slot.is_passing for slot in self._slots.values()) == 1
 
     def _default_slot(self) -> Slot:
         for slot in self._slots.values():

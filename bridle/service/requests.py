@@ -210,8 +210,7 @@ def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
     limit = max_chars(model)
     if num_chars > limit:
         raise ContextOverflow(
-            f"{param} has {num_chars} characters; the context of {model.max_sequence_tokens} tokens "
-            f"cannot hold more than {limit}",
+            f"{_context(model)}; {param} has {num_chars} characters, and it cannot hold more than {limit}",
             param,
         )
 
@@ -242,8 +241,7 @@ def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> N
         return
     wanted = "at least 1 new token" if max_tokens is None else f"max_tokens of {max_tokens}"
     raise ContextOverflow(
-        f"the prompt has {num_prompt} tokens; with {wanted} that is {total}, "
-        f"more than the {limit} tokens that {model.name!r} can hold",
+        f"{_context(model)}; the prompt has {num_prompt} tokens, and with {wanted} that is {total}",
         "prompt" if num_prompt >= limit else "max_tokens",
     )
 
@@ -251,10 +249,12 @@ def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> N
 def _check_prompt_length(model: LoadedModel, num_prompt: int) -> None:
     limit = model.max_sequence_tokens
     if num_prompt > limit:
-        raise ContextOverflow(
-            f"the prompt has {num_prompt} tokens, more than the {limit} tokens that {model.name!r} can hold",
-            "prompt",
-        )
+        raise ContextOverflow(f"{_context(model)}; the prompt has {num_prompt} tokens", "prompt")
+
+
+def _context(model: LoadedModel) -> str:
+    """How long a context may be, in the words by which clients know OpenAI's error."""
+    return f"This model's maximum context length is {model.max_sequence_tokens} tokens"
 
 
 def _check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:

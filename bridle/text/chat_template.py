@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bridle.errors import InvalidRequest, Overloaded, UnsupportedModel
+from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, UnsupportedModel
 from bridle.text.messages import Message, prepare
 from bridle.text.template_engine import ChatTemplateProgram, Limits, TemplateError
 
@@ -37,11 +37,10 @@ _processes = threading.BoundedSemaphore(_MAX_PROCESSES)
 class ChatTemplate:
     """A model's chat template (or several by name, or none) and the special tokens it may write."""
 
-    def __init__(self, source: str | Mapping[str, str] | None, special_tokens: Mapping[str, str], model: str) -> None:
+    def __init__(self, source: str | Mapping[str, str] | None, special_tokens: Mapping[str, str]) -> None:
         named = {"default": source} if isinstance(source, str) else dict(source or {})
         self._sources = {name: text for name, text in named.items() if text}
         self._special_tokens = dict(special_tokens)
-        self._model = model
 
     @property
     def is_present(self) -> bool:
@@ -85,8 +84,8 @@ class ChatTemplate:
         name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             reason = f"only {sorted(self._sources)}" if self._sources else "none"
-            raise InvalidRequest(
-                f"{self._model!r} has no chat template ({reason}); give one, or send a plain prompt",
+            raise TemplateFailure(
+                f"the model has no chat template ({reason}); give one, or send a plain prompt",
                 "chat_template",
             )
         if name not in self._programs:
@@ -94,13 +93,13 @@ class ChatTemplate:
         return self._programs[name]
 
     def _translate(self, error: TemplateError, is_own: bool) -> InvalidRequest | UnsupportedModel:
-        whose = f"the chat template of {self._model!r}" if is_own else "the chat template"
+        whose = "the model's chat template" if is_own else "the chat template"
         if error.kind == "syntax" and is_own:
             return UnsupportedModel(f"{whose} is not valid: {error}")
         if error.kind == "refused":
-            return InvalidRequest(f"{whose} refused the messages: {error}", "messages")
+            return TemplateFailure(f"{whose} refused the messages: {error}", "messages")
         verb = {"syntax": "is not valid", "limit": "was stopped"}.get(error.kind, "failed on these messages")
-        return InvalidRequest(f"{whose} {verb}: {error}", "messages" if is_own else "chat_template")
+        return TemplateFailure(f"{whose} {verb}: {error}", "messages" if is_own else "chat_template")
 
 
 def _known_roles(messages: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ class Tokenizer:
         ends = ([] if own_end is None else [own_end]) + list(eos_token_ids)
         #: Tokens that end an output.
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
-        self._template = ChatTemplate(chat_template, self._roles, name)
+        self._template = ChatTemplate(chat_template, self._roles)
 
     @classmethod
     def load(cls, path_or_id: str | Path, revision: str | None = None) -> Tokenizer:

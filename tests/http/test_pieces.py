@@ -255,7 +255,9 @@ def test_one_line_tells_the_story_of_a_request(log: Callable[[], str]) -> None:
     assert {"prompt": 3, "cached": 0, "completion": len(tokenizer().encode("Hello.")) + 1}.items() <= told.items()
     assert 0 <= told["first_token_ms"] <= told["ms"]
     assert refused["status"] == 400
-    assert refused["error"].startswith("context_length_exceeded: the prompt has 3 tokens")
+    assert refused["error"].startswith(
+        "context_length_exceeded: This model's maximum context length is 512 tokens; the prompt has 3"
+    )
 
 
 def test_a_bug_leaves_its_traceback_in_the_log(log: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:

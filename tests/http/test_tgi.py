@@ -138,6 +138,18 @@ def test_sampling_is_replayed_by_its_seed(random_http: httpx.Client) -> None:
     assert len(greedy) == 1
 
 
+@pytest.mark.parametrize("neutral", [{"top_p": 1.0}, {"typical_p": 1.0}, {"top_k": 0}, {"min_p": 0.0}])
+def test_a_value_that_switches_a_filter_off_asks_for_nothing(random_http: httpx.Client, neutral: Any) -> None:
+    """Clients fill them in; the answer is greedy, as without them, and so has no seed."""
+    plain = _generate(random_http, details=True, max_new_tokens=12)
+    assert (
+        _generate(random_http, details=True, max_new_tokens=12, **neutral)["generated_text"] == plain["generated_text"]
+    )
+    assert _generate(random_http, details=True, max_new_tokens=2, **neutral)["details"]["seed"] is None
+    drawn = _generate(random_http, details=True, max_new_tokens=2, do_sample=True, **neutral)
+    assert drawn["details"]["seed"] is not None
+
+
 def test_the_best_of_several_comes_first(random_http: httpx.Client) -> None:
     details = _generate(random_http, do_sample=True, best_of=3, max_new_tokens=6, details=True)["details"]
     runs = [details, *details["best_of_sequences"]]
@@ -238,6 +250,10 @@ def test_properties_are_those_of_an_object(random_http: httpx.Client, form: dict
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_k": -5}, "top_k is -5"),
+        ({"top_k": -1}, "top_k is -1; must be at least 1, or 0 for none"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5; must be between -2 and 2"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty is -2.5"),
+        ({"best_of": 2, "top_p": 1.0, "typical_p": 1.0, "top_k": 0, "min_p": 0.0}, "needs sampling"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"max_new_tokens": 100_000}, "max_tokens of 100000"),
         ({"best_of": 2}, "needs sampling"),

@@ -148,7 +148,8 @@ def test_context_overflow_names_prompt_max_tokens_and_limit() -> None:
     with pytest.raises(ContextOverflow) as refusal:
         build_request(model, "a" * 10, SamplingParams(max_tokens=7))
     assert str(refusal.value) == (
-        "the prompt has 10 tokens; with max_tokens of 7 that is 17, more than the 16 tokens that 'fake' can hold"
+        "This model's maximum context length is 16 tokens; "
+        "the prompt has 10 tokens, and with max_tokens of 7 that is 17"
     )
     assert refusal.value.param == "max_tokens"
 
@@ -163,7 +164,7 @@ def test_a_prompt_must_leave_room_for_a_token() -> None:
 
 def test_the_kv_cache_is_a_limit_too() -> None:
     model = fake_model(max_model_len=100_000)  # 64 blocks of 16
-    with pytest.raises(ContextOverflow, match="more than the 1024 tokens"):
+    with pytest.raises(ContextOverflow, match="context length is 1024 tokens"):
         build_request(model, "a" * 1020, SamplingParams(max_tokens=10))
 
 
@@ -179,7 +180,7 @@ def test_many_ids_are_refused_before_they_are_read() -> None:
         def __iter__(self) -> None:  # type: ignore[override]
             raise AssertionError("read")
 
-    with pytest.raises(ContextOverflow, match="the prompt has 17 tokens, more than the 16"):
+    with pytest.raises(ContextOverflow, match="is 16 tokens; the prompt has 17 tokens"):
         encode_prompt(fake_model(max_model_len=16), Unread([1] * 17))
 
 
@@ -208,6 +209,6 @@ async def test_tokenizing_beside_the_event_loop_gives_the_same(num_chars: int) -
 
 async def test_refusals_cross_the_thread() -> None:
     model = fake_model()
-    with pytest.raises(ContextOverflow, match="the prompt has 5000 tokens, more than the 256"):
+    with pytest.raises(ContextOverflow, match="is 256 tokens; the prompt has 5000 tokens"):
         await tokenize(model, "a" * 5_000)
     model.close()

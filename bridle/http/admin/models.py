@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from bridle.errors import ModelUnavailable
+from bridle.http.anthropic.models import anthropic_list, anthropic_row, is_anthropic
 from bridle.http.errors import error_response, json_response
 from bridle.http.models import hold_model
 from bridle.http.state import HttpState, http_state
@@ -34,6 +35,8 @@ async def models(request: Request) -> Response:
     http = http_state(request)
     rows = [_row(http, name) for name in await http.registry.all_names()]
     rows += [_adapter_row(http, *each) for each in await http.registry.all_adapters()]
+    if is_anthropic(request):
+        return json_response(anthropic_list(rows))
     return json_response({"object": "list", "data": rows})
 
 
@@ -59,7 +62,8 @@ async def unload(body: ModelBody, request: Request) -> Response:
 async def model(name: str, request: Request) -> Response:
     http = http_state(request)
     base, adapter = http.registry.choose(name)
-    return json_response(_row(http, name) if adapter is None else _adapter_row(http, base or "", adapter))
+    row = _row(http, name) if adapter is None else _adapter_row(http, base or "", adapter)
+    return json_response(anthropic_row(row) if is_anthropic(request) else row)
 
 
 def _row(http: HttpState, name: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from bridle.http.models import hold, hold_model
 from bridle.http.state import HttpState, http_state
 from bridle.http.terms import take_terms
 from bridle.http.transport.call import Call, call_of
+from bridle.http.transport.content_coding import check_plain
 from bridle.http.transport.identity import identity_of
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
@@ -257,6 +258,7 @@ def _upload_place(http: HttpState) -> Iterator[None]:
 
 
 async def _read_module(request: Request, control: RuntimePool) -> bytes:
+    check_plain(request)
     settings = http_state(request).settings
     limit = min(MAX_MODULE_BYTES, control.config.json_size * 3 * (1 << 18) - 1024)  # it travels in base64
     announced = request.headers.get("content-length", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -22,6 +22,10 @@ from bridle.http.transport.call import call_of
 from bridle.http.transport.named_events import send_events, with_last_event
 from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
 from bridle.outputs import Usage
+from bridle.service import LoadedModel
+
+#: How many tokens an answer may have, where that is less than was asked for.
+CAP_HEADER = "x-max-tokens"
 
 router = APIRouter(route_class=AnthropicRoute)
 
@@ -35,12 +39,15 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     sampling = chat.sampling(max_tokens=body.max_tokens)
     ticket = reserve(http, call, served.model, 1, 1)
     turn = await plan_turn(chat, request, served.model, sampling, prefill)
+    turn, said = _capped(turn, served.model)
     generation = await prepare_turn(turn, request, served, ticket)
     answer = _Answer(generation, turn, call.id)
     if body.stream:
-        return SseResponse(with_last_event(answer.stream, call, anthropic_body), http.settings)
+        response = SseResponse(with_last_event(answer.stream, call, anthropic_body), http.settings)
+        response.headers.update(said)
+        return response
     await run_while_connected(request.receive, generation.run())
-    return json_response(answer.whole())
+    return json_response(answer.whole(), headers=said)
 
 
 @router.post("/v1/messages/count_tokens", summary="How many tokens a message would have (Anthropic's API)")
@@ -52,6 +59,15 @@ async def count_tokens(body: MessagesBody, request: Request) -> Response:
     reserve(http, call, model, 1, 1)
     turn = await plan_turn(chat, request, model, chat.sampling(max_tokens=body.max_tokens), prefill)
     return json_response({"input_tokens": len(turn.prompt)})
+
+
+def _capped(turn: Turn, model: LoadedModel) -> tuple[Turn, dict[str, str]]:
+    """The turn with no more `max_tokens` than the context leaves, and the header that says so. These clients must say a
+    number, and most send the same one to every model."""
+    room, asked = model.max_sequence_tokens - len(turn.prompt), turn.sampling.max_tokens
+    if room < 1 or asked is None or asked <= room:
+        return turn, {}
+    return replace(turn, sampling=turn.sampling.with_(max_tokens=room)), {CAP_HEADER: str(room)}
 
 
 @dataclass(slots=True)

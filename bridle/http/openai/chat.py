@@ -16,6 +16,7 @@ from bridle.http.generation import Generation, Part, reserve
 from bridle.http.models import hold
 from bridle.http.notes import Note
 from bridle.http.openai.logprobs import chat_logprobs
+from bridle.http.openai.native_chunks import is_native_client, native_chunks
 from bridle.http.openai.schemas import ChatBody
 from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.openai.turn import Turn, TurnReader, plan_turn, prepare_turn
@@ -49,7 +50,8 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     ticket = reserve(http, call, served.model, 1, sampling.n)
     turn = await plan_turn(body, request, served.model, sampling, tells_rewinds=True)
     generation = await prepare_turn(turn, request, served, ticket, body.wants_resuming)
-    answer = _Answer(generation, turn, call.id, body.top_logprobs or 0, body.wants_stream_usage)
+    is_native = is_native_client(body)
+    answer = _Answer(generation, turn, call.id, body.top_logprobs or 0, body.wants_stream_usage, is_native)
     if body.stream:
         return SseResponse(answer.stream, http.settings)
     await run_while_connected(request.receive, generation.run())
@@ -85,6 +87,7 @@ class _Answer:
     call_id: str
     num_top: int
     wants_usage: bool
+    is_native: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     _readers: dict[int, TurnReader] = field(default_factory=dict)
     _numbers: ChoiceNumbers = field(init=False)
@@ -102,10 +105,15 @@ class _Answer:
     async def stream(self, writer: SseWriter) -> None:
         """The chunks of a call that streams."""
 
+        convert = native_chunks() if self.is_native else None
+
         async def sink(part: Part) -> None:
-            await writer.send(*(chunk for delta, note in part.take() for chunk in self._chunks(part, delta, note)))
+            chunks = [chunk for delta, note in part.take() for chunk in self._chunks(part, delta, note)]
+            await writer.send(*(map(convert, chunks) if convert else chunks))
 
         await self.generation.run(sink)
+        if self.is_native:
+            return
         counts = self._envelope("chat.completion.chunk", []) | {"usage": self._usage()}
         writer.end(*([counts] if self.wants_usage else ()))
 

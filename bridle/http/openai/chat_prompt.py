@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridle.chat.tools.offer import offer_of
-from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.http.openai.schemas import ChatBody
 from bridle.service import LoadedModel, check_length
 from bridle.text.messages import TEXT_PARTS
@@ -19,7 +19,7 @@ async def render_prompt(body: ChatBody, model: LoadedModel, has_tools: bool | No
     """The text of the prompt of a conversation; `has_tools` says whether tools are offered to the model (None: if there
     are any). Raises `InvalidRequest` naming the message at fault."""
     if not model.tokenizer.has_chat_template:
-        raise UnsupportedFeature(f"{model.name!r} has no chat template; use /v1/completions", "messages")
+        raise TemplateFailure(f"{model.name!r} has no chat template; use /v1/completions", "messages")
     if not body.messages:
         raise InvalidRequest("messages is empty; it must have at least one message", "messages")
     num_chars = sum(_check_message(position, each, model) for position, each in enumerate(body.messages))

@@ -11,6 +11,7 @@ from bridle.http.transport.shaped_route import ShapedRoute
 _PREFIX = {
     "validation": "Input validation error: ",
     "generation": "Request failed during generation: ",
+    "template_error": "Template error: ",
 }
 _REPLACED = {400: 422, 422: 424, 500: 424}
 

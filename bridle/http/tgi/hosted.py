@@ -15,7 +15,7 @@ from bridle.http.openai.completions import completions
 from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.tgi.errors import NativeRoute
 from bridle.http.tgi.routes import compat
-from bridle.http.tgi.schemas import GenerateBody
+from bridle.http.tgi.schemas import GenerateBody, base_name
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -34,6 +34,8 @@ _DESCRIBED = {"requestBody": {"required": True, "content": {"application/json": 
 async def invocations(request: Request) -> Response:
     data = await request.json()
     fields = data if isinstance(data, dict) else {}
+    if isinstance(name := fields.get("model"), str):
+        fields["model"] = base_name(name)
     if "inputs" in fields:
         return await compat(_body(GenerateBody, fields), request)
     if "messages" in fields:

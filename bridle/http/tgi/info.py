@@ -17,7 +17,7 @@ from bridle.http.openai.schemas import ChatBody
 from bridle.http.state import HttpState, http_state
 from bridle.http.tgi.errors import NativeRoute
 from bridle.http.tgi.plan import MAX_BEST_OF, MAX_TOP_TOKENS, max_input_tokens
-from bridle.http.tgi.schemas import TokenizeBody
+from bridle.http.tgi.schemas import TokenizeBody, base_name
 from bridle.http.transport.long_list import LongListResponse
 from bridle.sampling import MAX_STOP_STRINGS
 from bridle.service import LoadedModel, check_text
@@ -30,7 +30,7 @@ router = APIRouter(route_class=NativeRoute)
 
 @router.get("/info", summary="What is served, and its limits (text-generation-inference)")
 async def info(request: Request, model: str | None = None) -> Response:
-    return json_response(_info(http_state(request), await hold_model(request, model)))
+    return json_response(_info(http_state(request), await hold_model(request, base_name(model))))
 
 
 @router.post("/tokenize", summary="The tokens of a text, with their places in it")
@@ -42,7 +42,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 
 @router.post("/chat_tokenize", summary="The prompt of a conversation, and its tokens")
 async def chat_tokenize(body: ChatBody, request: Request) -> Response:
-    model = await hold_model(request, body.model)
+    model = await hold_model(request, base_name(body.model))
     text = await render_prompt(body, model)
     tokens = await _tokens(model, text, add_special_tokens=False)
     return LongListResponse(tokens, "tokenize_response", {"templated_text": text})

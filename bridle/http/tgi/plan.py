@@ -1,7 +1,7 @@
 """From the parameters of a native body to what the engine is asked for.
 
-The rules are the original's (its values that switch a filter off are taken as off, too): sampling is on if `do_sample`
-or any parameter that only sampling has is given, everything else is greedy.
+The rules are the original's: sampling is on if `do_sample` or any parameter that only sampling has is given, everything
+else is greedy. Values that switch a filter off, which the original refuses, are taken, and ask for nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from bridle.service.steering import ignores_eos
 MAX_BEST_OF = 16
 MAX_TOP_TOKENS = 20
 
-_SAMPLED = ("temperature", "top_k", "top_p", "typical_p", "min_p")
+#: Parameters that only sampling has, and the values that switch them off, which ask for nothing.
+_SAMPLED: dict[str, float | None] = {"temperature": None, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
+_MAX_FREQUENCY_PENALTY = 2.0
 _PASSED = (
     "temperature",
     "repetition_penalty",
@@ -92,6 +94,12 @@ def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool
     for name in ("temperature", "repetition_penalty"):
         if name in values and not values[name] > 0:
             raise InvalidRequest(f"{name} is {values[name]}; must be more than 0 (leave it out for none)", name)
+    if not values.get("top_k", 0) >= 0:
+        raise InvalidRequest(f"top_k is {values['top_k']}; must be at least 1, or 0 for none", "top_k")
+    if not abs(values.get("frequency_penalty", 0.0)) <= _MAX_FREQUENCY_PENALTY:
+        raise InvalidRequest(
+            f"frequency_penalty is {values['frequency_penalty']}; must be between -2 and 2", "frequency_penalty"
+        )
     if given.max_new_tokens is not None and given.max_new_tokens < 1:
         raise InvalidRequest(f"max_new_tokens is {given.max_new_tokens}; must be at least 1", "max_new_tokens")
     if not is_sampled(given):
@@ -110,7 +118,7 @@ def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool
 
 def is_sampled(given: Parameters) -> bool:
     """Whether tokens are drawn at all."""
-    return bool(given.do_sample) or any(getattr(given, name) is not None for name in _SAMPLED)
+    return bool(given.do_sample) or any(getattr(given, name) not in (None, off) for name, off in _SAMPLED.items())
 
 
 def _best_of(given: Parameters, is_stream: bool) -> int:

@@ -7,6 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from bridle.http.openai.schemas import LogitBias, Stop, TokenIds
+from bridle.service.adapters import is_address
+
+
+def base_name(name: str | None) -> str | None:
+    """The model that a client of text-generation-inference means, which serves one: an address, which some send for it,
+    is the default's."""
+    return None if name is not None and is_address(name) else name
+
+
+ModelName = Annotated[str | None, AfterValidator(base_name)]
 
 
 class Grammar(BaseModel):
@@ -84,7 +94,7 @@ class GenerateBody(BaseModel):
     inputs: str
     parameters: Annotated[Parameters, BeforeValidator(_parameters)] = Field(default_factory=Parameters)
     stream: bool | None = None
-    model: str | None = None
+    model: ModelName = None
 
 
 class TokenizeBody(BaseModel):
@@ -94,4 +104,4 @@ class TokenizeBody(BaseModel):
 
     inputs: str
     add_special_tokens: bool | None = None
-    model: str | None = None
+    model: ModelName = None

@@ -20,11 +20,12 @@ from bridle.errors import InvalidRequest
 from bridle.http.errors import RefusedBody
 from bridle.http.settings import HttpSettings
 from bridle.http.state import http_state
+from bridle.http.transport.content_coding import unpacker_of
 from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
 
 
 class BoundedRequest(Request):
-    """A request whose body cannot exceed the application's `HttpSettings`."""
+    """A request whose body cannot exceed the application's `HttpSettings`, neither compressed nor unpacked."""
 
     async def body(self) -> bytes:
         """The whole body. A 413 or 408 error if it is too large or too slow."""
@@ -53,12 +54,15 @@ class BoundedRequest(Request):
             raise RefusedBody(408, InvalidRequest(message)) from None
 
     async def _read_chunks(self, settings: HttpSettings) -> bytes:
-        chunks, size = [], 0
+        chunks, size, arrived = [], 0, 0
+        unpacker, limit = unpacker_of(self), settings.max_body_bytes
         async for chunk in self.stream():
-            size += len(chunk)
-            if size > settings.max_body_bytes:
+            made = unpacker.push(chunk, limit - size) if chunk else b""
+            size, arrived = size + len(made), arrived + len(chunk)
+            if max(size, arrived) > limit:
                 raise _too_large("more", settings)
-            chunks.append(chunk)
+            chunks.append(made)
+        unpacker.close()
         return b"".join(chunks)
 
 

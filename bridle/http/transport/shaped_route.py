@@ -58,7 +58,7 @@ class ShapedRoute(BoundedRoute):
         note_error(request, error)
         status = status or self.status(status_of(error)[0])
         response = json_response(self.shape(error, status), status, retry_headers(error))
-        if status in (408, 413):  # the rest of the body is not worth reading
+        if status in (408, 413, 415):  # the rest of the body is not worth reading
             response.headers["connection"] = "close"
         return response
 

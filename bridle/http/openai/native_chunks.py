@@ -1,0 +1,56 @@
+"""The chunks of a chat as text-generation, the client of text-generation-inference, reads them.
+
+It wants a role and a `tool_calls`, one object or null, in every delta, and takes every line of data for a chunk: the
+line that ends OpenAI's streams would be an error to it. OpenAI's own clients join repeated roles together and look for
+that line, so only who writes bodies as that client does is answered so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bridle.http.openai.schemas import ChatBody
+
+#: What it sends in every body, null or not, with this as the model.
+_MODEL = "tgi"
+_FIELDS = frozenset(
+    {
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "max_tokens",
+        "n",
+        "seed",
+        "temperature",
+        "top_p",
+        "tools",
+        "tool_choice",
+    }
+)
+
+
+def is_native_client(body: ChatBody) -> bool:
+    """Whether text-generation wrote this body."""
+    return body.model == _MODEL and body.model_fields_set >= _FIELDS
+
+
+def native_chunks() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What makes OpenAI's chunks of one stream those that it reads."""
+    ids: dict[tuple[int, int], str] = {}  # of calls, by choice and number: only their first chunk says it
+
+    def convert(chunk: dict[str, Any]) -> dict[str, Any]:
+        for choice in chunk["choices"]:
+            delta: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": None} | choice["delta"]
+            if delta["tool_calls"]:
+                (call,) = delta["tool_calls"]
+                known = ids.setdefault((choice["index"], call["index"]), call.get("id", ""))
+                function = {"name": None} | call["function"]
+                delta["tool_calls"] = {"type": "function"} | call | {"id": known, "function": function}
+            choice["delta"] = delta
+        return chunk
+
+    return convert
