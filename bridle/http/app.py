@@ -10,6 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 import bridle
 from bridle.http import admin, anthropic, info_routes, openai, tgi
 from bridle.http.aici import routes as aici
+from bridle.http.anthropic.routes import CAP_HEADER
 from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_handlers
 from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
@@ -79,7 +80,7 @@ def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", CAP_HEADER],
         )
 
     def on_end(call: Call, seconds: float) -> None:
