@@ -7,6 +7,7 @@ are plain data. Positions count generated tokens of one output, from 0.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -28,13 +29,21 @@ class FinishReason(str, Enum):
 class Logprob:
     """Log-probability (natural logarithm) of one token, and the best alternatives, best first.
 
-    `top` holds (token, log-probability) pairs. `rank` counts from 1; None where it was not computed.
+    `top` holds (token, log-probability) pairs. `rank` counts from 1; None where it was not computed. `text` is what the
+    token spells by itself, `top_texts` the same for each of `top`: an engine with a tokenizer fills them in.
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     rank: int | None = None
+    text: str = ""
+    top_texts: tuple[str, ...] = ()
+
+    def spelled(self, text_of: Callable[[int], str]) -> Logprob:
+        """The same with its texts."""
+        texts = tuple([text_of(token) for token, _ in self.top])
+        return Logprob(self.token, self.logprob, self.top, self.rank, text_of(self.token), texts)
 
 
 @dataclass(slots=True)

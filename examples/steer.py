@@ -44,12 +44,13 @@ class Form(Controller):
         """A fixed part if it is time for one, otherwise a token of the field; stop after the last part."""
         if self.part == len(FIELDS):
             return Decision.stop("the form is complete")
-        length = len(view.tokens) - self.begin
-        if self.part < 0 or length >= MAX_FIELD_TOKENS:
+        if self.part < 0:
             return self.write_part(view, backtrack=0)
-        kind = FIELDS[self.part]
-        if length and view.tokens[-1] in self.ends[kind]:
+        kind, length = FIELDS[self.part], len(view.tokens) - self.begin
+        if length and view.tokens[-1] in self.ends[kind]:  # also of the last token that there is room for
             return self.write_part(view, backtrack=1)
+        if length == MAX_FIELD_TOKENS:
+            return self.write_part(view, backtrack=0)
         return Decision.sample(view.mask_of(self.inside[kind] + self.ends[kind] if length else self.first[kind]))
 
     def write_part(self, view: SequenceView, backtrack: int) -> Decision:

@@ -1,7 +1,9 @@
 """Settings of the whole suite: hypothesis profiles, one thread per process, GPU tests skipped without a GPU.
 
 The profile `ci` draws few examples from a fixed seed, `full` (BRIDLE_FULL=1, or BRIDLE_PROFILE=full) many.
-Neither has a deadline: no test of ours asserts on time.
+Neither has a deadline: no test of ours asserts on time. Requests that come without a seed get one that follows from the
+name of the test: what it draws, it draws again. A process that a test starts has nobody to do that; its requests bring
+their seeds.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches out
 os.environ.setdefault("BRIDLE_CONTROL_PREPARE", "false")  # nobody compiles interpreters in the background
 
 import logging
+import random
 from collections.abc import Iterable, Iterator
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
+from bridle.service import requests
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
 settings.register_profile("ci", max_examples=25, derandomize=True, deadline=None, suppress_health_check=_SLOW_IS_FINE)
@@ -27,6 +32,15 @@ settings.register_profile(
 )
 IS_FULL = os.environ.get("BRIDLE_FULL", "") not in ("", "0")
 settings.load_profile(os.environ.get("BRIDLE_PROFILE", "full" if IS_FULL else "ci"))
+
+
+_seeds = random.Random()
+requests.new_seed = lambda: _seeds.getrandbits(53)
+
+
+@pytest.fixture(autouse=True)
+def _draws_as_before(request: pytest.FixtureRequest) -> None:
+    _seeds.seed(request.node.nodeid)
 
 
 @pytest.fixture(autouse=True)

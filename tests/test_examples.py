@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import functools
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -12,11 +14,17 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from bridle import LLM, SamplingParams
+from bridle.controllers import SequenceView
+from bridle.engine import mask_allows
 from bridle.testing.tiny import make_checkpoint
+from bridle.text import Tokenizer
 from examples import aici_transformers
 from tests.sources import ROOT
+from tests.text import kit
 
 FOLDER = ROOT / "examples"
 
@@ -51,6 +59,45 @@ def test_steer_writes_valid_json(folder: str, capsys: pytest.CaptureFixture[str]
         assert set(record) == {"name", "age", "city"}
         assert record["name"].replace(" ", "").isalpha()
         assert isinstance(record["age"], int)
+
+
+@functools.cache
+def form_over(kind: str) -> tuple[Any, Tokenizer]:
+    tokenizer = Tokenizer.load("demo") if kind == "demo" else kit.make(kind)
+    return load("steer").Form(tokenizer), tokenizer
+
+
+@functools.cache
+def allowed_by(mask: bytes, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """What a mask lets pass: tokens that go on with a field, and those that end it."""
+    allowed = [token for token in range(tokenizer.vocab_size) if mask_allows(mask, token)]
+    closing = [token for token in allowed if tokenizer.token_text(token)[0] in '",']
+    return [token for token in allowed if token not in closing], closing
+
+
+@pytest.mark.parametrize("kind", ["demo", "byte_level", "byte_fallback"])
+@given(draws=st.lists(st.tuples(st.booleans(), st.integers(0, 1 << 20)), min_size=40, max_size=40))
+@example(draws=[*[(False, 0)] * 5, (True, 0), *[(False, 0)] * 5, (True, 0), *[(False, 0)] * 5, (True, 0)] * 3)
+def test_steer_writes_valid_json_whatever_is_drawn(kind: str, draws: list[tuple[bool, int]]) -> None:
+    """Any token that the masks let pass may be drawn, at each place; half of those that may end a field do."""
+    made, tokenizer = form_over(kind)
+    form, left = copy.copy(made), iter(draws)
+    view = SequenceView([0], 1, tokenizer.vocab_size)
+    while (decision := form.next(view)).branches:
+        (branch,) = decision.branches
+        if branch.sample:
+            ends, number = next(left)
+            inside, closing = allowed_by(branch.mask, tokenizer)
+            among = closing if ends and closing else inside
+            view.tokens.append(among[number % len(among)])
+        else:
+            (splice,) = branch.splices
+            assert splice.backtrack <= form.max_rewind
+            view.tokens[len(view.tokens) - splice.backtrack :] = splice.ff_tokens
+    record = json.loads(tokenizer.decode(view.generated))
+    assert list(record) == ["name", "age", "city"]
+    assert record["name"].strip().replace(" ", "").isalpha()
+    assert isinstance(record["age"], int)
 
 
 def test_custom_stopping_stops_where_it_says(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -147,17 +148,20 @@ class Conversation:
         return TextStream(self.loaded, request)
 
     def _print(self, stream: TextStream) -> str:
-        """The reply; Ctrl-C keeps what came until then and cancels the rest."""
+        """The reply; Ctrl-C keeps what was made until then and cancels the rest."""
         pieces: list[str] = []
-        reader = iter(stream)
         try:
-            for piece in reader:
-                pieces.append(piece)
-                self.console.print(harmless(piece), end="", markup=False, soft_wrap=True)
+            self._show(stream, pieces)
         except KeyboardInterrupt:
+            self._show(stream.stop(), pieces)
             self.console.print("[dim] (stopped)[/dim]", end="")
         self.console.print()
         return "".join(pieces)
+
+    def _show(self, stream: Iterable[str], pieces: list[str]) -> None:
+        for piece in stream:
+            pieces.append(piece)
+            self.console.print(harmless(piece), end="", markup=False, soft_wrap=True)
 
     def _note(self, text: str) -> None:
         self.console.print(text, style="dim", markup=False, soft_wrap=True)

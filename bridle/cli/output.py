@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bridle.outputs import Finished, FinishReason, TokenEvent, Usage
+from bridle.outputs import Event, Finished, FinishReason, TokenEvent, Usage
 
 if TYPE_CHECKING:
+    from bridle.engine.client import EventStream
     from bridle.engine.request import Request
     from bridle.service.loading import LoadedModel
 
@@ -30,28 +32,43 @@ class TextStream:
     first: float = 0.0
     last: float = 0.0
     num_tokens: int = 0
+    _stream: EventStream | None = None
+    _events: deque[Event] = field(default_factory=deque)  # arrived, and not read yet
 
     def __iter__(self) -> Iterator[str]:
         self.started = self.clock()
-        with self.model.client.submit(self.request) as stream:
-            for events in stream:
-                for event in events:
-                    if isinstance(event, TokenEvent):
-                        self._count()
-                        yield event.text
-                    elif isinstance(event, Finished):
-                        yield event.text
-                        self._finish(event)
+        self._stream = self.model.client.submit(self.request)
+        with self._stream:
+            yield from self._read(self._stream)
+
+    def stop(self) -> Iterator[str]:
+        """Cancel the request; gives what was made until then and has not been read. `usage` counts all of it."""
+        if self._stream is not None:
+            self._stream.cancel()
+            yield from self._read(self._stream)
+
+    def _read(self, stream: EventStream) -> Iterator[str]:
+        yield from self._take()
+        for events in stream:
+            self._events.extend(events)
+            yield from self._take()
+
+    def _take(self) -> Iterator[str]:
+        while self._events:
+            event = self._events.popleft()
+            if isinstance(event, TokenEvent):
+                self._count()
+                yield event.text
+            elif isinstance(event, Finished):
+                self.usage, self.reason = event.usage, event.reason
+                yield event.text
+                if event.error is not None:
+                    raise event.error
 
     def _count(self) -> None:
         self.last = self.clock()
         self.first = self.first or self.last
         self.num_tokens += 1
-
-    def _finish(self, event: Finished) -> None:
-        self.usage, self.reason = event.usage, event.reason
-        if event.error is not None:
-            raise event.error
 
     @property
     def tokens_per_second(self) -> float:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 
 from bridle.engine.client import EventStream
@@ -29,6 +31,12 @@ _STALLED_PAUSE = 0.001
 #: While the device is away, only deadlines pass.
 _AWAY_PAUSE = 0.05
 
+#: What a fork of this process is told, where no thread of the engine runs.
+FORKED = (
+    "this process is a fork of the one that loaded the model, whose engine does not run here; "
+    "load the model in this process, or start the process before the model is loaded"
+)
+
 
 class AsyncEngine:
     """An `EngineClient` over an engine in this process. `start` it, `close` it; or use it in a `with` block."""
@@ -43,7 +51,9 @@ class AsyncEngine:
         self._state = "new"  # -> running -> draining -> closed
         self._fault: BridleError | None = None
         self._thread = threading.Thread(target=self._run, name="bridle-engine", daemon=True)
+        self._is_orphan = False  # in a fork of its process
         engine.watch_device(self.wake)
+        _engines.add(self)
 
     # -- for clients, any thread -------------------------------------------------------------------------
 
@@ -63,6 +73,8 @@ class AsyncEngine:
 
     def submit(self, request: Request) -> EventStream:
         """Start a request. What is wrong with it, or with the time for it, is raised here and now."""
+        if self._is_orphan:
+            raise EngineClosed(FORKED)
         self._engine.check(request)
         stream = EventStream(request.id, self.cancel)
         with self._lock:
@@ -122,6 +134,14 @@ class AsyncEngine:
             self._state = "closed"
         self._wake.set()
         self._thread.join()
+
+    def orphan(self) -> None:
+        """This process is a fork: whoever waits here for the engine, or asks it for something, gets an error."""
+        self._is_orphan, self._state = True, "closed"
+        self._lock, self._wake = threading.Lock(), threading.Event()
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.orphan(EngineClosed(FORKED))
 
     def __enter__(self) -> AsyncEngine:
         return self.start()
@@ -209,6 +229,19 @@ class AsyncEngine:
             stream.fail(self._fault or EngineClosed("the engine was shut down"))
         wake_all(streams)
         self._engine.close()
+
+
+_engines: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()
+
+
+def _orphan_all() -> None:
+    """In a fork: its engines have no threads, and their locks may be held for ever."""
+    for engine in list(_engines):
+        engine.orphan()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_orphan_all)
 
 
 def wake_all(streams: Iterable[EventStream]) -> None:

@@ -91,6 +91,11 @@ class EventStream:
         with self._lock:
             self._error = error
 
+    def orphan(self, error: BridleError) -> None:
+        """This process is a fork of the one whose engine writes here. Nobody else is left to let go of the locks."""
+        self._lock, self._ready = threading.Lock(), threading.Event()
+        self._backlog, self._error = Backlog(), error
+
     def wake(self) -> None:
         """Let a reader in another thread see what is there."""
         self._ready.set()

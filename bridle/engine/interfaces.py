@@ -247,6 +247,10 @@ class TextDecoder(Protocol):
         """State for output that follows `prompt`."""
         raise NotImplementedError
 
+    def token_text(self, token: int) -> str:
+        """What a token spells by itself, for people to read."""
+        raise NotImplementedError
+
 
 # -- stopping ----------------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class Progress:
         if not forced and seq.sampling.logprobs is not None:
             seq.num_scored = len(seq.tokens)
         if seq.prompt_sent and (not forced or seq.sampling.logprobs is None):
-            self._emit_token(seq, token, text, logprob, forced)
+            self._emit_token(seq, token, text, self._spelled(seq, logprob), forced)
         else:
             seq.unsent.append(UnsentToken(token, text, forced))
         if num_taken:
@@ -120,7 +120,8 @@ class Progress:
 
     def add_scores(self, seq: Sequence, scores: list[Logprob]) -> None:
         """Log-probabilities of the tokens from `num_scored` on became known."""
-        for score in scores:
+        for bare in scores:
+            score = self._spelled(seq, bare)
             if seq.num_scored < seq.num_prompt:
                 seq.prompt_logprobs.append(score)
             elif seq.unsent:
@@ -129,6 +130,11 @@ class Progress:
             seq.num_scored += 1
             if seq.num_scored == seq.num_prompt:
                 self._emit_prompt(seq)
+
+    def _spelled(self, seq: Sequence, logprob: Logprob | None) -> Logprob | None:
+        if logprob is None or self._decoder is None or not seq.request.detokenize:
+            return logprob
+        return logprob.spelled(self._decoder.token_text)
 
     def note_prompt(self, seq: Sequence) -> None:
         """The prompt was computed; tell the client, unless its scores are still to come."""

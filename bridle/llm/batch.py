@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -24,11 +25,25 @@ _RETRY_SECONDS = 0.05
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run to the end, also where an event loop is running already (a notebook): then in a thread of its
-    own."""
+    own. An interrupt cancels it, and is raised when it has ended."""
     if not in_event_loop():
         return asyncio.run(coroutine)
+    task: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
     with ThreadPoolExecutor(1, thread_name_prefix="bridle-llm") as threads:
-        return threads.submit(asyncio.run, coroutine).result()
+        running = threads.submit(asyncio.run, _told(coroutine, task))
+        try:
+            return running.result()
+        except BaseException:
+            loop, own = task.result()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
+                loop.call_soon_threadsafe(own.cancel)
+            raise
+
+
+async def _told(coroutine: Coroutine[Any, Any, T], task: Future[Any]) -> T:
+    """Run `coroutine`, having told by which task of which loop."""
+    task.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+    return await coroutine
 
 
 def in_event_loop() -> bool:

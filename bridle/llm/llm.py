@@ -184,6 +184,7 @@ class LLM:
         """What the model makes of each text: the hidden state of its last token, brought to length 1. The closer the
         product of two vectors is to 1, the more alike the texts are to the model; one that was trained for it is meant
         here, such as Qwen3-Embedding. Nothing is generated."""
+        self._model.check_process()
         items = inputs.as_prompts(prompts)
         requests = [embedding_request(self._model, item, adapter=adapter) for item in items]
         outputs = self._run([OutputCollector(request) for request in requests], use_tqdm)
@@ -244,6 +245,7 @@ class LLM:
     def load_adapter(self, name: str, source: str | Path, revision: str | None = None) -> AdapterInfo:
         """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Requests that
         run go on meanwhile. Raises `AdapterRefused` with the reason for one that cannot be applied."""
+        self._model.check_process()
         add_adapters(self._model, [AdapterSpec(name, str(source), revision)])
         return self._model.adapters.get(name)
 
@@ -261,6 +263,7 @@ class LLM:
     def upload(self, wasm: bytes | str | Path, tags: Sequence[str] = ()) -> str:
         """Compile and keep a Wasm controller, from its bytes or its file; gives the id to name it by in
         `WasmController`. `tags` are further names for it. Needs `control`. Raises `InvalidRequest` if it is none."""
+        self._model.check_process()
         data = wasm if isinstance(wasm, bytes) else Path(wasm).read_bytes()
         control = self._model.control
         if control is None:
@@ -291,6 +294,7 @@ class LLM:
         self, given: Prompt | Sequence[Prompt], sampling: Sampling, media: Any, how: How
     ) -> list[OutputCollector]:
         """A checked request per prompt; without `sampling`, with the model's default."""
+        self._model.check_process()
         wanted = self._sampling or DEFAULT_SAMPLING if sampling is None else sampling
         return make_collectors(self._model, given, wanted, media, how)
 

@@ -8,6 +8,7 @@ imported and tested without them.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Executor, Sampler
+from bridle.errors import EngineClosed
 from bridle.lora import AdapterPool, as_device
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
@@ -67,6 +69,7 @@ class LoadedModel:
     constraints: ConstraintPool | None = None
     num_bytes: int = 0
     engine: EngineConfig = field(default_factory=EngineConfig)
+    pid: int = field(default_factory=os.getpid)  # the process that loaded it
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
@@ -76,6 +79,13 @@ class LoadedModel:
     @property
     def info(self) -> ExecutorInfo:
         return self.client.info
+
+    def check_process(self) -> None:
+        """Raise `EngineClosed` in a fork of the process that loaded it, where none of its threads run."""
+        from bridle.engine.async_engine import FORKED
+
+        if os.getpid() != self.pid:
+            raise EngineClosed(FORKED)
 
     @property
     def max_sequence_tokens(self) -> int:

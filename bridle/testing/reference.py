@@ -9,7 +9,7 @@ its k-th fork, and so on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from bridle.engine.decision import Branch, Decision
@@ -83,6 +83,13 @@ def reference_prompt_logprobs(model: ScriptedModel, request: Request) -> tuple[L
         logprob_of(model.row_after(prompt[:i], request.adapter), prompt[i], num_top) for i in range(1, len(prompt))
     ]
     return (None, *scores)
+
+
+def _spelled(logprobs: Iterable[Logprob | None], request: Request, decoder: TextDecoder | None) -> list[Logprob | None]:
+    """The same, with their texts if the request wants any."""
+    if decoder is None or not request.detokenize:
+        return list(logprobs)
+    return [None if each is None else each.spelled(decoder.token_text) for each in logprobs]
 
 
 def _num_top(request: Request) -> int:
@@ -301,7 +308,7 @@ class _Reference:
             stop=stop,
             error=error,
             text=self.final_text(output),
-            logprobs=output.logprobs[output.num_prompt :],
+            logprobs=_spelled(output.logprobs[output.num_prompt :], self.request, self.decoder),
             usage=output.usage,
             logs=output.logs,
         )

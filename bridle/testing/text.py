@@ -25,6 +25,10 @@ class PieceDecoder:
         """State for output that follows `prompt`; both arguments make no difference here."""
         return PieceState(self.pieces)
 
+    def token_text(self, token: int) -> str:
+        """The piece by itself."""
+        return self.decode([token])
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of complete output: unfinished characters are U+FFFD."""
         return b"".join(self.pieces[token] for token in tokens).decode("utf-8", "replace")

@@ -33,5 +33,10 @@ class Detokenizer:
             return ByteText(self._table, prompt, skipped)
         return WindowText(self._decode_visible, prompt, skipped)
 
+    def token_text(self, token: int) -> str:
+        """What a token spells by itself; bytes that are no whole characters show as U+FFFD."""
+        text = self._table.texts[token] if self._table is not None and 0 <= token < len(self._table.texts) else None
+        return self._tokenizer.token_text(token) if text is None else text
+
     def _decode_visible(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)

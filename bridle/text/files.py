@@ -24,7 +24,18 @@ def load_fast_tokenizer(folder: Path) -> Any:
             f"the tokenizer in {folder} ({type(loaded).__name__}) has no fast version; "
             "save it once with a tokenizer.json"
         )
+    if not _spells(loaded.backend_tokenizer):
+        raise UnsupportedModel(
+            f"{folder} has no tokenizer: nothing there says which tokens there are; put the model's tokenizer.json "
+            "into it, or name another model's tokenizer"
+        )
     return loaded
+
+
+def _spells(backend: Any) -> bool:
+    """Whether it has any token but added ones. Without files the library makes one up that has none."""
+    added = {info.content for info in backend.get_added_tokens_decoder().values()}
+    return not added.issuperset(backend.get_vocab(with_added_tokens=False))
 
 
 def end_tokens(folder: Path) -> list[int]:

@@ -6,10 +6,13 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bridle.cli import main
+from bridle.cli.chat import Conversation
 from bridle.testing.tiny import make_checkpoint
 
 
@@ -116,6 +119,31 @@ def test_conversation_remembers_and_forgets(lines: list[str], capsys: pytest.Cap
     assert "0 turns, system prompt: none" in shown
     assert "0 turns, system prompt: Be kind." in shown
     assert shown.count("/reset forgets the conversation") == 2  # at the start, and for a command it does not know
+
+
+def test_a_stopped_reply_counts_what_was_made(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+    show = Console.print
+
+    def print_until_stopped(console: Console, *objects: Any, **how: Any) -> None:
+        show(console, *objects, **how)
+        if how.get("end") == "" and objects:
+            shown.append(str(objects[0]))
+            if len(shown) == 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(Console, "print", print_until_stopped)
+    kept: list[Conversation] = []
+    say = Conversation.say
+    monkeypatch.setattr(Conversation, "say", lambda self, text: (kept.append(self), say(self, text))[1])
+    lines += ["Tell me a long story.", "/quit"]
+    assert main(["chat", "--temperature", "0", "--max-tokens", "200"]) == 0
+    *pieces, end = shown
+    assert end == "[dim] (stopped)[/dim]"
+    assert [turn["content"] for turn in kept[0].turns] == ["Tell me a long story.", "".join(pieces)]
+    assert f"{len(pieces) - 1} out" in capsys.readouterr().out  # the last piece is what the end brought
 
 
 def test_conversation_survives_a_full_context(lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,7 @@ class Server:
 
     def begin(self) -> list[Stream]:
         """As many plain as controlled streams, all under way."""
-        plain = {"model": "demo", "prompt": "Once", "max_tokens": 150, "stream": True, "ignore_eos": True}
+        plain = {"model": "demo", "prompt": "Once", "max_tokens": 150, "seed": 1, "stream": True, "ignore_eos": True}
         half = range(self.num_streams // 2)
         streams = [self.controlled(("ada", "bob")[number % 2], self.forever, 1_500) for number in half]
         wait_until(lambda: all(stream.num_tokens > 1 for stream in streams), 120)

@@ -22,7 +22,7 @@ from bridle.http import HttpSettings, ServeSettings, serve
 from bridle.http.server import bind
 
 ROOT = Path(__file__).parents[2]
-LONG = {"prompt": "a", "max_tokens": 4000, "stream": True}  # about 80 s at the small server's slow pace
+LONG = {"prompt": "a", "max_tokens": 4000, "seed": 1, "stream": True}  # about 80 s at the small server's slow pace
 
 
 class Server:
@@ -89,7 +89,7 @@ def test_the_first_signal_lets_running_requests_finish(number: int) -> None:
             server.signal_and_wait(number)
             assert client.get("health/ready").status_code == 503
             assert client.get("health/live").status_code == 200
-            refused = client.post("v1/completions", json={"prompt": "a"})
+            refused = client.post("v1/completions", json={"prompt": "a", "seed": 1})
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "engine_closed"
             server.hurry()
@@ -128,7 +128,9 @@ def test_an_idle_server_ends_at_once_having_told_how_to_use_it() -> None:
         command = server.banner[2].strip()
         assert command.startswith(f"curl -N {server.url}v1/chat/completions -H 'Content-Type: application/json' -d '")
         body = json.loads(command.split(" -d '")[1].removesuffix("'"))
-        assert httpx.post(server.url + "v1/chat/completions", json=body | {"max_tokens": 2}).status_code == 200
+        assert (
+            httpx.post(server.url + "v1/chat/completions", json=body | {"max_tokens": 2, "seed": 1}).status_code == 200
+        )
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
 

@@ -43,7 +43,7 @@ def ask(socket: ClientConnection, message: str) -> list[Any]:
     return found
 
 
-GENERATE = f'GENERATE {{"model": "{NAME}", "prompt": [5, 6], "stream_id": 1, "max_tokens": 3}}'
+GENERATE = f'GENERATE {{"model": "{NAME}", "prompt": [5, 6], "stream_id": 1, "max_tokens": 3, "temperature": 0}}'
 
 
 @pytest.mark.parametrize("path", ["/", "/deep/lmtp", "/?key=unneeded"])

@@ -1,0 +1,177 @@
+"""`LLM` and its process: interrupts, forks, and folders that lack what a model needs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bridle import LLM, ChatSession, Controller, Decision, SamplingParams
+from bridle.controllers import SequenceView
+from bridle.errors import UnsupportedModel
+from bridle.outputs import RequestOutput
+from bridle.testing.tiny import make_checkpoint
+
+LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), sampling=LONG) as loaded:
+        yield loaded
+
+
+class Interrupts(Controller):
+    """Sends this process what Ctrl-C sends, after so many tokens; then the output goes on until somebody ends it."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    def next(self, view: SequenceView) -> Decision:
+        if len(view.generated) == self.num_tokens:
+            os.kill(os.getpid(), signal.SIGINT)
+            self.num_tokens = -1
+        return Decision.wait() if self.num_tokens < 0 else Decision.sample()
+
+
+def in_a_script(call: Callable[[], object]) -> None:
+    call()
+
+
+def in_a_notebook(call: Callable[[], object]) -> None:
+    """A cell runs inside the kernel's event loop, and the kernel is sent SIGINT to end it."""
+
+    async def cell() -> None:
+        call()
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(cell())
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("run", [in_a_script, in_a_notebook])
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_an_interrupt_ends_what_runs(llm: LLM, run: Callable[[Callable[[], object]], None], num_prompts: int) -> None:
+    controllers = [Interrupts(5), *[Interrupts(0xFFFF)] * (num_prompts - 1)]
+    with pytest.raises(KeyboardInterrupt):
+        run(lambda: llm.generate(["hello"] * num_prompts, controller=controllers))
+    llm.generate("hello", SamplingParams(temperature=0.0, max_tokens=1))
+    finished = llm.statistics().finished
+    assert finished["cancelled"] >= 1
+    assert finished["error"] == 0
+
+
+@pytest.mark.parametrize("run", [in_a_script, in_a_notebook])
+def test_an_interrupt_ends_a_turn_and_leaves_the_conversation(
+    llm: LLM, run: Callable[[Callable[[], object]], None]
+) -> None:
+    session = llm.session(sampling=SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
+    session.send("hello")
+    turns, output = list(session.turns), session.last_output
+    session.options["controller"] = Interrupts(1)
+    for call in (lambda: session.send("more"), lambda: ChatSession.together([session], ["more"])):
+        with pytest.raises(KeyboardInterrupt):
+            run(call)
+        assert (session.turns, session.last_output) == (turns, output)
+    del session.options["controller"]
+    session.send("more")
+    assert len(session.turns) == 4
+
+
+# -- forks ---------------------------------------------------------------------------------------------------
+
+
+def in_a_fork(work: Callable[[], object]) -> str:
+    """What `work` raises in a fork of this process."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(60)  # a fork that hangs dies
+            work()
+            said = "nothing"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_fork_cannot_use_the_model_of_its_parent(llm: LLM) -> None:
+    stream = iter(llm.stream("hello"))
+    next(stream)
+    works: list[Callable[[], object]] = [
+        lambda: llm.generate("hello"),
+        lambda: llm.generate("hello", constraint={"regex": "a+"}),
+        lambda: asyncio.run(llm.generate_async(["hello"])),
+        lambda: llm.stream("hello").read(),
+        lambda: llm.session().send("hello"),
+        lambda: llm.embed("hello"),
+        lambda: llm.score("hello"),
+        lambda: llm.load_adapter("x", "/nowhere"),
+        lambda: "".join(stream),  # begun by the parent
+        lambda: llm.model.client.submit(llm.request("hello")),
+    ]
+    for work in works:
+        said = in_a_fork(work)
+        assert said.startswith("EngineClosed: this process is a fork of the one that loaded the model"), said
+    assert in_a_fork(llm.close) == "nothing"
+    assert "".join(stream)  # the parent goes on
+    assert isinstance(llm.generate("hello")[0], RequestOutput)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_an_engine_tells_a_fork_of_its_process(llm: LLM) -> None:
+    client, request = llm.model.client, llm.request("hello")
+    assert in_a_fork(lambda: client.submit(request)).startswith("EngineClosed: this process is a fork")
+    assert in_a_fork(lambda: client.cancel("x")) == "nothing"
+    with client.submit(request) as stream:
+        assert in_a_fork(lambda: list(stream)).startswith("EngineClosed: this process is a fork")
+        assert list(stream)
+
+
+# -- folders -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt2", "llama"])
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, family: str) -> None:
+    make_checkpoint(family, tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink()
+    with pytest.raises(UnsupportedModel, match="has no tokenizer"):
+        LLM(str(tmp_path))
+
+
+# -- log-probabilities ---------------------------------------------------------------------------------------
+
+
+def test_log_probabilities_have_their_texts(llm: LLM) -> None:
+    sampling = SamplingParams(seed=1, max_tokens=12, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    (output,) = llm.generate("the quick brown fox", sampling)
+    (score,) = llm.score("the quick brown fox", top=2)
+    known = [*(output.outputs[0].logprobs or []), *(output.prompt_logprobs or []), *score.logprobs]
+    entries = [entry for entry in known if entry is not None]
+    assert len(entries) == 12 + 2 * (len(output.prompt_token_ids) - 1)
+    for entry in entries:
+        assert entry.text == llm.tokenizer.token_text(entry.token)
+        assert entry.top_texts == tuple(llm.tokenizer.token_text(token) for token, _ in entry.top)
+        assert len(entry.top) >= 2
+    assert any(entry.text.strip() for entry in entries)
