@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from bridle.cli.interrupts import ending_at_once
 from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest
 
@@ -26,7 +27,7 @@ def loaded_model(
 ) -> Iterator[LoadedModel]:
     """The model of `config` with its adapters, ready to generate, closed on leaving; `control` says whether Wasm
     controllers get a runtime (None: no), `more_adapters` that further ones may come. Raises what loading raises."""
-    with progress_bar(f"Loading {config.model}") as progress:
+    with progress_bar(f"Loading {config.model}") as progress, ending_at_once():
         from bridle.service.loading import load_model
 
         if adapters or more_adapters:

@@ -1,7 +1,7 @@
 """From words on a command line to an exit code.
 
 A mistake of the user is one line on stderr and exit code 2; a failure of something else is one line and code
-1; a bug of ours keeps its traceback. Ctrl-C is 130, as shells expect.
+1; a bug of ours keeps its traceback. Ctrl-C is one line and 130, as shells expect.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cyclopts import App, CycloptsError, UnknownOptionError
-
-from bridle.cli.settings_file import SettingsFile
+from bridle.cli import interrupts
 from bridle.errors import BridleError, InternalError, InvalidRequest, UnsupportedModel
+
+if TYPE_CHECKING:
+    from cyclopts import App, CycloptsError
 
 MISUSE = 2
 FAILURE = 1
-INTERRUPTED = 130
 
 #: Modules that come with an extra of the package.
 _EXTRAS = {
@@ -38,8 +39,13 @@ _SERVING = ("serve", "serve-model")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` (default: those of the process) name; gives the exit code."""
-    from bridle.cli.app import app
+    """Run the command that `arguments` (None: those of the process, which is ours then) name; gives its exit code."""
+    if arguments is None:
+        interrupts.listen()
+    with interrupts.ending_at_once():
+        from cyclopts import CycloptsError
+
+        from bridle.cli.app import app
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -67,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _complain(f"{error.filename}: {error.strerror}", FAILURE)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        if arguments is None:
+            interrupts.leave()
+        return interrupts.INTERRUPTED
     return result if isinstance(result, int) else 0
 
 
@@ -85,6 +93,7 @@ def _settings_file(words: list[str]) -> Iterator[None]:
     """Let the YAML file that `--config` before the command, or BRIDLE_CONFIG, names fill in what command line and
     environment leave open. The flag is taken out of `words`."""
     from bridle.cli.app import app
+    from bridle.cli.settings_file import SettingsFile
 
     path = os.environ.get("BRIDLE_CONFIG")
     if words and words[0].partition("=")[0] == "--config":
@@ -113,6 +122,8 @@ def _complain(message: str, code: int) -> int:
 
 def _told(error: CycloptsError, words: Sequence[str]) -> str:
     """What the command line has wrong; of a flag that is another server's, or misplaced, what to write instead."""
+    from cyclopts import UnknownOptionError
+
     if isinstance(error, UnknownOptionError):
         flag = error.token.keyword or error.token.value
         flag = flag if flag.startswith("-") else f"--{flag.strip('[]')}"  # as a settings file has it

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from bridle.cli.adapter_options import AdapterOptions
+from bridle.cli.interrupts import ending_at_once
 from bridle.cli.limit_options import LimitOptions
 from bridle.cli.options import Bytes, EngineOptions, ModelOptions
 from bridle.cli.sizes import count
@@ -294,14 +295,15 @@ def serve(
     """
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
     settings = limits.add_to(adapters.add_to(shards.add_to(settings)))
-    from bridle.http.server import serve as serve_http
-    from bridle.lmtp.server import LmtpSettings, websocket_front
+    with ending_at_once():  # until the server itself listens to signals
+        from bridle.http.server import serve as serve_http
+        from bridle.lmtp.server import LmtpSettings, websocket_front
 
-    lmtp = LmtpSettings(
-        path=server.lmtp_path,
-        load_timeout=models.load_timeout,
-        request_timeout=server.request_timeout,
-        allowed_origins=access.cors_origin,
-    )
-    serve_http(settings, fronts=[websocket_front(lmtp)])
+        lmtp = LmtpSettings(
+            path=server.lmtp_path,
+            load_timeout=models.load_timeout,
+            request_timeout=server.request_timeout,
+            allowed_origins=access.cors_origin,
+        )
+        serve_http(settings, fronts=[websocket_front(lmtp)])
     return 0

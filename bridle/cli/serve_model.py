@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO, get_args
 from cyclopts import Group, Parameter
 
 from bridle.cli.adapter_options import AdapterOptions
+from bridle.cli.interrupts import ending_at_once
 from bridle.cli.serve import AccessOptions, ControlOptions, ModelSetOptions
 from bridle.cli.sizes import count
 from bridle.config import DType, EngineConfig, ModelConfig
@@ -145,7 +146,8 @@ def _serve_sockets(settings: ServeSettings, limits: LmtpSettings, lmtp: LmtpOpti
         for model in registry:
             _say(f"[{model.name} ready on device {model.info.device}]")
 
-    serve(settings, fronts=[websocket_front(limits, _say_short if lmtp.verbose else None)], announce=announce)
+    with ending_at_once():
+        serve(settings, fronts=[websocket_front(limits, _say_short if lmtp.verbose else None)], announce=announce)
 
 
 def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -> None:
@@ -166,7 +168,9 @@ def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -
         await server.serve(await stdio_link())
         await server.close()
 
-    with closing(load_registry(settings)) as registry:
+    with ending_at_once():
+        registry = load_registry(settings)
+    with closing(registry):
         asyncio.run(run())
 
 

@@ -260,9 +260,10 @@ class Supervisor:
 
     def _goodbye(self, error: ProtocolError) -> None:
         """The engine is gone, or broke the channel for good. It cannot clean up behind itself any more."""
-        if not self._engine_lives():
+        if self._engine_lives():
+            _complain(f"{error}; ending")
+        else:  # nobody is there to be told
             self._link.unlink()
-        _complain(f"{error}; ending")
         self.stop()
 
     def _worker_died(self, worker: WorkerPort) -> None:
