@@ -57,6 +57,9 @@ bench-all: $(STAMP)-dev ## run every benchmark, those of lab/ too (hours; ARGS=-
 controllers: $(STAMP)-controllers ## rebuild the standard controllers and compare (ARGS=--write ships them)
 	@$(PY) -m bridle.controllers.standard.rebuild $(ARGS)
 
+kernels: $(STAMP)-controllers ## compile the CPU kernels and compare (ARGS=--write ships them)
+	@$(PY) -m bridle.native.rebuild $(ARGS)
+
 install: $(STAMP)-core ## install bridle into .venv
 
 clean: ## remove caches and the virtual environment

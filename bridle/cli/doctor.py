@@ -88,8 +88,20 @@ def _device() -> Iterator[Finding]:
     cores = num_cores()
     threads = min(torch.get_num_threads(), cores)
     yield Finding("ok", "device", f"CPU, {cores} cores, {threads} threads compute")
+    yield from _kernels()
     if cores < (there := os.cpu_count() or 1):
         yield Finding("note", "cores", f"this process may use {cores} of {there}: its container or affinity says so")
+
+
+def _kernels() -> Iterator[Finding]:
+    from bridle.native.library import choice
+
+    found = choice()
+    if found.kernels is not None:
+        yield Finding("ok", "kernels", f"quantized models compute with {found.reason}")
+    else:
+        text = f"none fit this processor ({found.reason}): quantized models compute with plain torch, slowly"
+        yield Finding("note", "kernels", text, "--quantization none is the faster choice here")
 
 
 def _memory() -> Iterator[Finding]:

@@ -169,8 +169,9 @@ def lower_model(model: nn.Module, geometry: Geometry, device: torch.device) -> N
 
 def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[float], None] | None = None) -> None:
     """Bring the linear layers into their fastest form for this machine, or into 8 bits if asked for and not slower."""
-    from bridle.model.quantize import is_int8_worthwhile, quantize_linears
+    from bridle.model.quantize import is_int8_worthwhile, prepare_quantized, quantize_linears
 
+    prepare_quantized(model)
     if config.quantization == "int8" and is_int8_worthwhile():
         quantize_linears(model, progress)
     else:

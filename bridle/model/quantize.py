@@ -2,7 +2,7 @@
 
 Integer products are summed exactly, and each token has its own scale, so a row's result does not depend in the least
 on its batch mates. Weights take a quarter of float32's memory. Embeddings, norms, attention and fused experts stay
-as they are.
+as they are. Native kernels and plain torch give the same bits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from bridle.model.linear import PackedLinear, replace_linears
 from bridle.native.features import cpu_features
+from bridle.native.library import kernels
+from bridle.native.linear import NativeWeight, QuantizedLinear, int8_weight
 
 _log = logging.getLogger(__name__)
 
@@ -27,26 +29,32 @@ _TRIAL_SIDE, _TRIAL_ROWS, _TRIAL_ROUNDS = 1024, (1, 16), 5
 
 
 class Int8Linear(nn.Module):
-    """An `nn.Linear` computed in 8-bit integers."""
+    """An `nn.Linear` computed in 8-bit integers, by the kernels if `is_native` and there are any."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, is_native: bool = True) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach()
         scale = (weight.abs().amax(1).float() / 127).clamp_min(1e-12)  # [out]
         quantized = torch.round(weight.float() / scale[:, None]).to(torch.int8)
-        self.register_buffer("quantized", quantized, persistent=False)  # [out, in], row-major
-        self.register_buffer("scale", scale, persistent=False)
         self.bias = linear.bias
         self.dtype = weight.dtype
+        self.native: NativeWeight | None = int8_weight(quantized, scale, linear.bias) if is_native else None
+        if self.native is not None:
+            quantized, scale = self.native.packed.weights, self.native.packed.scales
+        self.register_buffer("quantized", quantized, persistent=False)  # [out, in], row-major, or packed
+        self.register_buffer("scale", scale, persistent=False)
 
     @property
     def weight(self) -> Tensor:
         """[out, in] in floating point, as the integers stand for it."""
-        return (self.quantized.float() * self.scale[:, None]).to(self.dtype)  # type: ignore[operator,index]
+        integers, scale = (self.quantized, self.scale) if self.native is None else self.native.integers()
+        return (integers.float() * scale[:, None]).to(self.dtype)  # type: ignore[operator,index]
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
+        if self.native is not None:
+            return self.native.multiply(rows)
         flat = rows.reshape(-1, self.in_features)  # [n, in]
         if flat.shape[0] == 0:
             return rows.new_empty(*rows.shape[:-1], self.out_features)
@@ -68,11 +76,20 @@ def quantize_linears(model: nn.Module, progress: Callable[[float], None] | None 
     return replace_linears(model, _is_large, Int8Linear, progress)
 
 
+def prepare_quantized(model: nn.Module) -> int:
+    """Bring the layers whose weights came quantized into the order of the kernels; gives their number."""
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    return sum(layer.prepare() for layer in layers)
+
+
 def is_int8_worthwhile() -> bool:
     """Whether this processor computes in 8 bits at least as fast as in float32; if not, the log says so.
 
-    Without instructions for it torch multiplies integers one by one, a hundred times slower.
+    Native kernels are. Without them and without instructions for it torch multiplies integers one by one, a hundred
+    times slower.
     """
+    if kernels() is not None:
+        return True
     ratio = int8_ratio()
     if ratio <= 1:
         return True
@@ -87,10 +104,10 @@ def is_int8_worthwhile() -> bool:
 
 @cache
 def int8_ratio() -> float:
-    """Time of a product in 8 bits over that in float32, tried once in this process; the better of two batch sizes."""
+    """Time of torch's product in 8 bits over that in float32, tried once in this process; the better of two batches."""
     linear = nn.Linear(_TRIAL_SIDE, _TRIAL_SIDE, bias=False).requires_grad_(False)
     is_packed = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    forms = (Int8Linear(linear), PackedLinear(linear, keeps_plain=True) if is_packed else linear)
+    forms = (Int8Linear(linear, is_native=False), PackedLinear(linear, keeps_plain=True) if is_packed else linear)
     with torch.inference_mode():
         trials = (torch.ones(rows, _TRIAL_SIDE) for rows in _TRIAL_ROWS)
         return min(_best_time(forms[0], rows) / _best_time(forms[1], rows) for rows in trials)

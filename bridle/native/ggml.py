@@ -95,7 +95,11 @@ def split_blocks(kind: BlockType, blocks: Tensor) -> Split:
 
 def dequantize(kind: BlockType, blocks: Tensor) -> Tensor:
     """Rows of blocks [out, bytes] -> float32 [out, in]."""
-    split = split_blocks(kind, blocks)
+    return join_split(kind, split_blocks(kind, blocks))
+
+
+def join_split(kind: BlockType, split: Split) -> Tensor:
+    """Blocks taken apart -> float32 [out, in]."""
     rows = split.integers.shape[0]
     scale = split.scale.float().unsqueeze(-1)  # [out, blocks, 1]
     groups = split.integers.view(rows, split.scale.shape[1], -1, kind.group)  # [out, blocks, groups, group]

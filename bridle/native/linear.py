@@ -1,7 +1,8 @@
 """Linear layers over quantized weights: groups of inputs with scales of their own, as GGUF files have them.
 
-`QuantizedLinear` is made of stored blocks or of floating-point weights, and stands where an `nn.Linear` stood.
-In plain torch it dequantizes its weight in each call.
+`QuantizedLinear` is made of stored blocks or of floating-point weights, and stands where an `nn.Linear` stood. Once
+`prepare` has brought the weight into the order of the kernels, rows are rounded to 8 bits per 32 inputs and multiplied
+as integers; a row's result does not depend on the rows beside it. Plain torch dequantizes the weight in each call.
 """
 
 from __future__ import annotations
@@ -13,14 +14,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bridle.native.ggml import BlockType, block_type, check_blocks, dequantize, quantize
+from bridle.native.ggml import BlockType, block_type, check_blocks, dequantize, join_split, quantize, split_blocks
+from bridle.native.kernels import MAX_INPUTS, Kernels, Matrix
+from bridle.native.library import kernels
+from bridle.native.packing import Packed, pack_blocks, pack_int8, unpack_blocks, unpack_int8
 
 #: What `from_float` can make.
 FORMS = ("Q8_0", "Q4_0")
 
 
+class NativeWeight:
+    """A weight in the order of the kernels, and products by it."""
+
+    def __init__(self, found: Kernels, packed: Packed, bias: Tensor | None) -> None:
+        self.kernels, self.packed = found, packed
+        self.matrix: Matrix = found.matrix(packed, bias)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in the type of `rows`"""
+        flat = rows.reshape(-1, self.packed.given).float().contiguous()
+        return self.kernels.linear(self.matrix, flat).to(rows.dtype).view(*rows.shape[:-1], self.packed.outputs)
+
+    def integers(self) -> tuple[Tensor, Tensor]:
+        """What `int8_weight` was given."""
+        return unpack_int8(self.packed, self.kernels.lanes, self.kernels.zero)
+
+
+def int8_weight(quantized: Tensor, scale: Tensor, bias: Tensor | None) -> NativeWeight | None:
+    """Integers [out, in] with a float scale per output, for the kernels; None if there are none for them."""
+    found = kernels()
+    if found is None or quantized.device.type != "cpu" or quantized.shape[1] > MAX_INPUTS:
+        return None
+    return NativeWeight(found, pack_int8(quantized, scale, found.lanes, found.zero), bias)
+
+
 class QuantizedLinear(nn.Module):
-    """A linear layer whose weight is kept in blocks of one of the types of `bridle.native.ggml`."""
+    """A linear layer whose weight is kept in blocks of one of the types of `bridle.native.ggml`.
+
+    `blocks` are there until `prepare` is called.
+    """
 
     blocks: Tensor
 
@@ -34,6 +66,7 @@ class QuantizedLinear(nn.Module):
         self.dtype = dtype
         self.register_buffer("blocks", blocks, persistent=False)  # [out, bytes]
         self.bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), requires_grad=False)
+        self.native: NativeWeight | None = None
 
     @classmethod
     def from_ggml(
@@ -53,13 +86,29 @@ class QuantizedLinear(nn.Module):
         kind = block_type(form)
         return cls(kind, quantize(kind, weight), (weight.shape[0], weight.shape[1]), bias, weight.dtype)
 
+    def prepare(self) -> bool:
+        """Bring the weight into the order of the kernels, in place of the blocks, if there are any. Idempotent."""
+        found = kernels()
+        if self.native is not None or found is None or self.in_features > MAX_INPUTS:
+            return self.native is not None
+        packed = pack_blocks(self.kind, split_blocks(self.kind, self.blocks), found.lanes, found.zero)
+        self.native = NativeWeight(found, packed, self.bias)
+        self.blocks = packed.weights
+        self.register_buffer("scales", packed.scales, persistent=False)
+        return True
+
     @property
     def weight(self) -> Tensor:
         """[out, in] in floating point, as the blocks stand for it."""
-        return dequantize(self.kind, self.blocks).to(self.dtype)
+        if self.native is None:
+            return dequantize(self.kind, self.blocks).to(self.dtype)
+        split = unpack_blocks(self.kind, self.native.packed, self.native.kernels.lanes, self.native.kernels.zero)
+        return join_split(self.kind, split).to(self.dtype)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
+        if self.native is not None:
+            return self.native.multiply(rows)
         return functional.linear(rows, self.weight.to(rows.dtype), self.bias)
 
     def extra_repr(self) -> str:

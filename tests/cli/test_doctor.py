@@ -147,3 +147,25 @@ def test_a_model_is_looked_at(tmp_path: Path) -> None:
     assert broken.level == "problem"
     (elsewhere,) = setup_probes.model("owner/nothing-like-it")
     assert elsewhere.level == "note" and "not on this disk" in elsewhere.text
+
+
+@pytest.mark.parametrize(("features", "level"), [(None, "ok"), (frozenset(), "note")])
+def test_kernels_are_told(features: frozenset[str] | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bridle.native import library
+
+    if features is not None:
+        monkeypatch.setattr(library, "cpu_features", lambda: features)
+    library.choice.cache_clear()
+    (finding,) = doctor._kernels()
+    library.choice.cache_clear()
+    if features is None and not list(library.fitting(*_this_machine())):
+        level = "note"
+    assert finding.level == level and "quantized models compute with" in finding.text
+
+
+def _this_machine() -> tuple[str, str, frozenset[str]]:
+    import platform
+
+    from bridle.native.features import cpu_features
+
+    return platform.system(), platform.machine(), cpu_features()

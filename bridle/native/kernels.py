@@ -1,0 +1,135 @@
+"""The kernels of one shared object, called with everything checked: no pointer leaves Python before its tensor has the
+type, the place and the size that the C code takes for granted."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_int, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bridle.errors import InternalError
+from bridle.native.ggml import TYPES
+from bridle.native.packing import BLOCK, KINDS, Packed
+
+#: The version of the C functions' arguments.
+VERSION = 1
+#: Sums of 32 bits hold so many products of 8 bits.
+MAX_INPUTS = 1 << 16
+_MAX_ROWS = 1 << 20
+
+
+class CMatrix(ctypes.Structure):
+    """`matrix` of sources/linear.h."""
+
+    _fields_ = (
+        ("weights", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("kind", c_int),
+        ("outputs", c_int),
+        ("inputs", c_int),
+        ("given", c_int),
+    )
+
+
+class Matrix:
+    """A packed matrix that kernels can multiply by; keeps its tensors alive."""
+
+    def __init__(self, packed: Packed, bias: Tensor | None, lanes: int) -> None:
+        self.kind, self.outputs, self.inputs, self.given = packed.kind, packed.outputs, packed.inputs, packed.given
+        self.weights, self.scales = packed.weights, packed.scales
+        self.bias = None if bias is None else bias.detach().float().contiguous()
+        self._check(lanes)
+        self.c = CMatrix(
+            self.weights.data_ptr(),
+            self.scales.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+            KINDS[self.kind],
+            self.outputs,
+            self.inputs,
+            self.given,
+        )
+
+    def _check(self, lanes: int) -> None:
+        panels = -(-self.outputs // lanes)
+        weights, scales = packed_sizes(self.kind, panels * lanes, self.inputs)
+        _require(0 < self.outputs < 1 << 30, f"a matrix has {self.outputs} outputs")
+        _require(
+            0 < self.given <= self.inputs <= MAX_INPUTS and self.inputs % BLOCK == 0,
+            f"a matrix has {self.given} of {self.inputs} inputs; kernels sum up to {MAX_INPUTS}, in blocks of {BLOCK}",
+        )
+        check_tensor(self.weights, torch.uint8, weights, "weights")
+        check_tensor(self.scales, torch.uint8, scales, "scales")
+        if self.bias is not None:
+            check_tensor(self.bias, torch.float32, self.outputs, "the bias")
+
+
+class Kernels:
+    """Functions of one loaded object."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self._library = library = ctypes.CDLL(str(path))
+        if library.bridle_version() != VERSION:
+            raise InternalError(f"{path.name} has interface {library.bridle_version()}; {VERSION} is wanted")
+        self.lanes: int = library.bridle_lanes()
+        self.zero: int = library.bridle_zero()
+        self._linear = _function(library, "bridle_linear", POINTER(CMatrix), *[c_void_p] * 3, c_int, c_int)
+        self.threads = 1
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many from now on, if there are not more already."""
+        self.threads = self._library.bridle_threads(threads)
+
+    def matrix(self, packed: Packed, bias: Tensor | None) -> Matrix:
+        return Matrix(packed, bias, self.lanes)
+
+    def linear(self, matrix: Matrix, rows: Tensor) -> Tensor:
+        """Float rows [n, in] -> [n, out]"""
+        num_rows = rows.shape[0]
+        _require(rows.dim() == 2 and num_rows < _MAX_ROWS, f"rows of shape {tuple(rows.shape)}")
+        check_tensor(rows, torch.float32, num_rows * matrix.given, "rows")
+        out = torch.empty(num_rows, matrix.outputs)
+        if num_rows:
+            scratch = torch.empty(scratch_bytes(matrix, num_rows), dtype=torch.uint8)
+            parallel = int(torch.get_num_threads() > 1)
+            self._linear(matrix.c, rows.data_ptr(), scratch.data_ptr(), out.data_ptr(), num_rows, parallel)
+        return out
+
+
+def scratch_bytes(matrix: Matrix, num_rows: int) -> int:
+    """What quantized rows take: integers, a scale and two sums of 4 bytes per block."""
+    return num_rows * (matrix.inputs + matrix.inputs // BLOCK * 12)
+
+
+def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
+    """Bytes of the weights and of the scales of whole panels."""
+    if kind == "int8":
+        return outputs * inputs, 4 * outputs
+    block = TYPES[kind]
+    per_block = 2 if block.inputs == BLOCK else 20 if block.has_minimum else 18
+    return outputs * inputs * block.bits // 8, outputs * (inputs // block.inputs) * per_block
+
+
+def check_tensor(tensor: Tensor, dtype: torch.dtype, size: int, what: str) -> None:
+    """Raises `InternalError` if `tensor` is not plain memory of so many numbers of that type."""
+    _require(
+        tensor.device.type == "cpu" and tensor.dtype is dtype and tensor.is_contiguous() and tensor.numel() == size,
+        f"{what}: {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}, contiguous: {tensor.is_contiguous()}; "
+        f"{size} contiguous {dtype} on the cpu are wanted",
+    )
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise InternalError(f"not for a kernel: {what}")
+
+
+def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
+    function = getattr(library, name)
+    function.argtypes, function.restype = arguments, None
+    return function

@@ -1,0 +1,100 @@
+"""The kernels that fit this processor: chosen by its features, checked by hash, tried once against plain torch.
+
+Whatever does not fit, was changed or gives other numbers is left alone, and plain torch computes; `choice()` says
+which and why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from functools import cache
+from threading import Lock
+
+import msgspec
+import torch
+
+from bridle.errors import BridleError, InternalError
+from bridle.native.features import cpu_features
+from bridle.native.ggml import TYPES, dequantize, quantize, split_blocks
+from bridle.native.kernels import Kernels
+from bridle.native.packing import pack_blocks, pack_int8
+from bridle.native.targets import MANIFEST, TARGETS, Target
+
+_log = logging.getLogger(__name__)
+_lock = Lock()
+_TRIAL_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernels in use, or None with the reason for it."""
+
+    kernels: Kernels | None
+    reason: str
+
+
+def kernels() -> Kernels | None:
+    """The kernels in use; None where plain torch computes. They use as many threads as torch is set to."""
+    with _lock:
+        chosen = choice().kernels
+        if chosen is not None and chosen.threads < (wanted := torch.get_num_threads()):
+            chosen.use_threads(wanted)
+    return chosen
+
+
+@cache
+def choice() -> Choice:
+    """What was chosen for this processor, once in a process."""
+    reasons = []
+    for target in fitting(platform.system(), platform.machine(), cpu_features()):
+        try:
+            found = load(target)
+            try_out(found)
+        except (BridleError, OSError) as error:
+            _log.warning("the kernels %s are left alone: %s", target.name, error)
+            reasons.append(f"{target.name}: {error}")
+            continue
+        return Choice(found, f"{found.name}, {found.lanes} lanes")
+    reason = "; ".join(reasons) or "none is built for this processor"
+    _log.warning("no native kernels, plain torch computes: %s", reason)
+    return Choice(None, reason)
+
+
+def fitting(system: str, machine: str, features: Set[str]) -> Iterator[Target]:
+    """The targets that such a machine can run, best first."""
+    if system == "Linux":
+        machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+        yield from (target for target in TARGETS if target.machine == machine and target.features <= features)
+
+
+def load(target: Target) -> Kernels:
+    """Open the shipped object. Raises `InternalError` if it is not the one of the manifest."""
+    wanted = msgspec.json.decode(MANIFEST.read_bytes(), type=dict[str, str]).get(target.name)
+    found = hashlib.sha256(target.path.read_bytes()).hexdigest()
+    if found != wanted:
+        raise InternalError(f"{target.path.name} has the SHA-256 {found}; the manifest says {wanted}")
+    return Kernels(target.name, target.path)
+
+
+def try_out(found: Kernels) -> None:
+    """A small product of each form. Raises `InternalError` if it is not what torch gives."""
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.randn(3, 256, generator=generator)
+    weight = torch.randn(33, 256, generator=generator)
+    integers = torch.randint(-127, 128, weight.shape, generator=generator, dtype=torch.int8)
+    ones = found.matrix(pack_int8(integers, torch.ones(33), found.lanes, found.zero), None)
+    scale = rows.abs().amax(1, keepdim=True).div(127)
+    want = (torch.round(rows / scale) @ integers.float().t()) * scale  # sums below 2^24: exact in float32, too
+    if not torch.equal(found.linear(ones, rows), want):
+        raise InternalError("its 8-bit product differs from torch's")
+    for name in ("Q8_0", "Q4_0"):
+        kind = TYPES[name]
+        blocks = quantize(kind, weight)
+        matrix = found.matrix(pack_blocks(kind, split_blocks(kind, blocks), found.lanes, found.zero), None)
+        want = rows @ dequantize(kind, blocks).t()
+        if float((found.linear(matrix, rows) - want).abs().max()) > _TRIAL_TOLERANCE * float(want.abs().max()):
+            raise InternalError(f"its {name} product differs from torch's")

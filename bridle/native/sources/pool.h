@@ -1,0 +1,101 @@
+// Threads that share work by tickets: who comes takes the next chunk, so a late worker delays nobody by more than the
+// chunk that it has begun. Workers look for work for a while and then sleep. One job at a time: whoever finds the pool
+// taken computes its own job alone.
+#pragma once
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include "simd.h"
+
+typedef void (*chunk_fn)(const void *job, int chunk);
+
+enum { MAX_WORKERS = 255, SPINS = 4000, PATIENCE = 1000 };
+static struct { chunk_fn fn; const void *job; int chunks; } shared;
+static _Atomic uint64_t ticket;          // generation << 32 | next chunk
+static _Atomic int finished;             // chunks of this generation that are done
+static _Atomic uint32_t generation;      // of the newest job
+static _Atomic int sleepers;
+static int workers;
+static uint32_t last_generation;
+static pthread_mutex_t taken = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t woken = PTHREAD_COND_INITIALIZER;
+
+INL void relax(void) {
+#if defined(__x86_64__)
+    _mm_pause();
+#else
+    __asm__ volatile("yield");
+#endif
+}
+
+static void take_chunks(uint32_t mine, chunk_fn fn, const void *job, int chunks) {
+    for (;;) {
+        uint64_t t = atomic_load(&ticket);
+        do {
+            if ((uint32_t)(t >> 32) != mine || (int64_t)(uint32_t)t >= chunks) return;
+        } while (!atomic_compare_exchange_weak(&ticket, &t, t + 1));
+        fn(job, (int)(uint32_t)t);
+        atomic_fetch_add(&finished, 1);
+    }
+}
+
+static void *work(void *unused) {
+    (void)unused;
+    for (uint32_t seen = 0;;) {
+        uint32_t now = atomic_load(&generation);
+        for (int i = 0; now == seen && i < SPINS; i++) { relax(); now = atomic_load(&generation); }
+        if (now == seen) {
+            pthread_mutex_lock(&sleep_lock);
+            atomic_fetch_add(&sleepers, 1);
+            while ((now = atomic_load(&generation)) == seen) pthread_cond_wait(&woken, &sleep_lock);
+            atomic_fetch_sub(&sleepers, 1);
+            pthread_mutex_unlock(&sleep_lock);
+        }
+        seen = now;
+        // Fields that are just being rewritten do no harm: their tickets are of another generation.
+        take_chunks(now, shared.fn, shared.job, shared.chunks);
+    }
+    return NULL;
+}
+
+// A child of fork() has none of its parent's threads.
+static void forget_workers(void) {
+    workers = 0; atomic_store(&sleepers, 0);
+    pthread_mutex_init(&taken, NULL); pthread_mutex_init(&sleep_lock, NULL); pthread_cond_init(&woken, NULL);
+}
+
+// So many threads compute from now on, the caller's among them; never fewer than before. Gives how many there are.
+API int bridle_threads(int threads) {
+    static int is_registered;
+    pthread_mutex_lock(&taken);
+    if (!is_registered) { pthread_atfork(NULL, NULL, forget_workers); is_registered = 1; }
+    while (workers < threads - 1 && workers < MAX_WORKERS) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, work, NULL)) break;
+        pthread_detach(thread);
+        workers++;
+    }
+    const int count = workers + 1;
+    pthread_mutex_unlock(&taken);
+    return count;
+}
+
+static void run(chunk_fn fn, const void *job, int chunks, int parallel) {
+    if (!parallel || chunks < 2 || !workers || pthread_mutex_trylock(&taken)) {
+        for (int i = 0; i < chunks; i++) fn(job, i);
+        return;
+    }
+    const uint32_t mine = ++last_generation ? last_generation : ++last_generation;
+    atomic_store(&ticket, ((uint64_t)mine << 32) | 0xffffffffu);   // nothing to take while the job is written
+    shared.fn = fn; shared.job = job; shared.chunks = chunks;
+    atomic_store(&finished, 0);
+    atomic_store(&ticket, (uint64_t)mine << 32);
+    atomic_store(&generation, mine);
+    if (atomic_load(&sleepers)) {
+        pthread_mutex_lock(&sleep_lock); pthread_cond_broadcast(&woken); pthread_mutex_unlock(&sleep_lock);
+    }
+    take_chunks(mine, fn, job, chunks);
+    for (int i = 0; atomic_load(&finished) < chunks; i++) { if (i < PATIENCE) relax(); else sched_yield(); }
+    pthread_mutex_unlock(&taken);
+}

@@ -1,0 +1,38 @@
+"""The instruction sets that kernels are built for, best first, and what a processor must have for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+SOURCES, OBJECTS, MANIFEST = FOLDER / "sources", FOLDER / "objects", FOLDER / "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An object: for processors of `machine` with all of `features`, compiled with `flags`."""
+
+    name: str
+    machine: str
+    features: frozenset[str]
+    flags: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        return OBJECTS / f"{self.name}.so"
+
+
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_vnni"})
+_X86, _ARM = "x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17"
+_BASE = "-mcpu=x86_64_v2+avx2+fma+f16c"
+
+TARGETS = (
+    Target(
+        "avx512-vnni", "x86_64", _AVX2 | _AVX512, ("-target", _X86, f"{_BASE}+avx512f+avx512bw+avx512vl+avx512vnni")
+    ),
+    Target("avx-vnni", "x86_64", _AVX2 | {"avx_vnni"}, ("-target", _X86, f"{_BASE}+avxvnni")),
+    Target("avx2", "x86_64", _AVX2, ("-target", _X86, _BASE)),
+    Target("neon-dotprod", "aarch64", frozenset({"asimd", "asimddp"}), ("-target", _ARM, "-mcpu=generic+v8a+dotprod")),
+)
