@@ -38,7 +38,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # The values at the bottom know each other in one direction only.
-ALLOWED_PEERS = {("bridle.outputs", "bridle.errors"), ("bridle.outputs", "bridle.sampling")}
+ALLOWED_PEERS = {
+    ("bridle.outputs", "bridle.errors"),
+    ("bridle.outputs", "bridle.sampling"),
+    ("bridle.shown", "bridle.errors"),
+}
 # The testing kit imports anything; besides tests only benchmarks drive it.
 MAY_USE_TESTING = ("bridle.testing", "bridle.bench", "lab")
 # Names that the package itself offers: reaching for them from below would be a hidden upward arrow.

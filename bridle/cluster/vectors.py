@@ -20,7 +20,7 @@ def require_embedder(executor: Executor) -> Embedder:
     """The executor as one that gives vectors. Raises `UnsupportedFeature` if it gives none."""
     if isinstance(executor, Embedder) and executor.info.embedding_size:
         return executor
-    raise UnsupportedFeature(f"{executor.info.model!r} gives no embeddings here, only tokens", "model")
+    raise UnsupportedFeature("the model gives no embeddings here, only tokens", "model")
 
 
 def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:

@@ -34,7 +34,7 @@ from bridle.errors import (
     UnknownAdapter,
     UnknownModel,
 )
-from bridle.shown import shown
+from bridle.shown import public_text, shown
 
 # The first class that matches decides: (status, OpenAI's error type, that of text-generation-inference). Subclasses
 # come before their bases.
@@ -108,7 +108,7 @@ def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
     Clients of text-generation-inference read `error_type` beside it, on every route.
     """
     _, openai_type, native_type = _row(error)
-    body = _body(str(error), kind or openai_type, getattr(error, "param", None), error.code, native_type)
+    body = _body(public_text(error), kind or openai_type, getattr(error, "param", None), error.code, native_type)
     if isinstance(error, ControllerError) and error.logs:
         body["error"]["logs"] = error.logs
     return body

@@ -13,6 +13,7 @@ from bridle.errors import (
     ShardUnavailable,
 )
 from bridle.lmtp.messages import Failure, StreamId
+from bridle.shown import public_text
 
 #: Errors that say nothing against the request itself.
 _RETRYABLE = (Overloaded, OutOfBlocks, ShardUnavailable, ModelUnavailable, EngineClosed, ControllerUnavailable)
@@ -33,5 +34,5 @@ def failure_of(stream_id: StreamId, error: BridleError) -> Failure:
 
 def error_text(error: BridleError) -> str:
     """What a client reads. Of a bug it learns no more than that it is one."""
-    text = "internal error; the server's log has more" if isinstance(error, InternalError) else str(error)
+    text = "internal error; the server's log has more" if isinstance(error, InternalError) else public_text(error)
     return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

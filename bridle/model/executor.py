@@ -168,7 +168,7 @@ class LocalExecutor:
 
     def _require_runner(self) -> ModelRunner:
         if self._runner is None:
-            raise ShardUnavailable(f"the executor of {self._info.model!r} is closed")
+            raise ShardUnavailable("the executor is closed")
         return self._runner
 
     def _check_plan(self, plan: StepPlan) -> None:

@@ -28,6 +28,7 @@ from bridle.service.loading import LoadedModel
 from bridle.service.slot import ModelState, Slot
 
 _MAX_SHOWN_CHARS = 100
+_PATHS = ("/", ".", "~")
 _MAX_SHOWN_NAMES = 40
 
 
@@ -103,9 +104,10 @@ class ModelRegistry:
 
     @property
     def names(self) -> list[str]:
-        """Every name that was given, and of the loadable ones those that are loaded; models first."""
+        """Every name that was given, and of the loadable ones those that are loaded; models first. An alias that is a
+        path counts, as LMQL names models so, but is not told."""
         known = [name for name, slot in self._slots.items() if slot.model is not None or not slot.is_passing]
-        return [*known, *self._aliases]
+        return [*known, *(alias for alias in self._aliases if not alias.startswith(_PATHS))]
 
     @property
     def loadable_names(self) -> list[str]:

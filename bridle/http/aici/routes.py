@@ -44,6 +44,7 @@ from bridle.outputs import Event, Finished, FinishReason
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, build_request, list_tags, tag_module, tokenize, upload_module
 from bridle.service.steering import MAX_NAME_CHARS, NO_CONTROLLER, auth_of, control_of, ignores_eos, wasm_controller
+from bridle.shown import public_text
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool
@@ -302,4 +303,4 @@ def _error(error: BridleError, status: int | None = None) -> Response:
     elif isinstance(error, ControllerUnavailable):
         status = 500
     headers = {"Retry-After": str(max(round(error.retry_after), 1))} if isinstance(error, Overloaded) else None
-    return json_response({"message": str(error), **error_body(error)}, status or status_of(error)[0], headers)
+    return json_response({"message": public_text(error), **error_body(error)}, status or status_of(error)[0], headers)
