@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.sampling"),
     ("bridle.telemetry",),
-    ("bridle.errors", "bridle.shown", "bridle.control_group", "bridle.threads"),
+    ("bridle.errors", "bridle.shown", "bridle.control_group", "bridle.heap", "bridle.threads"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # The values at the bottom know each other in one direction only.

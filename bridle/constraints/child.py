@@ -7,6 +7,7 @@ process that asks. It therefore imports nothing but the standard library and llg
 
 from __future__ import annotations
 
+import ctypes
 import json
 import signal
 import sys
@@ -54,13 +55,13 @@ def try_grammar(tokenizer: Any, grammar: str, limits: dict[str, Any]) -> dict[st
     """`{"bytes": n}`, about how much memory the compiled grammar takes, or `{"error": why}`."""
     import llguidance
 
-    before = _resident()
+    before = allocated()
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**limits))
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
         return {"error": reason(matcher)}
-    return {"bytes": max(_resident() - before, 0)}
+    return {"bytes": max(allocated() - before, 0)}
 
 
 def reason(matcher: Any) -> str:
@@ -105,12 +106,27 @@ def _unbound() -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+class _HeapNumbers(ctypes.Structure):
+    """glibc's `struct mallinfo2`: `hblkhd` bytes are in blocks of their own, `uordblks` in the rest."""
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
+
+
+def allocated() -> int:
+    """Bytes that are in use. How large the process is tells little of that: what one grammar leaves free the next one
+    takes, so that it seems to need nothing."""
+    try:
+        numbers = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):  # no glibc, or one of before 2021
+        return _statm(1)
+    numbers.restype = _HeapNumbers
+    found = numbers()
+    return int(found.uordblks + found.hblkhd)
+
+
 def _virtual() -> int:
     return _statm(0)
-
-
-def _resident() -> int:
-    return _statm(1)
 
 
 def _statm(column: int) -> int:

@@ -2,7 +2,8 @@
 
 A grammar that a child survived compiles here as well, since llguidance does the same work twice: it has no state
 between grammars. What is kept is the compiled matcher at its start; each request works on a copy, which takes
-microseconds. Grammars that are not usable are remembered too, so that asking again costs nothing.
+microseconds. Grammars that are not usable are remembered too, so that asking again costs nothing. What is kept is
+bounded in bytes that are really in use, and what building and dropping leaves free goes back to the system.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ from bridle.constraints.spec import Constraint
 from bridle.constraints.trial import Trials
 from bridle.constraints.vocabulary import Vocabulary, load_llguidance
 from bridle.errors import InvalidRequest, Overloaded
+from bridle.heap import return_free_memory
 
 #: What a compiled grammar takes at least, in bytes, and what a refusal does.
 _MIN_WEIGHT = 160 * 1024
 _REFUSAL_WEIGHT = 1024
+#: A grammar with more than this part of the room is not kept: it would drive out everybody else's.
+_MAX_PART = 4
+#: After so many bytes of grammars built and dropped, free memory goes back to the system.
+_LOOSE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,7 @@ class Compiler:
         self._building = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._weight = 0
+        self._loose = 0
         self._pending: dict[str, Future[Matcher]] = {}
         self._trials = Trials(self._limits)
         self._threads: ThreadPoolExecutor | None = None
@@ -115,13 +122,20 @@ class Compiler:
 
     def _keep(self, key: str, entry: _Entry) -> None:
         """Remember it, and forget what was not used for the longest time."""
+        limits = self._limits
         with self._lock:
-            self._entries[key] = entry
-            self._weight += entry.weight
-            limits = self._limits
+            self._loose += entry.weight  # building takes about as much again
+            if entry.weight <= limits.cache_bytes // _MAX_PART:
+                self._entries[key] = entry
+                self._weight += entry.weight
             while len(self._entries) > limits.cache_entries or self._weight > limits.cache_bytes:
                 _, old = self._entries.popitem(last=False)
                 self._weight -= old.weight
+                self._loose += old.weight
+                del old
+            is_much, self._loose = self._loose >= _LOOSE_BYTES, self._loose % _LOOSE_BYTES
+        if is_much:
+            return_free_memory()
 
     def close(self) -> None:
         """End the children and forget everything. Idempotent."""
@@ -134,6 +148,7 @@ class Compiler:
         with self._lock:
             self._entries.clear()
             self._weight = 0
+        return_free_memory()
 
 
 def _done(result: Matcher | Exception) -> Future[Matcher]:

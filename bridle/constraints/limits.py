@@ -42,7 +42,7 @@ class ConstraintLimits:
     most `cache_entries` compiled grammars of about `cache_bytes` together are kept; `num_threads` compute
     masks."""
 
-    seconds: float = 2.0
+    seconds: float = 0.75
     memory: int = 256 * 1024 * 1024
     num_compilers: int = 2
     cache_entries: int = 256

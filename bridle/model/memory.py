@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import re
 import sys
@@ -16,6 +15,7 @@ import torch
 
 from bridle.control_group import memory_room
 from bridle.errors import UnsupportedModel
+from bridle.heap import return_free_memory
 
 T = TypeVar("T")
 
@@ -67,8 +67,7 @@ def _run_on_cuda(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
 def return_memory() -> None:
     """Give the system back what the allocator keeps of earlier work, so that it is free for others to see."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
+    return_free_memory()
 
 
 def _forget_peak() -> None:

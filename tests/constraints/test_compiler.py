@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from bridle.constraints import Choice, Constraint, ConstraintLimits, JsonSchema, Lark, Regex, Substring, Yacc
-from bridle.constraints.child import first_line
+from bridle.constraints.child import allocated, first_line
 from bridle.constraints.compiler import Compiler
 from bridle.constraints.trial import Trials
 from bridle.errors import InvalidRequest, Overloaded
@@ -167,6 +167,41 @@ def test_what_is_kept_is_bounded_and_the_latest() -> None:
         assert not compiler.compile(Regex("a{1}")).done()
     finally:
         compiler.close()
+
+
+def test_what_hostile_grammars_leave_behind_is_bounded_in_bytes_of_the_process() -> None:
+    """Grammars of megabytes, one after the other: in use is what the cache may hold, the rest goes back."""
+    limits = ConstraintLimits(cache_bytes=24 << 20, seconds=10)
+    compiler = Compiler(text_vocabulary, limits)
+    try:
+        compiler.compile(Regex("a")).result()
+        before, resident = allocated(), psutil.Process().memory_info().rss
+        for number in range(24):
+            compiler.compile(_many_objects(number)).result()
+            assert compiler.cached_bytes <= limits.cache_bytes
+        assert allocated() - before <= 1.5 * limits.cache_bytes
+        assert compiler.num_cached > 1
+        assert psutil.Process().memory_info().rss - resident <= 3 * limits.cache_bytes
+    finally:
+        compiler.close()
+    assert allocated() - before <= limits.cache_bytes // 4
+
+
+def test_a_grammar_drives_out_no_more_than_its_share() -> None:
+    compiler = Compiler(text_vocabulary, ConstraintLimits(cache_bytes=1 << 20, seconds=10))
+    try:
+        kept = compiler.compile(Regex("a"))
+        kept.result()
+        large = _many_objects(0)
+        assert not compiler.compile(large).result().is_failed
+        assert compiler.compile(Regex("a")).result() is kept.result()
+        assert compiler.num_cached == 1
+    finally:
+        compiler.close()
+
+
+def _many_objects(number: int) -> JsonSchema:
+    return JsonSchema({"enum": [{"a": index, "b": f"v{index}-{number}"} for index in range(600)]})
 
 
 def test_after_the_end_nothing_is_compiled() -> None:
