@@ -17,17 +17,22 @@ from bridle.engine.interfaces import (
     ExecutorInfo,
     HistoryLookup,
     Sampler,
-    StoppingCriteria,
     StoredValue,
     TextDecoder,
     TextState,
 )
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
-from bridle.engine.request import Request
+from bridle.engine.request import (
+    MaxLength,
+    MaxNewTokens,
+    Request,
+    StopOnRepetition,
+    StopOnTokens,
+    StoppingCriteria,
+)
 from bridle.engine.scheduler import Scheduler
 from bridle.engine.sequence import Sequence, SequenceStatus, fork_key, root_key
 from bridle.engine.statistics import EngineStatistics
-from bridle.engine.stopping import MaxLength, MaxNewTokens, StopOnRepetition, StopOnTokens
 
 __all__ = [
     "Answer",

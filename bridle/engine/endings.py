@@ -5,15 +5,18 @@ What comes from other threads is done between two steps. Knows nothing of plans,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import heapq
+from collections.abc import Callable, Iterator, Mapping
 
 from bridle.engine.branching import Outputs
-from bridle.engine.deadlines import Deadlines
 from bridle.engine.progress import Progress
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, SequenceStatus
 from bridle.errors import BridleError, DeadlineExceeded
 from bridle.outputs import FinishReason
+
+#: Entries of requests that are over, before they are swept out beside as many live ones.
+_MAX_STALE = 64
 
 
 class Endings:
@@ -74,3 +77,34 @@ def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
     else:
         state = f"after {seq.num_generated} tokens of output"
     return DeadlineExceeded(f"the request's deadline passed {late:.3f} s ago, {state}")
+
+
+class Deadlines:
+    """Deadlines by request. One thread at a time; times are of one clock."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []  # also of requests that are over: swept out now and then
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request_id: str, deadline: float) -> None:
+        """The request is to end at `deadline`."""
+        self._due[request_id] = deadline
+        heapq.heappush(self._heap, (deadline, request_id))
+        if len(self._heap) > 2 * len(self._due) + _MAX_STALE:
+            self._heap = [(due, known) for known, due in self._due.items()]
+            heapq.heapify(self._heap)
+
+    def drop(self, request_id: str) -> None:
+        """The request is over; unknown ids are ignored."""
+        self._due.pop(request_id, None)
+
+    def pop_due(self, now: float) -> Iterator[tuple[str, float]]:
+        """Requests whose time is up, each once, with how late it is."""
+        while self._heap and self._heap[0][0] <= now:
+            deadline, request_id = heapq.heappop(self._heap)
+            if self._due.get(request_id) == deadline:
+                del self._due[request_id]
+                yield request_id, now - deadline

@@ -23,7 +23,7 @@ from bridle.engine.blame import Blame
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.branching import Branched, Branching, Outputs, draws_next
 from bridle.engine.endings import Endings
-from bridle.engine.intake import Intake
+from bridle.engine.intake import Intake, Openings
 from bridle.engine.interfaces import (
     AdapterStore,
     ControllerPool,
@@ -33,15 +33,14 @@ from bridle.engine.interfaces import (
     Interruptible,
     TextDecoder,
 )
-from bridle.engine.openings import Openings
 from bridle.engine.plan import SampleBatch, StepPlan
 from bridle.engine.progress import Progress
-from bridle.engine.prompt_gate import PromptGate
 from bridle.engine.request import Request
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
 from bridle.engine.steering import Steering
+from bridle.engine.waiting import PromptGate
 from bridle.errors import (
     BridleError,
     EngineClosed,

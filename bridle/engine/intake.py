@@ -1,18 +1,26 @@
-"""From a request to its first sequence: what can never be served is refused here, with the value and the limit.
+"""From a request to its first sequence: what can never be served is refused here, and controllers are made.
 
-Needs to know the model's limits and nothing that changes while the engine runs.
+`Intake` knows the model's limits and nothing that changes while the engine runs. `Openings` has the sequences whose
+controller is not there yet. Such a sequence holds no blocks and is in no queue. If it ends meanwhile, the controller is
+let go as soon as it is there. A controller may rewrite the prompt, so the sequence begins only when it has spoken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+
 from bridle.config import EngineConfig
 from bridle.engine.batching import Batching
-from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.request import Request
-from bridle.engine.sequence import Sequence, root_key
-from bridle.engine.stopping import MaxLength
-from bridle.errors import ContextOverflow, ControllerError, InvalidRequest, UnsupportedFeature
+from bridle.engine.interfaces import Ask, ExecutorInfo
+from bridle.engine.progress import Progress
+from bridle.engine.request import MaxLength, Request
+from bridle.engine.sequence import Sequence, SequenceStatus, root_key
+from bridle.engine.steering import Steering, as_controller_error
+from bridle.errors import ContextOverflow, ControllerError, InternalError, InvalidRequest, UnsupportedFeature
 from bridle.sampling import SamplingParams
+
+_Prompt = Future[tuple[int, ...]]
 
 #: Draws and splices that any controlled output may spend beyond its share.
 _SPARE_TURNS = 256
@@ -103,3 +111,74 @@ class Intake:
         seq.stopping = (MaxLength(seq.max_len), *seq.request.stopping)
         scored_from = max(seq.sampling.prompt_logprobs_start, 1)  # nothing predicts the first token
         seq.num_scored = len(prompt) if seq.sampling.prompt_logprobs is None else min(scored_from, len(prompt))
+
+
+class Openings:
+    """Opens controllers; `begin` is called with each sequence whose prompt is final."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        steering: Steering,
+        progress: Progress,
+        begin: Callable[[Sequence], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._intake = intake
+        self._steering = steering
+        self._progress = progress
+        self._begin = begin
+        self._clock = clock
+        self._waiting: dict[int, tuple[Sequence, _Prompt]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_any_ready(self) -> bool:
+        """Whether `take` would begin something."""
+        return any(future.done() for _, future in self._waiting.values())
+
+    def open(self, seq: Sequence) -> None:
+        """Have the controller of `seq` made."""
+        seq.pool = self._steering.pool_for(seq.request.controller)
+        if seq.pool is None:
+            raise InternalError("a controller was accepted that no pool runs")
+        seq.status, seq.opened_at = SequenceStatus.OPENING, self._clock()
+        self._waiting[seq.id] = seq, seq.pool.open(seq.request)
+
+    def take(self) -> None:
+        """Controllers that are ready: their sequences begin, with the prompt they want."""
+        for seq, future in list(self._waiting.values()):
+            if seq.is_finished:
+                del self._waiting[seq.id]
+                _abandon(seq, future)
+            elif future.done():
+                del self._waiting[seq.id]
+                self._begin_controlled(seq, future)
+
+    def _begin_controlled(self, seq: Sequence, future: _Prompt) -> None:
+        try:
+            prompt = tuple(future.result())
+            seq.opening_seconds = self._clock() - (seq.opened_at or 0.0)
+            if prompt != seq.request.prompt:
+                self._intake.replace_prompt(seq, prompt)
+        except Exception as error:
+            self._progress.fail(seq, as_controller_error(error))
+            _abandon(seq, future)
+            return
+        self._steering.add(seq, Ask(seq.id, request=seq.request))
+        self._begin(seq)
+        self._steering.ask()
+
+
+def _abandon(seq: Sequence, future: _Prompt) -> None:
+    """The request ended before its controller was asked anything; its instance may still be in the making."""
+    pool, request = seq.pool, seq.request
+
+    def let_go(opened: _Prompt) -> None:
+        if pool is not None and not opened.cancelled() and opened.exception() is None:
+            pool.abandon(request)
+
+    if not future.cancel():
+        future.add_done_callback(let_go)

@@ -250,14 +250,3 @@ class TextDecoder(Protocol):
     def token_text(self, token: int) -> str:
         """What a token spells by itself, for people to read."""
         raise NotImplementedError
-
-
-# -- stopping ----------------------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class StoppingCriteria(Protocol):
-    """When an output is complete. Called after each token that a sequence gains, with all its tokens and the
-    number of them that are prompt. Return a short reason to stop, None to go on. Must not modify `tokens`."""
-
-    def __call__(self, tokens: Sequence[int], num_prompt: int) -> str | int | None: ...

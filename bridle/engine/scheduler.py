@@ -3,7 +3,7 @@
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
 token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each
 sure of one token before anyone gets a second; then waiting ones are admitted in order of priority, turn and arrival,
-where none waits for ever (`ageing`). Queued prompts may have to wait until the streams have had their time
+where none waits for ever (`waiting`). Queued prompts may have to wait until the streams have had their time
 (`PromptGate`); without chunks each is computed whole, in a step without decodes. When blocks run out, the sequence
 whose preemption frees most and costs least is put back to waiting and computed again later. The scheduler knows nothing
 of sampling, controllers or text.
@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bridle.engine.adapter_turns import AdapterTurns
-from bridle.engine.ageing import admission_order, overtaken_levels
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
-from bridle.engine.plan_rows import plan_row
-from bridle.engine.prompt_gate import PromptGate
 from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.waiting import PromptGate, admission_order, overtaken_levels
 
 _Pick = tuple[Sequence, int, list[BlockCopy]]  # who, how many tokens, what is copied for it
 _Picked = dict[int, _Pick]
@@ -132,7 +130,7 @@ class Scheduler:
         scheduled = []
         num_logits = 0
         for seq, num_tokens, _ in picked:
-            row = plan_row(seq, num_tokens)
+            row = seq.plan_row(num_tokens)
             plan.rows.append(row)
             scheduled.append(Scheduled(seq, row, num_logits, row.start + num_tokens))
             num_logits += row.num_logits

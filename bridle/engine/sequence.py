@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from bridle.engine.decision import Decision
-from bridle.engine.interfaces import Ask, ControllerPool, StoppingCriteria
+from bridle.engine.interfaces import Ask, ControllerPool
 from bridle.engine.output_text import OutputText
-from bridle.engine.request import Request
+from bridle.engine.plan import PlanRow
+from bridle.engine.request import Request, StoppingCriteria
 from bridle.outputs import FinishReason, Logprob, Usage
 from bridle.sampling import SamplingParams
 
@@ -203,6 +204,37 @@ class Sequence:
         """The executor lost this sequence: after a reset."""
         self.forget_kv()
         self.num_mirrored_tokens = 0
+
+    def plan_row(self, num_tokens: int) -> PlanRow:
+        """The row that computes the next `num_tokens`: what the executor's mirror does not know yet, and which logits
+        are wanted. The mirror is up to date from then on."""
+        row = PlanRow(
+            seq_id=self.id,
+            start=self.num_computed,
+            num_scheduled=num_tokens,
+            num_logits=self._num_logits(num_tokens),
+            num_kept=self.num_mirrored_tokens,
+            new_tokens=tuple(self.tokens[self.num_mirrored_tokens :]),
+            num_kept_blocks=self.num_mirrored_blocks,
+            new_blocks=tuple(self.block_table[self.num_mirrored_blocks :]),
+            num_prompt=self.num_prompt,
+            adapter=self.request.adapter,
+        )
+        self.num_mirrored_tokens = len(self.tokens)
+        self.num_mirrored_blocks = len(self.block_table)
+        return row
+
+    def _num_logits(self, num_tokens: int) -> int:
+        """How many of the last scheduled positions must give logits: those that predict a token to be scored, and
+        the last one if the next token is drawn from it."""
+        start, end = self.num_computed, self.num_computed + num_tokens
+        draws = end == len(self.tokens)
+        if not self.wants_scores:
+            return int(draws)
+        first = max(self.num_scored, start + 1) - 1  # predicts the first token to score
+        if first < min(end, self.num_to_score - 1):
+            return end - first
+        return int(draws)
 
     def fork(self, new_id: int, index: int, branch: int) -> Sequence:
         """A copy for branch `branch` of the fork under way; the caller shares the blocks."""

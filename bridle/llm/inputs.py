@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from bridle.config import EngineConfig, ModelConfig
-from bridle.engine.interfaces import StoppingCriteria
+from bridle.engine.request import StoppingCriteria
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.sampling import SamplingParams
 

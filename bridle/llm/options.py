@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from bridle.constraints.spec import Constraint
-from bridle.engine.interfaces import StoppingCriteria
+from bridle.engine.request import StoppingCriteria
 from bridle.sampling import SamplingParams
 
 Message = Mapping[str, Any]

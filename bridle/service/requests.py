@@ -23,7 +23,7 @@ from bridle.service.terms import DEFAULT_TERMS, Terms
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from bridle.engine.interfaces import StoppingCriteria
+    from bridle.engine.request import StoppingCriteria
     from bridle.service.loading import LoadedModel
 
 

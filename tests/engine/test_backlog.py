@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
 from bridle.engine import AsyncEngine, Engine
-from bridle.engine.backlog import MAX_LOG_CHARS, MAX_NOTE_BYTES, Backlog
+from bridle.engine.client import MAX_LOG_CHARS, MAX_NOTE_BYTES, Backlog
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import StoredValue
 from bridle.errors import ControllerError

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from bridle.config import EngineConfig
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.prompt_gate import PromptGate
 from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.waiting import PromptGate
 from bridle.errors import ContextOverflow, InvalidRequest
 from tests.engine.support import Lab, make_request
 from tests.engine.test_scheduler import Loop

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
-from bridle.engine.ageing import admission_order, overtaken_levels
-from bridle.engine.deadlines import Deadlines
 from bridle.engine.decision import Decision
+from bridle.engine.endings import Deadlines
 from bridle.engine.engine import Engine
 from bridle.engine.sequence import Sequence
+from bridle.engine.waiting import admission_order, overtaken_levels
 from bridle.errors import DeadlineExceeded, InvalidRequest
 from bridle.outputs import Finished, FinishReason, PromptEvent
 from bridle.testing.clock import FakeClock

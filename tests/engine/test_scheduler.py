@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan
-from bridle.engine.prompt_gate import PromptGate
 from bridle.engine.scheduler import Scheduler
 from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.waiting import PromptGate
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
 from tests.engine.support import make_sequence, more

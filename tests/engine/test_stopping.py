@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from bridle.engine.decision import Branch, Decision
-from bridle.engine.stopping import MaxLength, MaxNewTokens, StopOnRepetition, StopOnTokens
+from bridle.engine.request import MaxLength, MaxNewTokens, StopOnRepetition, StopOnTokens
 from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.outputs import FinishReason, PromptEvent, TokenEvent, Usage
 from bridle.testing.reference import reference_prompt_logprobs

@@ -1,0 +1,77 @@
+"""Which waiting sequences are admitted, in which order, and when.
+
+By level, but no level waits for ever. Within a level the order is that of urgency, so that tenants share there. Between
+levels the one comes first whose oldest member is due first: a level counts as much as so many seconds of waiting. Those
+who wait age all alike, so somebody of a low level is passed by requests that came soon after, and by none that came
+later than the head start of their level. One that is admitted before others of a higher level belongs to that level
+from then on: it is not preempted at once for those it had waited longer than.
+
+A prompt makes every stream beside it wait, so it may have to wait itself: until enough others wait with it to make the
+pause worth while, or until the streams have run undisturbed for long enough. That is the gate, which only counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, groupby, repeat
+from operator import attrgetter
+
+from bridle.engine.sequence import Sequence as TokenSequence
+
+
+def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[TokenSequence]:
+    """`waiting`, which is in order of level and within a level of urgency, as it is to be admitted. A level is worth
+    `seconds` of waiting."""
+    if not waiting or waiting[0].level == waiting[-1].level:
+        return list(waiting)
+    levels = [_dated(level, list(members), seconds) for level, members in groupby(waiting, attrgetter("level"))]
+    return [seq for _, _, seq in heapq.merge(*levels, key=lambda item: item[:2])]
+
+
+def overtaken_levels(order: Sequence[TokenSequence], waiting: Sequence[TokenSequence]) -> Iterable[int]:
+    """For each place in the order of those that are `waiting` the highest level (the smallest number) that is ready
+    there or after it. There is mostly one."""
+    if waiting and waiting[0].level == waiting[-1].level:
+        return repeat(waiting[0].level)
+    ready = [seq.level if seq.is_ready else _NOBODY for seq in reversed(order)]
+    return list(accumulate(ready, min))[::-1]
+
+
+_NOBODY = 1 << 30
+
+
+def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
+    """Each member with when its level is due while it is the first of it: the dates only grow, as merging needs it."""
+    ages = (seq.queued_at or 0.0 for seq in reversed(members))
+    oldest = reversed(list(accumulate(ages, min)))
+    dates: Iterable[float] = (level * seconds + since for since in oldest)
+    return [(date, level, seq) for date, seq in zip(dates, members, strict=True)]
+
+
+class PromptGate:
+    """Open if nothing decodes, if `ratio` times as many prompts are queued as sequences decode, or after `max_steps`
+    steps in a row in which sequences decoded and no prompt was computed."""
+
+    def __init__(self, ratio: float = 0.0, max_steps: int = 0) -> None:
+        self.ratio = ratio
+        self.max_steps = max_steps
+        self._num_steps = 0  # of decoding alone, in a row
+
+    @property
+    def is_always_open(self) -> bool:
+        """Whether it makes nobody wait, so that nothing need be counted."""
+        return self.ratio == 0 or self.max_steps == 0
+
+    def is_open(self, num_queued: int, num_decoding: int) -> bool:
+        """Whether queued prompts may be admitted now."""
+        if num_decoding == 0 or self._num_steps >= self.max_steps:
+            return True
+        return num_queued >= self.ratio * num_decoding
+
+    def note(self, *, had_prompts: bool, had_decodes: bool) -> None:
+        """A step was planned."""
+        if had_prompts:
+            self._num_steps = 0
+        elif had_decodes:
+            self._num_steps += 1
