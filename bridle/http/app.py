@@ -52,7 +52,13 @@ def create_app(
     """
     settings = settings or HttpSettings()
     state = HttpState(registry, settings, _admission(registry, settings, keys), Metrics(registry), tracing=tracing)
-    app = FastAPI(title="bridle", version=bridle.__version__, description="Steerable language models.")
+    app = FastAPI(
+        title="bridle",
+        version=bridle.__version__,
+        description="Steerable language models.",
+        docs_url=None,  # the framework's own pages load their scripts from the web
+        redoc_url=None,
+    )
     app.state.http = state
     refuse = refusing_for((*tgi.routers, anthropic.router))
     install_error_handlers(app, refuse)

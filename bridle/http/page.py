@@ -6,30 +6,57 @@ from __future__ import annotations
 import json
 from html import escape
 from string import Template
+from typing import Any
 
+from bridle.errors import UnknownModel
 from bridle.service import ModelRegistry
 
+_LOCKED = "<li>who has a key is told</li>"
 _NOTHING = "<li>nothing yet: a model is loaded when a request names it</li>"
 
 
-def render_page(registry: ModelRegistry, base_url: str) -> str:
-    """The HTML for a server reached at `base_url` (with a slash at its end)."""
+def render_page(registry: ModelRegistry, base_url: str, needs_key: bool = False) -> str:
+    """The HTML for a server reached at `base_url` (with a slash at its end). With `needs_key` it tells nothing of what
+    is served, but asks for a key and then looks by itself."""
+    curl = escape(curl_line(registry, base_url, needs_key))
+    if needs_key:
+        return _PAGE.substitute(models=_LOCKED, options="", curl=curl, key_style="")
     rows = "".join(
         f"<li><b>{escape(model.name)}</b> &middot; context {model.max_sequence_tokens:,} tokens &middot; "
         f"{escape(model.info.dtype)} on {escape(model.info.device)}</li>"
         for model in registry
     )
     adapters = [name for slot in registry.slots for name in registry.adapter_names(slot)]
-    options = "".join(f"<option>{escape(name)}</option>" for name in (*registry.names, *adapters))
-    return _PAGE.substitute(models=rows or _NOTHING, options=options, curl=escape(curl_line(registry, base_url)))
+    options = "".join(_option(registry, name) for name in (*registry.names, *adapters))
+    return _PAGE.substitute(models=rows or _NOTHING, options=options, curl=curl, key_style="display: none")
 
 
-def curl_line(registry: ModelRegistry, base_url: str) -> str:
-    """A command to paste into a shell."""
+def curl_line(registry: ModelRegistry, base_url: str, needs_key: bool = False) -> str:
+    """A command to paste into a shell; with `needs_key` there is a place for one, and the default model is not
+    named."""
     names = registry.names or registry.loadable_names
-    body = {"model": names[0] if names else "demo", "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    quoted = json.dumps(body).replace("'", "'\\''")
-    return f"curl -N {base_url}v1/chat/completions -H 'Content-Type: application/json' -d '{quoted}'"
+    name = names[0] if names else "demo"
+    body: dict[str, Any] = {} if needs_key else {"model": name}
+    is_chat = _chats(registry, name)
+    body |= {"messages": [{"role": "user", "content": "Hello!"}]} if is_chat else {"prompt": "Once", "max_tokens": 50}
+    quoted = json.dumps(body | {"stream": True}).replace("'", "'\\''")
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
+    path = "v1/chat/completions" if is_chat else "v1/completions"
+    return f"curl -N {base_url}{path}{key} -H 'Content-Type: application/json' -d '{quoted}'"
+
+
+def _option(registry: ModelRegistry, name: str) -> str:
+    chats = "" if _chats(registry, name) else ' data-chat="no"'
+    return f"<option{chats}>{escape(name)}</option>"
+
+
+def _chats(registry: ModelRegistry, name: str) -> bool:
+    """Whether a model, or an adapter's, takes conversations; of one that is not loaded that is hoped."""
+    try:
+        model = registry.slot_of(registry.choose(name).model).model
+    except UnknownModel:
+        return True
+    return model is None or model.tokenizer.has_chat_template
 
 
 _PAGE = Template("""<!doctype html>
@@ -53,11 +80,12 @@ small { opacity: .7; }
 <body>
 <h1>bridle</h1>
 <p>This server speaks the OpenAI API. It serves:</p>
-<ul>$models</ul>
+<ul id="models">$models</ul>
 <p>Try it from a shell:</p>
 <pre>$curl</pre>
 <p>or here:</p>
 <form id="form">
+<p style="$key_style"><label>API key: <input id="key" type="password" autocomplete="off"></label></p>
 <textarea id="prompt" rows="3" aria-label="Prompt">Tell me a short story.</textarea>
 <p>
 <select id="model" aria-label="Model">$options</select>
@@ -71,6 +99,34 @@ small { opacity: .7; }
 <script>
 const $$ = id => document.getElementById(id);
 let abort = null;
+$$("key").value = sessionStorage.getItem("key") || "";
+const headers = more => $$("key").value ? { ...more, Authorization: "Bearer " + $$("key").value } : more;
+const fit = () => {
+  const chosen = $$("model").selectedOptions[0];
+  if (chosen) $$("kind").value = chosen.dataset.chat === "no" ? "text" : "chat";
+};
+$$("model").onchange = fit;
+async function look() {
+  sessionStorage.setItem("key", $$("key").value);
+  const answer = await fetch("v1/models", { headers: headers({}) });
+  if (!answer.ok) throw new Error((await answer.json()).error.message);
+  const rows = (await answer.json()).data;
+  $$("model").replaceChildren(...rows.map(row => {
+    const made = document.createElement("option");
+    made.textContent = row.id;
+    if (row.has_chat_template === false) made.dataset.chat = "no";
+    return made;
+  }));
+  $$("models").replaceChildren(...rows.map(row => {
+    const made = document.createElement("li");
+    made.textContent = row.id + (row.max_model_len ? " \u00b7 context " + row.max_model_len + " tokens" : "");
+    return made;
+  }));
+  fit();
+}
+const show = error => { $$("out").className = "bad"; $$("out").textContent += error.message; };
+$$("key").onchange = () => { $$("out").textContent = ""; look().catch(show); };
+if ($$("model").options.length || !$$("key").value) fit(); else look().catch(show);
 $$("stop").onclick = () => abort && abort.abort();
 $$("form").onsubmit = async event => {
   event.preventDefault();
@@ -80,16 +136,17 @@ $$("form").onsubmit = async event => {
   $$("go").disabled = true; $$("stop").disabled = false;
   try { await run($$("kind").value === "chat", $$("prompt").value); }
   catch (error) {
-    if (error.name !== "AbortError") { $$("out").className = "bad"; $$("out").textContent += error.message; }
+    if (error.name !== "AbortError") show(error);
   }
   abort = null; $$("go").disabled = false; $$("stop").disabled = true;
 };
 async function run(isChat, text) {
-  const body = { model: $$("model").value, max_tokens: 200, stream: true, stream_options: { include_usage: true } };
+  const model = $$("model").value || null;
+  const body = { model, max_tokens: 200, stream: true, stream_options: { include_usage: true } };
   if (isChat) body.messages = [{ role: "user", content: text }]; else body.prompt = text;
   const began = performance.now();
   const answer = await fetch(isChat ? "v1/chat/completions" : "v1/completions", {
-    method: "POST", headers: { "Content-Type": "application/json" },
+    method: "POST", headers: headers({ "Content-Type": "application/json" }),
     body: JSON.stringify(body), signal: abort.signal });
   if (!answer.ok) throw new Error((await answer.json()).error.message);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();

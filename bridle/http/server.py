@@ -101,7 +101,8 @@ def run(
     def on_listening() -> None:
         host, port = listener.getsockname()[:2]
         shown = _LOCAL.get(host, f"[{host}]" if ":" in host else host)
-        (announce or partial(_announce, scheme="http" if context is None else "https"))(registry, f"{shown}:{port}")
+        scheme, needs_key = "http" if context is None else "https", settings.keys is not None
+        (announce or partial(_announce, scheme=scheme, needs_key=needs_key))(registry, f"{shown}:{port}")
 
     renewing = None if settings.tls is None or context is None else partial(settings.tls.keep_fresh, context)
     server = DrainingServer(config, app.state.http, settings.grace_period, on_listening, renewing)
@@ -257,9 +258,9 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
     return registry
 
 
-def _announce(registry: ModelRegistry, address: str, scheme: str) -> None:
+def _announce(registry: ModelRegistry, address: str, scheme: str, needs_key: bool) -> None:
     """Say where the server listens, and how to try it, on standard output."""
     url = f"{scheme}://{address}/"
     sys.stdout.write(f"Serving {', '.join(registry.names) or 'what requests name'} at {url} (stop with Ctrl+C)\n\n")
-    sys.stdout.write(f"  {curl_line(registry, url)}\n\n")
+    sys.stdout.write(f"  {curl_line(registry, url, needs_key)}\n\n")
     sys.stdout.flush()

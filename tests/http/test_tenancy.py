@@ -75,6 +75,9 @@ def test_without_a_key_every_route_but_health_is_closed(tmp_path: Path) -> None:
     for own, path in [*calls(app), ("GET", "/nope")]:
         for method in {own, "GET", "POST", "PUT", "DELETE", "HEAD"}:
             answer = client.request(method, concrete(path))
+            if path in ("/", "/docs", "/openapi.json") and method in ("GET", "HEAD"):
+                assert answer.status_code == 200 and "fake" not in answer.text
+                continue
             if path.startswith("/health") or path == "/ping":
                 assert answer.status_code in (200, 405)
                 continue

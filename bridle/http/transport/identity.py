@@ -1,8 +1,8 @@
 """Who sent a request: by API key, by a trusted proxy's headers, or the single user of a local server.
 
-With keys, every route but health needs one. Without keys the server is single-user (and `serve` lets it listen on
-loopback only); then everybody is an admin, as with the original of the controller API. The headers `x-user-id` and
-`x-user-role` count only when they come from a configured proxy's address.
+With keys, every route but health and the pages for browsers needs one. Without keys the server is single-user (and
+`serve` lets it listen on loopback only); then everybody is an admin, as with the original of the controller API. The
+headers `x-user-id` and `x-user-role` count only when they come from a configured proxy's address.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from bridle.service.keys import Identity, KeyStore
 
 LOCAL_USER = Identity("localhost", True)
 _OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
+#: Pages for browsers, which have no key to send yet. They tell nothing of what is served.
+_PAGES = ("/", "/docs", "/openapi.json")
 _MAX_USER_CHARS = 100
 
 
@@ -78,6 +80,8 @@ class Identifier:
             self._check_hosts(connection)
             return LOCAL_USER
         key = _key_of(connection)
+        if key is None and _is_page(connection):
+            return None
         if key is None:
             raise Unauthorized("an API key is needed; send it as 'Authorization: Bearer KEY' or 'api-key: KEY'")
         identity = self._keys.find(key)
@@ -106,11 +110,21 @@ def identity_of(connection: HTTPConnection) -> Identity:
     return identity if isinstance(identity, Identity) else LOCAL_USER
 
 
+def is_known(connection: HTTPConnection) -> bool:
+    """Whether it is known who sent this request: nobody is on what is open to everybody."""
+    return connection.scope.get("state", {}).get("identity") is not None
+
+
 def check_admin(connection: HTTPConnection) -> None:
     """Raises what answers 403 unless an admin asks."""
     identity = identity_of(connection)
     if not identity.is_admin:
         raise RefusedBody(403, Unauthorized(f"user {identity.user!r} may not do this: it takes the key of an admin"))
+
+
+def _is_page(connection: HTTPConnection) -> bool:
+    scope = connection.scope
+    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in _PAGES
 
 
 def _key_of(connection: HTTPConnection) -> str | None:
