@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from bridle.model.forward_context import AttentionOptions, current_handler
 from bridle.model.kernels.interface import AttentionKernel
 from bridle.model.kv_cache import KVCache
+from bridle.model.packing import PackedStep
 
 ATTENTION_NAME = "bridle"
 
@@ -58,7 +59,12 @@ class PagedAttention:
     def __init__(self, cache: KVCache, kernel: AttentionKernel) -> None:
         self.cache = cache
         self.kernel = kernel
-        self.slots: Tensor | None = None  # [T], set for each step
+        self.step: PackedStep | None = None  # set for each step
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether other ways of computing the same may stand in: not where one kernel was asked for as the oracle."""
+        return self.step is not None and self.kernel.name != "reference"
 
     def __call__(
         self,
@@ -70,6 +76,6 @@ class PagedAttention:
         extra: dict[str, Any],
     ) -> Tensor:
         layer = self.cache.layers[module.layer_idx]  # type: ignore[index]
-        assert self.slots is not None
-        layer.write(self.slots, key, value)
+        assert self.step is not None
+        layer.write(self.step.slots, key, value)
         return self.kernel.attend(query, layer, options)

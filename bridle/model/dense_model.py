@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bridle.model.dense_layer import DenseLayer, Norm, attend_causally, is_close, rotation
+from bridle.model.attention import PagedAttention
+from bridle.model.dense_layer import DenseLayer, Norm, Rotation, attend_causally, is_close, rotation
 from bridle.model.forward_context import AttentionHandler, attention_handler
 from bridle.model.linear import as_function
+from bridle.model.native_step import try_native_step
 
 
 class DenseModel:
@@ -29,6 +31,7 @@ class DenseModel:
         self.hidden: Tensor | None = None  # [R, hidden] what went into the head in the last pass
         for layer in self._layers:
             layer.bind()
+        self.native = try_native_step(self._layers)
 
     def __call__(
         self, input_ids: Tensor, position_ids: Tensor, logits_rows: Tensor, attend: AttentionHandler
@@ -36,11 +39,19 @@ class DenseModel:
         """Ids and positions [1, T], R indices into T -> logits [R, V]."""
         rows = nn.functional.embedding(input_ids[0], self._embedding)  # [T, hidden]
         cos, sin = self._rotary(rows, position_ids)
-        turn = rotation(cos, sin)
-        for layer in self._layers:
-            rows = layer.advance(rows, turn, attend)
+        rows = self._advance(rows, rotation(cos, sin), attend)
         self.hidden = self._norm(rows.index_select(0, logits_rows))
         return self._head(self.hidden)
+
+    def _advance(self, rows: Tensor, turn: Rotation, attend: AttentionHandler) -> Tensor:
+        """[T, hidden] -> [T, hidden] after all layers."""
+        if self.native is not None and isinstance(attend, PagedAttention) and attend.is_plain:
+            assert attend.step is not None
+            if self.native.fits(attend.cache):
+                return self.native.advance(rows, turn, attend.cache, attend.step)
+        for layer in self._layers:
+            rows = layer.advance(rows, turn, attend)
+        return rows
 
 
 def try_lower_model(model: Any) -> DenseModel | None:

@@ -41,7 +41,7 @@ class ModelRunner:
     def run(self, step: PackedStep) -> Tensor:
         """Write the step's keys and values, and give logits [R, V] of its logits rows."""
         attention = self.attention
-        attention.slots = step.slots
+        attention.step = step
         attention.kernel.begin(step)
         with torch.inference_mode():
             if self._short is not None:

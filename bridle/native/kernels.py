@@ -78,8 +78,16 @@ class Kernels:
             raise InternalError(f"{path.name} has interface {library.bridle_version()}; {VERSION} is wanted")
         self.lanes: int = library.bridle_lanes()
         self.zero: int = library.bridle_zero()
-        self._linear = _function(library, "bridle_linear", POINTER(CMatrix), *[c_void_p] * 3, c_int, c_int)
+        #: Query rows of a chunk of attention.
+        self.queries: int = library.bridle_queries()
+        self._linear = self.function("bridle_linear", POINTER(CMatrix), *[c_void_p] * 3, c_int, c_int)
         self.threads = 1
+
+    def function(self, name: str, *arguments: Any) -> Any:
+        """The C function of that name, which gives nothing. Its caller checks what it hands over."""
+        function = getattr(self._library, name)
+        function.argtypes, function.restype = arguments, None
+        return function
 
     def use_threads(self, threads: int) -> None:
         """Compute with so many from now on, if there are not more already."""
@@ -127,9 +135,3 @@ def check_tensor(tensor: Tensor, dtype: torch.dtype, size: int, what: str) -> No
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise InternalError(f"not for a kernel: {what}")
-
-
-def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
-    function = getattr(library, name)
-    function.argtypes, function.restype = arguments, None
-    return function

@@ -98,9 +98,9 @@ INL float sum_lanes(vf v) {
     return t[0];
 }
 
-// e^x, a few units in the last place; 0 for what is below -87.
+// e^x, a few units in the last place; 0 for what is below -87; what is no number stays none.
 INL vf exp_(vf x) {
-    const vi tiny = x < splat(-87.0f);
+    const vi tiny = x < splat(-87.0f), none = x != x;
     x = max_(x, splat(-87.0f));
     const vf n = __builtin_elementwise_roundeven(x * splat(1.44269504f));
     vf r = fma_(n, splat(-0.693359375f), x);
@@ -110,5 +110,31 @@ INL vf exp_(vf x) {
     p = fma_(p, r, splat(4.1665795894e-2f)); p = fma_(p, r, splat(1.6666665459e-1f));
     p = fma_(p, r, splat(5.0000001201e-1f)); p = fma_(p * r, r, r + splat(1.0f));
     const vi power = (__builtin_convertvector(n, vi) + splat_i(127)) << 23;
-    return (vf)((vi)(p * (vf)power) & ~tiny);
+    return (vf)(((vi)(p * (vf)power) & ~tiny) | none);
 }
+
+// Pairs of lanes, quarters, ... of two vectors added up; after all rounds lane i is the sum of vector i.
+#define FOLD(a, b, ...) (__builtin_shufflevector(a, b, __VA_ARGS__))
+#if LANES == 16
+INL vf fold1(vf a, vf b) { return FOLD(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) + FOLD(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31); }
+INL vf fold2(vf a, vf b) { return FOLD(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) + FOLD(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31); }
+INL vf fold4(vf a, vf b) { return FOLD(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) + FOLD(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31); }
+INL vf fold8(vf a, vf b) { return FOLD(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) + FOLD(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31); }
+INL vf sums_of(const vf *v) {
+    vf t[8];
+    EACH(i, 8) t[i] = fold1(v[2 * i], v[2 * i + 1]);
+    EACH(i, 4) t[i] = fold2(t[2 * i], t[2 * i + 1]);
+    EACH(i, 2) t[i] = fold4(t[2 * i], t[2 * i + 1]);
+    return fold8(t[0], t[1]);
+}
+#else
+INL vf fold1(vf a, vf b) { return FOLD(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + FOLD(a, b, 1, 9, 3, 11, 5, 13, 7, 15); }
+INL vf fold2(vf a, vf b) { return FOLD(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + FOLD(a, b, 2, 3, 10, 11, 6, 7, 14, 15); }
+INL vf fold4(vf a, vf b) { return FOLD(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + FOLD(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
+INL vf sums_of(const vf *v) {
+    vf t[4];
+    EACH(i, 4) t[i] = fold1(v[2 * i], v[2 * i + 1]);
+    EACH(i, 2) t[i] = fold2(t[2 * i], t[2 * i + 1]);
+    return fold4(t[0], t[1]);
+}
+#endif

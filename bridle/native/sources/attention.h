@@ -1,0 +1,145 @@
+// Attention of packed rows over a paged cache of float32 keys and values [slots][kv heads][dim].
+//
+// A chunk of work is one key head and as many tokens of one sequence as make up QUERIES query rows with the heads that
+// share it. Keys are read in tiles of 64 positions, always the same ones, and a query that does not see a tile is left as
+// it is: so what a token gives depends neither on the tokens beside it nor on how its cache is cut into blocks.
+#pragma once
+#include "pool.h"
+
+enum { TILE = 64, QUERIES = 32, MAX_DIM = 256, MAX_GROUP = 32 };
+enum { OFFSET, LENGTH, CONTEXT, FIRST_SPAN, FIRST_CHUNK, ROW_FIELDS };   // of a sequence's row
+
+typedef struct {
+    const float *q, *keys, *values, *sinks;
+    const int64_t *rows, *spans;      // spans: where positions from 0 on lie, {slot, count} after {slot, count}
+    float *out;
+    float scale, softcap;
+    int num_rows, q_stride, heads, kv_heads, dim, window;
+} attention;
+
+typedef struct { int64_t span, passed; } cursor;   // the first position of the span
+
+// Where the keys of positions begin .. end - 1 lie, counted in numbers.
+INL void find_slots(const attention *a, const int64_t *spans, cursor *c, int64_t begin, int64_t end, size_t *at) {
+    for (int64_t p = begin; p < end; p++) {
+        while (p >= c->passed + spans[2 * c->span + 1]) { c->passed += spans[2 * c->span + 1]; c->span++; }
+        at[p - begin] = (size_t)(spans[2 * c->span] + p - c->passed) * (size_t)a->kv_heads * (size_t)a->dim;
+    }
+}
+
+INL void score(const float *q, const float *keys, const size_t *at, int dim, float *out) {   // LANES keys
+    vf v[LANES];
+    EACH(i, LANES) v[i] = load(q) * load(keys + at[i]);
+    for (int d = LANES; d < dim; d += LANES) {
+        const vf x = load(q + d);
+        EACH(i, LANES) v[i] = fma_(x, load(keys + at[i] + d), v[i]);
+    }
+    store(out, sums_of(v));
+}
+
+// acc[e][:] += sum over j of p[e][j] values[j][:], for N queries and W vectors of their width.
+INL void gather(float *acc, const float *p, const float *values, const size_t *at, int begin, int end, int dim, const int N, const int W) {
+    for (int d = 0; d < dim; d += W * LANES) {
+        vf s[N * W];
+        EACH(e, N) EACH(k, W) s[e * W + k] = load(acc + e * dim + d + k * LANES);
+        for (int j = begin; j < end; j++) {
+            vf v[W];
+            EACH(k, W) v[k] = load(values + at[j] + d + k * LANES);
+            EACH(e, N) { const vf x = splat(p[e * TILE + j]); EACH(k, W) s[e * W + k] = fma_(x, v[k], s[e * W + k]); }
+        }
+        EACH(e, N) EACH(k, W) store(acc + e * dim + d + k * LANES, s[e * W + k]);
+    }
+}
+enum { BESIDE = LANES == 16 ? 6 : 2 };
+INL void gather_all(float *acc, const float *p, const float *values, const size_t *at, int begin, int end, int dim, int n) {
+    int e = 0;
+    if (dim % (4 * LANES) == 0) {
+        for (; e + BESIDE <= n; e += BESIDE) gather(acc + e * dim, p + e * TILE, values, at, begin, end, dim, BESIDE, 4);
+        for (; e < n; e++) gather(acc + e * dim, p + e * TILE, values, at, begin, end, dim, 1, 4);
+    } else for (; e < n; e++) gather(acc + e * dim, p + e * TILE, values, at, begin, end, dim, 1, 1);
+}
+
+INL vf tanh_(vf x) {
+    const vf most = splat(20.0f);
+    x = (vf)(((vi)x & (x < most)) | ((vi)most & (x >= most)) | ((vi)x & (x != x)));
+    return splat(1.0f) - splat(2.0f) / (exp_(x + x) + splat(1.0f));
+}
+
+// Scores of one query over a tile become weights; gives what earlier sums are multiplied by.
+INL float weigh(const attention *a, float *s, int begin, int end, int64_t low, int64_t high, int64_t j0, float *top, float *total) {
+    vi lane; for (int i = 0; i < LANES; i++) lane[i] = i;
+    const vf hidden = splat(-INFINITY);
+    vf m = hidden;
+    const int from = begin / LANES * LANES;
+    for (int j = from; j < end; j += LANES) {
+        vf v = load(s + j) * splat(a->scale);
+        if (a->softcap > 0) v = tanh_(v / splat(a->softcap)) * splat(a->softcap);
+        const vi at = lane + splat_i((int32_t)(j0 + j));
+        const vi seen = (at >= splat_i((int32_t)low)) & (at <= splat_i((int32_t)high));
+        v = (vf)(((vi)v & seen) | ((vi)hidden & ~seen));
+        m = max_(m, v);
+        store(s + j, v);
+    }
+    float most = *top;
+    for (int i = 0; i < LANES; i++) most = m[i] > most ? m[i] : most;
+    vf sum = {0};
+    for (int j = from; j < end; j += LANES) {
+        // Nothing seen so far: weights of nothing. A score that is no number is never the largest, and stays none.
+        const vf w = most == -INFINITY ? (vf)((vi)load(s + j) & (load(s + j) != load(s + j))) : exp_(load(s + j) - splat(most));
+        store(s + j, w);
+        sum += w;
+    }
+    const float kept = *top == most ? 1.0f : exp_(splat(*top - most))[0];
+    *total = *total * kept + sum_lanes(sum);
+    *top = most;
+    return kept;
+}
+
+static void attend_chunk(const void *job, int number) {
+    const attention *a = job;
+    int r = 0, up = a->num_rows;                       // the last row that begins at or before this chunk
+    while (up - r > 1) { const int mid = (r + up) / 2; if (a->rows[mid * ROW_FIELDS + FIRST_CHUNK] <= number) r = mid; else up = mid; }
+    const int64_t *row = a->rows + r * ROW_FIELDS, *spans = a->spans + 2 * row[FIRST_SPAN];
+    const int group = a->heads / a->kv_heads, tokens = QUERIES / group, dim = a->dim;
+    const int local = number - (int)row[FIRST_CHUNK], head = local % a->kv_heads, t0 = local / a->kv_heads * tokens;
+    const int t1 = t0 + tokens < row[LENGTH] ? t0 + tokens : (int)row[LENGTH], n = (t1 - t0) * group;
+    const int64_t start = row[CONTEXT] - row[LENGTH], last = start + t1 - 1;
+    const int64_t first = a->window && start + t0 >= a->window ? start + t0 - a->window + 1 : 0;
+    float acc[QUERIES * MAX_DIM], p[QUERIES * TILE], top[QUERIES], total[QUERIES];
+    size_t at[TILE];
+    const float *q[QUERIES];
+    for (int e = 0; e < n; e++) {
+        q[e] = a->q + (size_t)(row[OFFSET] + t0 + e / group) * (size_t)a->q_stride + (size_t)(head * group + e % group) * dim;
+        top[e] = -INFINITY; total[e] = 0;
+    }
+    memset(acc, 0, sizeof(float) * n * dim);
+    const float *keys = a->keys + (size_t)head * dim, *values = a->values + (size_t)head * dim;
+    cursor c = {0, 0};
+    for (int64_t j0 = first / TILE * TILE; j0 <= last; j0 += TILE) {
+        const int begin = first > j0 ? (int)(first - j0) : 0, end = last + 1 - j0 < TILE ? (int)(last + 1 - j0) : TILE;
+        find_slots(a, spans, &c, j0 + begin, j0 + end, at + begin);
+        for (int j = 0; j < begin; j++) at[j] = at[begin];
+        for (int j = end; j < TILE; j++) at[j] = at[end - 1];
+        for (int e = 0; e < n; e++) {
+            const int64_t own = start + t0 + e / group, low = a->window && own >= a->window ? own - a->window + 1 : 0;
+            for (int j = begin / LANES * LANES; j < end; j += LANES) score(q[e], keys, at + j, dim, p + e * TILE + j);
+            const float kept = weigh(a, p + e * TILE, begin, end, low, own, j0, top + e, total + e);
+            if (kept != 1.0f) for (int d = 0; d < dim; d += LANES) store(acc + e * dim + d, load(acc + e * dim + d) * splat(kept));
+        }
+        gather_all(acc, p, values, at, begin, end, dim, n);
+    }
+    for (int e = 0; e < n; e++) {
+        const int h = head * group + e % group;
+        if (a->sinks) {                                // one more key, without a value
+            const float most = a->sinks[h] > top[e] ? a->sinks[h] : top[e];
+            const float kept = exp_(splat(top[e] - most))[0];
+            total[e] = total[e] * kept + exp_(splat(a->sinks[h] - most))[0];
+            for (int d = 0; d < dim; d++) acc[e * dim + d] *= kept;
+        }
+        float *out = a->out + ((size_t)(row[OFFSET] + t0 + e / group) * a->heads + h) * dim;
+        const vf by = splat(1.0f / total[e]);
+        for (int d = 0; d < dim; d += LANES) store(out + d, load(acc + e * dim + d) * by);
+    }
+}
+
+static void attend(attention a, int chunks, int parallel) { run(attend_chunk, &a, chunks, parallel); }
