@@ -27,9 +27,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.controllers",),
     ("bridle.constraints",),
     ("bridle.text",),
-    ("bridle.model", "bridle.llamacpp"),
+    ("bridle.llamacpp",),
+    ("bridle.model",),
     ("bridle.engine",),
     ("bridle.lora",),
+    ("bridle.gguf",),
     ("bridle.native",),
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.sampling"),
@@ -49,7 +51,12 @@ MAY_USE_TESTING = ("bridle.testing", "bridle.bench", "lab")
 FACADE = "bridle"
 
 # Distributions that are imported under another name than their own.
-DISTRIBUTIONS = {"google": "protobuf", "grpc": "grpcio", "opentelemetry": "opentelemetry_api"}
+DISTRIBUTIONS = {
+    "google": "protobuf",
+    "llama_cpp": "llama_cpp_python",
+    "grpc": "grpcio",
+    "opentelemetry": "opentelemetry_api",
+}
 
 # Dependencies that no module of ours names: uvicorn takes the first two when they are there, the others are parts of
 # OpenTelemetry, whose packages share one name.
@@ -133,7 +140,7 @@ def test_standard_library_only(name: str) -> None:
 def test_third_party_imports_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    used_by_us = ("aici", "cluster", "bench", "ray", "otel", "fused")
+    used_by_us = ("aici", "cluster", "bench", "ray", "otel", "fused", "gguf")
     wanted = [*project["dependencies"], *(text for name in used_by_us for text in extras[name])]
     declared = {re.split(r"[^\w-]", text)[0].lower().replace("-", "_") for text in wanted}
     tops = {target.split(".")[0].lower() for name in modules() for target, _ in imports(name)}

@@ -24,6 +24,7 @@ from bridle.cli.help_search import help_
 from bridle.cli.keys import app as keys
 from bridle.cli.lmtp import lmtp
 from bridle.cli.new_controller import new_controller
+from bridle.cli.quantize import quantize
 from bridle.cli.run_batch import run_batch
 from bridle.cli.runtime import replay, runtime
 from bridle.cli.serve import serve
@@ -39,8 +40,8 @@ KNOWING = Group("Look closer", sort_key=5)
 HELP = Group("Help", sort_key=9)
 
 EPILOGUE = """\
-MODEL is a folder with a Hugging Face checkpoint, a hub id such as Qwen/Qwen3-0.6B, or `demo`, the small model
-that comes with bridle and needs no download.
+MODEL is a folder with a Hugging Face checkpoint, a GGUF file, a hub id such as Qwen/Qwen3-0.6B (owner/name:Q4_K_M for a
+GGUF file there), or `demo`, the small model that comes with bridle and needs no download.
 
 Every flag is also an environment variable, `--max-num-seqs 64` is `BRIDLE_MAX_NUM_SEQS=64`, and an entry of a YAML
 file: `bridle --config FILE serve` (or `BRIDLE_CONFIG=FILE`) reads `max-num-seqs: 64` under `serve:`. The command line
@@ -95,6 +96,7 @@ COMMANDS: tuple[tuple[Group, Callable[..., int], str], ...] = (
     (CONTROL, replay, "TRACE [MODEL] [OPTIONS]"),
     (KNOWING, doctor, "[MODEL] [OPTIONS]"),
     (KNOWING, check, "MODEL [OPTIONS]"),
+    (KNOWING, quantize, "MODEL OUT [OPTIONS]"),
     (KNOWING, bench, "NAME [OPTIONS]"),
 )
 

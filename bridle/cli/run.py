@@ -32,6 +32,8 @@ _EXTRAS = {
     "ray": "ray",
     "matplotlib": "bench",
     "peft": "bench",
+    "gguf": "gguf",
+    "llama_cpp": "llamacpp",
 }
 
 #: Commands whose flags people of other servers look for.

@@ -21,11 +21,12 @@ EXTRAS = {
     "aici": "Wasm controllers",
     "cluster": "shards: models in processes of their own",
     "otel": "traces",
+    "gguf": "writing GGUF files, and rare types of their weights",
     "controllers": "building controllers from their sources",
 }
 _PREFIX = "BRIDLE_"
 #: Variables of ours that are no flags.
-_OTHER_VARIABLES = ("BRIDLE_CONFIG", "BRIDLE_FULL")
+_OTHER_VARIABLES = ("BRIDLE_CACHE", "BRIDLE_CONFIG", "BRIDLE_FULL")
 _LOW_SHARED_MEMORY = 64 << 20
 _LOW_DISK = 2 << 30
 _MANY_FILES = 4_096
@@ -192,7 +193,7 @@ def model(name: str) -> Iterator[Finding]:
     except BridleError as error:
         yield Finding("problem", f"model {name}", str(error))
         return
-    needed, free = 4 * checkpoint.num_values, psutil.virtual_memory().available
+    needed, free = checkpoint.weight_bytes(4, keeps_blocks=True), psutil.virtual_memory().available
     text = f"{config.model_type}, {checkpoint.num_values / 1e6:.0f} million weights, context {max_positions(config)}"
     if needed > free:
         text += f"; on a CPU they take {needed / (1 << 30):.1f} GiB, and {free / (1 << 30):.1f} are free"
@@ -210,6 +211,6 @@ def _local_folder(name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     if "/" in name and not name.startswith(("/", ".", "~")):
-        found = try_to_load_from_cache(name, "config.json")
+        found = try_to_load_from_cache(name.partition(":")[0], "config.json")
         return Path(found).parent if isinstance(found, str) else None
     return resolve_model(name)

@@ -17,12 +17,13 @@ from transformers.pytorch_utils import Conv1D
 from bridle.lora import LayerShape
 from bridle.lora.layout import Place, Span
 from bridle.lora.product import AdapterStep
-from bridle.model.dense_layer import DenseLayer
+from bridle.model.dense_layer import DenseLayer, Joined
 from bridle.model.linear import PackedLinear
 from bridle.model.quantize import Int8Linear
 from bridle.model.tensor_parallel import RowParallel, Share, share_of
+from bridle.native.linear import QuantizedLinear
 
-_LINEARS = (nn.Linear, PackedLinear, Int8Linear, RowParallel, Conv1D)
+_LINEARS = (nn.Linear, PackedLinear, Int8Linear, QuantizedLinear, Joined, RowParallel, Conv1D)
 
 
 class Site:

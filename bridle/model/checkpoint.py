@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import UnsupportedModel
+from bridle.gguf.folder import weights_of
+from bridle.gguf.format import FLOATS
+from bridle.gguf.shards import GgufModel, open_model
 
 #: Bytes per number of the types that safetensors knows.
 ITEM_SIZES = {
@@ -28,13 +31,22 @@ INDEX_NAME = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder that passed inspection. `num_values` counts numbers, `num_bytes` their size on disk."""
+    """A folder that passed inspection. `num_values` counts numbers, `num_bytes` their size on disk. `gguf` is the file
+    with the weights, if they are in one."""
 
     folder: Path
     config: dict[str, Any]
     eos_token_ids: tuple[int, ...]
     num_values: int
     num_bytes: int
+    gguf: GgufModel | None = None
+
+    def weight_bytes(self, item_size: int, keeps_blocks: bool) -> int:
+        """What the weights take in memory with numbers of `item_size` bytes; `keeps_blocks` if packed ones stay so."""
+        if self.gguf is None or not keeps_blocks:
+            return self.num_values * item_size
+        entries = self.gguf.tensors.values()
+        return sum(e.num_values * item_size if e.kind.name in FLOATS else e.num_bytes for e in entries)
 
 
 def inspect_checkpoint(folder: Path) -> Checkpoint:
@@ -42,6 +54,10 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json", required=True)
     if "auto_map" in config and not config.get("model_type"):
         raise UnsupportedModel(f"{folder}: the model brings Python code of its own, which bridle never runs")
+    if (file := weights_of(folder)) is not None:
+        model = open_model(file)
+        ends = _eos_token_ids(folder, config)
+        return Checkpoint(folder, config, ends, model.num_values, model.num_bytes, model)
     tensors: dict[str, Path] = {}
     num_values = num_bytes = 0
     for path in _weight_files(folder):

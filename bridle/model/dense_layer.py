@@ -8,6 +8,7 @@ any other make stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from bridle.model.forward_context import (
 )
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.linear import as_function
+from bridle.native.linear import QuantizedLinear
 
 #: Families whose layers have this make. A layer that computes something else would fail the comparison.
 DENSE_FAMILIES = frozenset({"llama", "mistral", "ministral", "qwen2", "qwen3", "seed_oss", "smollm3"})
@@ -187,13 +189,42 @@ def _head_norm(attention: Any, num_heads: int, num_kv_heads: int) -> Norm | None
     return norm
 
 
-def _join(*linears: nn.Linear) -> nn.Linear:
-    """One linear layer that gives the outputs of several, side by side."""
+class Joined(nn.Module):
+    """Several layers of one input, of which each is computed by itself: what cannot be one product."""
+
+    def __init__(self, linears: Sequence[Any]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(linears)
+        self.in_features = linears[0].in_features
+        self.out_features = sum(linear.out_features for linear in linears)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        return torch.cat([part(rows) for part in self.parts], -1)
+
+
+def _join(*linears: Any) -> nn.Module:
+    """One layer that gives the outputs of several, side by side."""
+    if any(isinstance(linear, QuantizedLinear) for linear in linears):
+        return _join_quantized(linears)
     weight = torch.cat([linear.weight.detach() for linear in linears])
     with torch.device("meta"):
         joined = nn.Linear(weight.shape[1], weight.shape[0], bias=linears[0].bias is not None)
     joined.weight = nn.Parameter(weight, requires_grad=False)
     if linears[0].bias is not None:
-        bias = torch.cat([linear.bias.detach() for linear in linears])
-        joined.bias = nn.Parameter(bias, requires_grad=False)
+        joined.bias = nn.Parameter(_join_biases(linears), requires_grad=False)
     return joined
+
+
+def _join_quantized(linears: Sequence[Any]) -> nn.Module:
+    """One quantized product of those that have the same blocks, otherwise each by itself."""
+    if len({getattr(linear, "kind", None) for linear in linears}) > 1:
+        return Joined(linears)
+    bias = None if linears[0].bias is None else _join_biases(linears)
+    blocks = torch.cat([linear.blocks for linear in linears])
+    shape = (sum(linear.out_features for linear in linears), linears[0].in_features)
+    return QuantizedLinear(linears[0].kind, blocks, shape, bias, linears[0].dtype)
+
+
+def _join_biases(linears: Sequence[Any]) -> Tensor:
+    return torch.cat([linear.bias.detach() for linear in linears])

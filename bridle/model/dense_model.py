@@ -6,6 +6,7 @@ it gave the same logits as the model itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class DenseModel:
 
     def __init__(self, model: Any) -> None:
         body = model.model
-        self._embedding: Tensor = body.embed_tokens.weight
+        self._embed = as_embedding(body.embed_tokens)
         self._rotary: nn.Module = body.rotary_emb
         self._layers: list[DenseLayer] = list(body.layers)
         self._norm = Norm(body.norm)
@@ -37,7 +38,7 @@ class DenseModel:
         self, input_ids: Tensor, position_ids: Tensor, logits_rows: Tensor, attend: AttentionHandler
     ) -> Tensor:
         """Ids and positions [1, T], R indices into T -> logits [R, V]."""
-        rows = nn.functional.embedding(input_ids[0], self._embedding)  # [T, hidden]
+        rows = self._embed(input_ids[0])  # [T, hidden]
         cos, sin = self._rotary(rows, position_ids)
         rows = self._advance(rows, rotation(cos, sin), attend)
         self.hidden = self._norm(rows.index_select(0, logits_rows))
@@ -54,6 +55,15 @@ class DenseModel:
         return rows
 
 
+def as_embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """`module` without the cost of a module call, where it is the usual one."""
+    if type(module) is nn.Embedding:
+        weight = module.weight
+        return lambda ids: nn.functional.embedding(ids, weight)
+    function: Callable[[Tensor], Tensor] = module.forward
+    return function
+
+
 def try_lower_model(model: Any) -> DenseModel | None:
     """The short form of `model`, or None if it does not have the make or gives other logits."""
     if not all(isinstance(layer, DenseLayer) for layer in getattr(getattr(model, "model", None), "layers", [None])):
@@ -62,7 +72,7 @@ def try_lower_model(model: Any) -> DenseModel | None:
         short = DenseModel(model)
     except AttributeError:
         return None
-    ids = torch.arange(5, device=short._embedding.device).unsqueeze(0)  # [1, 5]
+    ids = torch.arange(5, device=model.device).unsqueeze(0)  # [1, 5]
     with torch.inference_mode(), attention_handler(attend_causally):
         want = model(input_ids=ids, position_ids=ids, use_cache=False).logits[0]  # [5, V]
         have = short(ids, ids, ids[0], attend_causally)

@@ -22,8 +22,9 @@ def weights_of(config: ModelConfig) -> int:
     """What the weights of a model will take, by the headers of its files; fetches them if need be. Raises what loading
     would raise for a checkpoint that cannot be loaded."""
     checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
-    dtype = choose_dtype(config, guards.read_config(checkpoint), choose_device(config.device))
-    return checkpoint.num_values * dtype.itemsize
+    device = choose_device(config.device)
+    dtype = choose_dtype(config, guards.read_config(checkpoint), device)
+    return checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=device.type == "cpu")
 
 
 def free_on(config: ModelConfig) -> int:

@@ -81,7 +81,8 @@ def pack_linears(model: nn.Module, progress: Callable[[float], None] | None = No
     In float32, one or two rows are faster with the usual order: it is kept beside the other where that costs nothing,
     as in a head that shares the embedding's weight, or next to nothing of the memory that is free.
     """
-    shared = model.get_input_embeddings().weight  # type: ignore[operator]
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    shared = embedding.weight if isinstance(embedding, nn.Embedding) else None
     chosen = [m for m in model.modules() if type(m) is nn.Linear and is_worth_packing(m)]
     needed = sum(m.weight.nbytes for m in chosen if m.weight is not shared)
     has_room = needed <= PLAIN_SHARE * psutil.virtual_memory().available

@@ -18,6 +18,7 @@ from bridle.config import ModelConfig
 from bridle.control_group import num_cores
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
+from bridle.gguf import GgufModel
 from bridle.lora.choice import create_products
 from bridle.model import attention, guards, memory, sizing, tensor_parallel
 from bridle.model.adapter_sites import Sites
@@ -68,7 +69,8 @@ def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> Loc
     max_model_len = guards.choose_max_model_len(settings, config.max_model_len)
     num_ranks = tensor_parallel.num_ranks()
     plan = tensor_parallel.read_plan(settings, num_ranks) if num_ranks > 1 else None
-    memory.check_weights_fit(checkpoint.num_values, dtype.itemsize, device)
+    needed = checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=device.type == "cpu")
+    memory.check_weights_fit(needed, dtype.itemsize, device)
     report("reading weights", 0.05)
     model = read_model(checkpoint, settings, dtype, device)
     fix_rotary_scaling(model, max_model_len)
@@ -124,6 +126,8 @@ def read_model(
     checkpoint: Checkpoint, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 ) -> nn.Module:
     """Read the weights into the library's own class, with bridle's attention. Every weight must be there."""
+    if checkpoint.gguf is not None:
+        return _read_gguf(checkpoint.gguf, settings, dtype, device)
     attention.register()
     try:
         with _quiet_library():
@@ -152,6 +156,14 @@ def read_model(
         raise UnsupportedModel(f"weight {name!r} has shape {tuple(found)}, but config.json implies {tuple(wanted)}")
     model.requires_grad_(False)
     return model.eval().to(device)  # type: ignore[no-any-return]
+
+
+def _read_gguf(source: GgufModel, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    from bridle.model.gguf_model import read_gguf_model
+
+    if tensor_parallel.num_ranks() > 1:
+        raise InvalidRequest("a GGUF model needs the whole model in one shard", "model")
+    return read_gguf_model(source, settings, dtype, device)
 
 
 def _why_not(settings: PreTrainedConfig, error: Exception) -> str:

@@ -31,9 +31,9 @@ def free_memory(device: torch.device) -> int:
     return available if room is None else min(available, room)
 
 
-def check_weights_fit(num_values: int, item_size: int, device: torch.device) -> None:
-    """Refuse weights that cannot fit before reading them."""
-    needed, free = num_values * item_size, free_memory(device)
+def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None:
+    """Refuse weights of `needed` bytes, with numbers of `item_size`, that cannot fit before reading them."""
+    free = free_memory(device)
     if needed > free:
         raise UnsupportedModel(
             f"the weights need {show_bytes(needed)} ({item_size} bytes each), but {device} has {show_bytes(free)} free"

@@ -1,25 +1,31 @@
 """From the name of a model to a folder on this machine. Knows files and the hub, nothing of weights; no torch.
 
-Only safetensors, JSON and tokenizer files are ever fetched: no pickles, no Python code.
+Only safetensors, GGUF, JSON and tokenizer files are ever fetched: no pickles, no Python code.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
+from bridle.gguf.folder import unpack
+from bridle.gguf.shards import is_first_piece
 
 #: What is fetched from the hub. `*.txt` and `*.model` are vocabularies of older tokenizers.
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer*", "*.model", "*.jinja")
 HUB_IGNORED = ("original/*", "*.bin", "*.pt", "*.pth", "*.py", "*.gguf", "onnx/*", "coreml/*")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?")
+_FILE_TYPE = re.compile(r"[A-Za-z0-9_]{2,24}")
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
-    """The folder of `model`: the demo model (`demo`), a folder, or a hub id, fetched or found in the hub's cache.
+    """The folder of `model`: the demo model (`demo`), a folder, a GGUF file, or a hub id, fetched or found in the hub's
+    cache; `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights are in one GGUF
+    file stands for that file. What a GGUF file holds beside weights is unpacked into a folder of its own.
 
     Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is neither, `UnsupportedModel` if the hub does
     not have it or cannot be reached.
@@ -28,14 +34,36 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
         return _demo_folder()
     folder = Path(model).expanduser()
     if model and folder.is_dir():
-        return folder.resolve()
+        return _unpacked(folder.resolve(), None)
     if folder.is_file():
-        raise UnsupportedModel(f"{model!r} is a file; name the folder that holds config.json and *.safetensors")
+        if folder.suffix.lower() != ".gguf":
+            raise UnsupportedModel(f"{model!r} is a file; name the folder that holds config.json and *.safetensors")
+        return unpack(folder)
+    repository, colon, kind = model.partition(":")
+    if colon and _HUB_ID.fullmatch(repository) and _FILE_TYPE.fullmatch(kind) and ".." not in model:
+        return _unpacked(_fetch(repository, revision, (f"*{kind}*.gguf", f"*{kind.lower()}*.gguf")), kind)
     if not _HUB_ID.fullmatch(model) or ".." in model:
         raise InvalidRequest(
             f"{model!r} is neither 'demo', nor an existing folder, nor a hub id such as 'owner/name'", "model"
         )
     return _fetch(model, revision)
+
+
+def _unpacked(folder: Path, kind: str | None) -> Path:
+    """`folder`, or what the GGUF file in it (that of type `kind`) is unpacked into. A folder with a configuration of
+    its own is a model by itself."""
+    if kind is None and (folder / "config.json").is_file():
+        return folder
+    found = sorted(path for path in folder.rglob("*.gguf") if is_first_piece(path.name))
+    wanted = [path for path in found if kind is None or kind.lower() in path.stem.lower().replace(".", "-").split("-")]
+    wanted = wanted or [path for path in found if kind is not None and kind.lower() in path.stem.lower()]
+    if kind is None and not found:
+        return folder
+    if len(wanted) == 1:
+        return unpack(wanted[0])
+    names = ", ".join(path.name for path in found[:8]) or "none"
+    what = f"no GGUF file of type {kind!r}" if not wanted else f"{len(wanted)} GGUF files that are meant"
+    raise UnsupportedModel(f"{folder} has {what} (there are: {names}); name one of them")
 
 
 def _demo_folder() -> Path:
@@ -46,15 +74,16 @@ def _demo_folder() -> Path:
     return Path(demo_model_path())
 
 
-def _fetch(model: str, revision: str | None) -> Path:
+def _fetch(model: str, revision: str | None, patterns: Sequence[str] = ()) -> Path:
+    """The snapshot of a hub repository: what a model consists of, or the files that fit `patterns`."""
     from huggingface_hub import snapshot_download
 
     try:
         folder = snapshot_download(
             model,
             revision=revision,
-            allow_patterns=list(HUB_PATTERNS),
-            ignore_patterns=list(HUB_IGNORED),
+            allow_patterns=list(patterns or HUB_PATTERNS),
+            ignore_patterns=None if patterns else list(HUB_IGNORED),
             token=os.environ.get("HF_TOKEN") or None,
         )
     except Exception as error:

@@ -238,6 +238,9 @@ def _begin_control(control: ControlSettings, config: ModelConfig, path: Path) ->
 
 
 def model_name(model: str) -> str:
-    """The short name of what a configuration calls a model: a folder's last part, otherwise the id itself."""
+    """The short name of what a configuration calls a model: a folder's last part, a GGUF file's without its ending,
+    otherwise the id itself."""
     folder = Path(model)
+    if model.lower().endswith(".gguf") and folder.is_file():
+        return folder.stem
     return folder.resolve().name if folder.is_dir() else model

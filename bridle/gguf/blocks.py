@@ -1,0 +1,101 @@
+"""Packed blocks to numbers: the common types by `bridle.native`, older ones here, the rare ones by the `gguf` package.
+
+Every type here stores some bits per number and a scale or two per block; the layouts are those of ggml. Bytes come in
+as [rows, bytes per row], numbers go out as float32 [rows, numbers per row], the same ones that llama.cpp computes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from bridle.errors import UnsupportedModel
+from bridle.gguf.format import TYPES_BY_NAME
+from bridle.native.ggml import TYPES, dequantize
+
+
+def decode_blocks(kind: str, rows: Tensor) -> Tensor:
+    """uint8 [R, bytes] of type `kind` -> float32 [R, numbers]. Raises `UnsupportedModel` for types without numbers."""
+    if kind in TYPES:
+        return dequantize(TYPES[kind], rows)
+    decode = _DECODERS.get(kind)
+    if decode is None:
+        return _decode_rare(kind, rows)
+    blocks = rows.reshape(-1, TYPES_BY_NAME[kind].size)  # [B, bytes]
+    return decode(blocks).reshape(rows.shape[0], -1)
+
+
+def can_decode(kind: str) -> bool:
+    """Whether numbers can be had of type `kind`, with what is installed."""
+    return kind in TYPES or kind in _DECODERS or (kind in RARE and find_spec("gguf") is not None)
+
+
+#: Types that the `gguf` package turns into numbers.
+RARE = frozenset(
+    {
+        *("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+        *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
+    }
+)
+
+
+def _decode_rare(kind: str, rows: Tensor) -> Tensor:
+    if kind not in RARE:
+        raise UnsupportedModel(f"tensors of type {kind} hold no weights that bridle could use")
+    if find_spec("gguf") is None:
+        raise UnsupportedModel(f"weights of type {kind} need the extra: pip install 'bridle[gguf]'")
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    return torch.from_numpy(dequantize(rows.numpy(), GGMLQuantizationType[kind]))
+
+
+def _half(pair: Tensor) -> Tensor:
+    """[B, 2] bytes -> float32 [B, 1]"""
+    return pair.contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """[B, ..., n] bytes -> [B, ..., 2 n]: all low halves, then all high ones."""
+    return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _fifth_bits(mask: Tensor) -> Tensor:
+    """[B, 4] bytes, a bit per number -> [B, 32], 16 where it is set."""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return ((mask[:, :, None] >> shifts) & 1).reshape(-1, 32) << 4
+
+
+def _f32(blocks: Tensor) -> Tensor:
+    return blocks.contiguous().view(torch.float32).clone()
+
+
+def _bf16(blocks: Tensor) -> Tensor:
+    return blocks.contiguous().view(torch.bfloat16).float()
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 4:]).float() * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    whole = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return (whole.float() - 16) * _half(blocks[:, :2])
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    whole = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return whole.float() * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
+
+
+_DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "F32": _f32,
+    "F16": _half,
+    "BF16": _bf16,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+}

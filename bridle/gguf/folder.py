@@ -1,0 +1,104 @@
+"""A GGUF file as a model folder: configuration, tokenizer and chat template written out as the files that everything
+else reads, and the weights left where they are.
+
+Folders are named after what the file's header says, so that the same file is unpacked once. They lie in the user's
+cache, and anything in them can be made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bridle.errors import UnsupportedModel
+from bridle.gguf.settings import find_family, read_config
+from bridle.gguf.shards import GgufModel, open_model
+from bridle.gguf.vocabulary import Vocabulary, read_vocabulary
+
+#: What points from a folder to the file whose weights it stands for.
+POINTER = "gguf.json"
+#: Of the folders' contents: a change makes all of them anew.
+_EDITION = b"1"
+_MAX_LINKS = 4096
+
+
+def unpack(path: Path) -> Path:
+    """The folder of the model in GGUF file `path`. Raises `UnsupportedModel`."""
+    path = path.resolve()
+    model = open_model(path)
+    folder = cache_folder() / _name_of(model)
+    if (folder / POINTER).is_file():
+        return folder
+    config = read_config(model, find_family(model))
+    vocabulary = read_vocabulary(model)
+    _write(folder, _files(path, config, vocabulary))
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where folders of GGUF files lie: `$BRIDLE_CACHE` or the user's cache."""
+    own = os.environ.get("BRIDLE_CACHE")
+    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bridle"
+    return base / "gguf"
+
+
+def weights_of(folder: Path) -> Path | None:
+    """The GGUF file that a folder stands for; None for any other folder."""
+    pointer = folder / POINTER
+    if not pointer.is_file():
+        return None
+    try:
+        if pointer.stat().st_size > _MAX_LINKS:
+            raise ValueError("it is too long")
+        return Path(json.loads(pointer.read_text(encoding="utf-8"))["path"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnsupportedModel(f"{pointer} is damaged: {error}; remove {folder}") from None
+
+
+def _name_of(model: GgufModel) -> str:
+    """Of the header's bytes and of where the file is: a copy elsewhere may be changed by itself."""
+    digest = hashlib.blake2b(_EDITION, digest_size=12)
+    for file in model.files:
+        digest.update(str(file.path).encode())
+        digest.update(file.header)
+    return f"{model.path.stem[:60]}-{digest.hexdigest()}"
+
+
+def _files(path: Path, config: dict[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    tokenizer: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.roles}
+    tokenizer["clean_up_tokenization_spaces"] = False
+    if vocabulary.chat_template is not None:
+        tokenizer["chat_template"] = vocabulary.chat_template
+    files = {
+        "config.json": config,
+        "tokenizer.json": vocabulary.spec,
+        "tokenizer_config.json": tokenizer,
+        POINTER: {"path": str(path)},
+    }
+    if vocabulary.end_ids:
+        files["generation_config.json"] = {"eos_token_id": list(vocabulary.end_ids)}
+    return files
+
+
+def _write(folder: Path, files: dict[str, Any]) -> None:
+    """All of them or none: another process may be doing the same."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as made:
+            draft = Path(made) / "folder"
+            draft.mkdir()
+            for name, content in files.items():
+                (draft / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+            try:
+                draft.rename(folder)
+            except OSError:
+                if not (folder / POINTER).is_file():  # not made by somebody else meanwhile
+                    raise
+    except OSError as error:
+        raise UnsupportedModel(
+            f"{folder} cannot be written ({error.strerror}); BRIDLE_CACHE names another place"
+        ) from None

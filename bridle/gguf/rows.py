@@ -1,0 +1,28 @@
+"""Forms in which files hold tensors otherwise than the library's models: rows of heads in another order, norms with one
+added, a single row as a line.
+
+llama.cpp rotates neighbors of a head for some architectures where the library rotates halves, so its converter brings
+the rows of queries and keys into that order. Rows are whole runs of blocks, so packed ones are put in order as well.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bridle.gguf.families import Change
+
+
+def heads_of(change: Change, num_heads: int, num_kv_heads: int) -> int:
+    """How many heads the rows of a tensor belong to; 0 if their order is the same here and there."""
+    return {"query": num_heads, "key": num_kv_heads}.get(change, 0)
+
+
+def library_order(num_rows: int, num_heads: int) -> Tensor:
+    """For each row of the library's tensor its row in the file: neighbors there are halves here."""
+    return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+def file_order(num_rows: int, num_heads: int) -> Tensor:
+    """For each row of the file its row in the library's tensor."""
+    return torch.arange(num_rows).view(num_heads, 2, -1).transpose(1, 2).reshape(-1)

@@ -1,0 +1,131 @@
+"""A model in one GGUF file or in several: the pieces found by their names, checked to belong together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bridle.errors import UnsupportedModel
+from bridle.gguf.reader import GgufFile, TensorEntry, open_gguf
+from bridle.shown import shown
+
+_PIECE = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+MAX_PIECES = 1_000
+
+
+class GgufModel:
+    """All files of a model as if they were one. `metadata` is the first one's."""
+
+    def __init__(self, files: Sequence[GgufFile]) -> None:
+        self.files = tuple(files)
+        self.path = self.files[0].path
+        self.metadata: Mapping[str, Any] = self.files[0].metadata
+        self.tensors: dict[str, TensorEntry] = {}
+        self._homes: dict[str, GgufFile] = {}
+        for file in self.files:
+            for name, entry in file.tensors.items():
+                if name in self.tensors:
+                    raise UnsupportedModel(f"{file.path} holds tensor {shown(name)} again")
+                self.tensors[name], self._homes[name] = entry, file
+
+    def read(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A tensor's bytes, [rows, bytes per row], a view of its file."""
+        return self._homes[name].read(name)
+
+    @property
+    def num_values(self) -> int:
+        return sum(entry.num_values for entry in self.tensors.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.tensors.values())
+
+    def text(self, key: str) -> str | None:
+        """A string of the metadata; None if it is absent."""
+        value = self.metadata.get(key)
+        if value is not None and not isinstance(value, str):
+            raise UnsupportedModel(f"{self.path}: {key} is {shown(value)}, which is no text")
+        return value
+
+    def integer(self, key: str, default: int | None = None, low: int = 0, high: int = 1 << 40) -> int:
+        """A whole number of the metadata, in bounds. Raises `UnsupportedModel` if it is absent without a `default`."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise UnsupportedModel(f"{self.path}: {key} is {shown(value)}; must be a whole number from {low} to {high}")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A number of the metadata."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) > 1e30:
+            raise UnsupportedModel(f"{self.path}: {key} is {shown(value)}, which is no number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.metadata.get(key, default)
+        if not isinstance(value, bool):
+            raise UnsupportedModel(f"{self.path}: {key} is {shown(value)}; must be true or false")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """A list of strings; empty if it is absent."""
+        value = self.metadata.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise UnsupportedModel(f"{self.path}: {key} is no list of texts")
+        return value
+
+    def numbers(self, key: str) -> np.ndarray[Any, Any]:
+        """A list of numbers; empty if it is absent."""
+        value = self.metadata.get(key)
+        if value is None:
+            return np.empty(0)
+        if not isinstance(value, np.ndarray):
+            raise UnsupportedModel(f"{self.path}: {key} is no list of numbers")
+        return value
+
+
+def open_model(path: Path) -> GgufModel:
+    """The model in `path` and the files that belong to it. Raises `UnsupportedModel`."""
+    first = open_gguf(path)
+    count = _count(first, "split.count")
+    if count <= 1:
+        return GgufModel([first])
+    named = _PIECE.fullmatch(path.name)
+    if named is None or int(named[3]) != count:
+        raise UnsupportedModel(
+            f"{path} is one of {count} files; they must be named like 'name-00001-of-{count:05d}.gguf'"
+        )
+    files = [_piece(first, path, f"{named[1]}-{number + 1:05d}-of-{count:05d}.gguf", number) for number in range(count)]
+    model = GgufModel(files)
+    claimed = _count(files[0], "split.tensors.count")
+    if claimed and claimed != len(model.tensors):
+        raise UnsupportedModel(f"{path} says that there are {claimed} tensors; its files hold {len(model.tensors)}")
+    return model
+
+
+def _piece(given: GgufFile, path: Path, name: str, number: int) -> GgufFile:
+    sibling = path.with_name(name)
+    if not sibling.is_file():
+        raise UnsupportedModel(f"{path} is one of several files, and {name} is missing beside it")
+    file = given if sibling.name == path.name else open_gguf(sibling)
+    if _count(file, "split.no") != number:
+        raise UnsupportedModel(f"{sibling} says that it is number {_count(file, 'split.no')} of its files, from 0")
+    return file
+
+
+def _count(file: GgufFile, key: str) -> int:
+    value = file.metadata.get(key, 0)
+    limit = MAX_PIECES if key != "split.tensors.count" else 1 << 24
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
+        raise UnsupportedModel(f"{file.path}: {key} is {shown(value)}; must be 0 to {limit}")
+    return value
+
+
+def is_first_piece(name: str) -> bool:
+    """Whether a file of that name begins a model: the first of several, or the only one."""
+    named = _PIECE.fullmatch(name)
+    return named is None or int(named[2]) == 1

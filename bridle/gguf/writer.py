@@ -1,0 +1,205 @@
+"""A model of the library's as a GGUF file, in the layout that llama.cpp's converter writes.
+
+Knows names, orders and types; the tensors come from whoever has loaded the model, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.gguf.encode import encode_blocks
+from bridle.gguf.families import BY_MODEL_TYPE, Family, Rule
+from bridle.gguf.format import TYPES_BY_NAME
+from bridle.gguf.rows import file_order, heads_of
+from bridle.gguf.settings import write_config
+from bridle.gguf.vocabulary_writer import VocabularyFields
+
+#: Types of a whole file -> its number, the type of most tensors, the type of those that lose most, that of the head.
+FILE_TYPES: dict[str, tuple[int, str, str, str]] = {
+    "F32": (0, "F32", "F32", "F32"),
+    "F16": (1, "F16", "F16", "F16"),
+    "BF16": (32, "BF16", "BF16", "BF16"),
+    "Q8_0": (7, "Q8_0", "Q8_0", "Q8_0"),
+    "Q4_0": (2, "Q4_0", "Q4_0", "Q6_K"),
+    "Q5_0": (8, "Q5_0", "Q5_0", "Q6_K"),
+    "Q4_K_S": (14, "Q4_K", "Q4_K", "Q6_K"),
+    "Q4_K_M": (15, "Q4_K", "Q6_K", "Q6_K"),
+    "Q5_K_S": (16, "Q5_K", "Q5_K", "Q6_K"),
+    "Q5_K_M": (17, "Q5_K", "Q6_K", "Q6_K"),
+    "Q6_K": (18, "Q6_K", "Q6_K", "Q6_K"),
+}
+#: What takes the place of a type whose blocks do not divide a row.
+_NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_SENSITIVE = ("attn_v", "ffn_down", "ffn_down_exps")
+
+Progress = Callable[[float], None]
+
+
+def check_type(name: str) -> None:
+    """Raises `InvalidRequest` for a type that no file is written in."""
+    if name not in FILE_TYPES:
+        raise InvalidRequest(f"type is {name!r}; must be one of {', '.join(FILE_TYPES)}", "type")
+
+
+def family_to_write(model_type: str) -> Family:
+    """Raises `UnsupportedModel` for a family that no GGUF file is written of."""
+    family = BY_MODEL_TYPE.get(model_type)
+    if family is None:
+        raise UnsupportedModel(
+            f"model type {model_type!r} cannot be written to a GGUF file; known are {', '.join(sorted(BY_MODEL_TYPE))}"
+        )
+    return family
+
+
+def write_gguf(
+    path: Path,
+    config: Any,
+    tensors: Mapping[str, Tensor],
+    vocabulary: VocabularyFields,
+    file_type: str,
+    name: str,
+    progress: Progress = lambda share: None,
+) -> None:
+    """Write the model of `tensors`, by the library's names, to `path`. The file appears when it is complete."""
+    check_type(file_type)
+    try:
+        from gguf import GGMLQuantizationType, GGUFWriter
+    except ImportError:
+        raise UnsupportedModel("writing GGUF files needs the extra: pip install 'bridle[gguf]'") from None
+    family = family_to_write(config.model_type)
+    plan = list(_plan(family, config, tensors))
+    draft = path.with_name(f".{path.name}.part")
+    writer = GGUFWriter(draft, family.arch)
+    try:
+        writer.add_name(name)
+        writer.add_file_type(FILE_TYPES[file_type][0])
+        writer.add_quantization_version(2)
+        write_config(config, family, lambda key, value: _put(writer, f"{family.arch}.{key}", value))
+        vocabulary.put(writer)
+        kinds = [_kind(target, source, file_type, config) for target, source in plan]
+        for (target, source), kind in zip(plan, kinds, strict=True):
+            form, shape = TYPES_BY_NAME[kind], source.shape
+            size = source.num_values // form.values * form.size
+            writer.add_tensor_info(target, shape, np.dtype("f4"), size, raw_dtype=GGMLQuantizationType[kind])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for at, ((_, source), kind) in enumerate(zip(plan, kinds, strict=True)):
+            writer.write_tensor_data(encode_blocks(kind, source.rows()).contiguous().numpy())
+            progress((at + 1) / len(plan))
+        writer.close()
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _put(writer: Any, key: str, value: Any) -> None:
+    """A value under the type that converters give it."""
+    put = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    put[type(value)](key, value)
+
+
+# -- which tensors -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A tensor of the file, made of one of the model when it is written."""
+
+    tensor: Tensor
+    rule: Rule
+    num_heads: int = 0
+    part: int | None = None  # of two, joined in the model's tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = tuple(self.tensor.shape)
+        if self.rule.change == "line":
+            return shape[1:]
+        return shape if self.part is None else (*shape[:-2], shape[-2] // 2, shape[-1])
+
+    @property
+    def num_values(self) -> int:
+        return prod(self.shape)
+
+    def rows(self) -> Tensor:
+        """float32 [rows, numbers]"""
+        tensor = self.tensor.detach().float()
+        if self.part is not None:
+            tensor = tensor.chunk(2, -2)[self.part]
+        if self.rule.change == "offset":
+            tensor = tensor + 1
+        if self.num_heads:
+            tensor = tensor[file_order(tensor.shape[0], self.num_heads)]
+        return tensor.reshape(-1, self.shape[-1]).contiguous()
+
+
+def _plan(family: Family, config: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
+    """The file's tensors in order. Raises `UnsupportedModel` if one of the model's finds no place."""
+    left = dict.fromkeys(tensors)
+    if config.tie_word_embeddings:
+        left.pop("lm_head.weight", None)
+    plain = Rule("", ())
+    for name, tensor in _rotation_tensors(config):
+        yield name, _Source(tensor, plain)
+    layers = range(config.num_hidden_layers)
+    for rule in family.rules:
+        for layer in layers if "{}" in rule.model else range(1):
+            for suffix in (".weight", ".bias", ""):
+                name = rule.model.format(layer) + suffix
+                if name in left:
+                    del left[name]
+                    yield from _parts(rule, layer, suffix or ".weight", tensors[name], config)
+    if left:
+        raise UnsupportedModel(f"weight {next(iter(left))!r} has no place in a GGUF file of {family.arch}")
+
+
+def _parts(rule: Rule, layer: int, suffix: str, tensor: Tensor, config: Any) -> Iterator[tuple[str, _Source]]:
+    num_heads = heads_of(rule.change, config.num_attention_heads, config.num_key_value_heads)
+    for part, file in enumerate(rule.file):
+        yield file.format(layer) + suffix, _Source(tensor, rule, num_heads, part if len(rule.file) > 1 else None)
+
+
+def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
+    """Llama 3's scaling, as the divisor of each frequency."""
+    if config.rope_parameters.get("rope_type") != "llama3":
+        return
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))  # [D / 2]
+    steps = torch.arange(0, 2 * len(scaled), 2, dtype=torch.float32) / (2 * len(scaled))
+    yield "rope_freqs.weight", (1.0 / float(config.rope_parameters["rope_theta"]) ** steps) / scaled.float()
+
+
+# -- which types --------------------------------------------------------------------------------------------------
+
+
+def _kind(name: str, source: _Source, file_type: str, config: Any) -> str:
+    """The type of one tensor: rows of norms and biases stay as they are, and so does what chooses experts."""
+    _, usual, careful, head = FILE_TYPES[file_type]
+    if len(source.shape) < 2 or "ffn_gate_inp" in name:
+        return "F32"
+    kind = usual
+    if name == "output.weight" or (name == "token_embd.weight" and config.tie_word_embeddings):
+        kind = head
+    elif any(f".{part}." in name for part in _SENSITIVE) and _is_sensitive(name, config.num_hidden_layers):
+        kind = careful
+    while source.shape[-1] % TYPES_BY_NAME[kind].values:
+        kind = _NARROWER.get(kind, "F16")
+    return kind
+
+
+def _is_sensitive(name: str, num_layers: int) -> bool:
+    """The first and the last eighth of the layers, and every third between them, get more bits."""
+    layer = int(name.split(".")[1])
+    eighth = num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2

@@ -1,0 +1,224 @@
+"""The weights of a GGUF file in the library's own model class, quantized layers as they are stored.
+
+The model is made without memory, then each place gets its tensor: packed matrices become `QuantizedLinear`, the
+embedding decodes the rows that it is asked for, everything else becomes numbers. Nothing is left empty, and nothing of
+the file is left over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from bridle.errors import UnsupportedModel
+from bridle.gguf import GgufModel
+from bridle.gguf.blocks import decode_blocks
+from bridle.gguf.families import ROTATION_TENSORS, Family, Rule
+from bridle.gguf.format import FLOATS
+from bridle.gguf.rows import heads_of, library_order
+from bridle.gguf.settings import find_family, read_line
+from bridle.model import attention
+from bridle.model.embedding import QuantizedEmbedding
+from bridle.native.ggml import TYPES
+from bridle.native.linear import QuantizedLinear
+
+#: Rows of matrices that are decoded at once, by numbers.
+_MAX_NUMBERS = 1 << 24
+
+
+def read_gguf_model(
+    source: GgufModel,
+    settings: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None] = lambda share: None,
+) -> nn.Module:
+    """The model of a file. On a CPU packed matrices stay packed; elsewhere all weights become numbers of type
+    `dtype`. Raises `UnsupportedModel` if file and model do not fit each other."""
+    attention.register()
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(
+            settings, attn_implementation=attention.ATTENTION_NAME, dtype=dtype
+        )
+    _fill_buffers(model, dtype)
+    filling = _Filling(source, find_family(source), model, dtype, keeps_blocks=device.type == "cpu")
+    filling.run(progress)
+    _divide_frequencies(model, source)
+    model.requires_grad_(False)
+    return model.eval().to(device)  # type: ignore[no-any-return]
+
+
+class _Filling:
+    """One pass over the places of a model."""
+
+    def __init__(
+        self, source: GgufModel, family: Family, model: Any, dtype: torch.dtype, *, keeps_blocks: bool
+    ) -> None:
+        self.source, self.model = source, model
+        self.dtype, self.keeps_blocks = dtype, keeps_blocks
+        self.rules = dict(_rules(family, model.config.num_hidden_layers))
+        self.unused = set(source.tensors) - set(ROTATION_TENSORS)
+
+    def run(self, progress: Callable[[float], None]) -> None:
+        modules = list(self.model.named_modules())
+        for at, (name, module) in enumerate(modules):
+            self._fill(name, module)
+            progress((at + 1) / len(modules))
+        if self.unused:
+            raise UnsupportedModel(
+                f"{self.source.path} holds tensors that {type(self.model).__name__} has no place for, among them "
+                f"{sorted(self.unused)[0]!r}"
+            )
+
+    def _fill(self, name: str, module: nn.Module) -> None:
+        if type(module) is nn.Linear and self._fill_linear(name, module):
+            return
+        if isinstance(module, nn.Embedding) and self._fill_embedding(name, module):
+            return
+        for field, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            full = f"{name}.{field}"
+            if full == "lm_head.weight" and self.model.config.tie_word_embeddings:
+                module._parameters[field] = self.model.get_input_embeddings().weight
+                continue
+            module._parameters[field] = _frozen(self._numbers(full, tuple(parameter.shape)))
+
+    # -- packed ---------------------------------------------------------------------------------------------------
+
+    def _fill_linear(self, name: str, linear: nn.Linear) -> bool:
+        """Put a quantized layer in the place of a linear one, if the file's matrix is packed."""
+        rule, layer = self._rule(f"{name}.weight")
+        if name == "lm_head" and self.model.config.tie_word_embeddings:
+            rule = self.rules["model.embed_tokens"][0]
+        if len(rule.file) != 1 or not self.keeps_blocks:
+            return False
+        file = rule.file[0].format(layer) + ".weight"
+        entry = self._entry(file)
+        if entry.kind.name in FLOATS:
+            return False
+        shape = (linear.out_features, linear.in_features)
+        self._check_shape(f"{name}.weight", entry.shape, shape)
+        bias = None if linear.bias is None else self._numbers(f"{name}.bias", tuple(linear.bias.shape))
+        order = self._order(rule, shape[0])
+        if entry.kind.name in TYPES:
+            rows = self.source.read(file)
+            blocks = rows if order is None else rows[order.numpy()]
+            made = QuantizedLinear.from_ggml(entry.kind.name, blocks, shape, bias, self.dtype)
+        elif shape[1] % 32 == 0:
+            made = QuantizedLinear.from_float(self._numbers(f"{name}.weight", shape), "Q8_0", bias)
+        else:
+            return False
+        self.unused.discard(file)
+        parent, _, last = name.rpartition(".")
+        setattr(self.model.get_submodule(parent), last, made)
+        return True
+
+    def _fill_embedding(self, name: str, embedding: nn.Embedding) -> bool:
+        rule, layer = self._rule(f"{name}.weight")
+        file = rule.file[0].format(layer) + ".weight"
+        entry = self._entry(file)
+        if not self.keeps_blocks or entry.kind.name in FLOATS:
+            return False
+        self._check_shape(f"{name}.weight", entry.shape, (embedding.num_embeddings, embedding.embedding_dim))
+        blocks = torch.from_numpy(self.source.read(file).copy())
+        made = QuantizedEmbedding(entry.kind.name, blocks, embedding, self.dtype)
+        self.unused.discard(file)
+        parent, _, last = name.rpartition(".")
+        setattr(self.model.get_submodule(parent), last, made)
+        return True
+
+    # -- numbers --------------------------------------------------------------------------------------------------
+
+    def _numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The library's tensor called `name`, decoded."""
+        rule, layer = self._rule(name)
+        suffix = ".bias" if name.endswith(".bias") else ".weight"
+        parts = [self._decode(file.format(layer) + suffix) for file in rule.file]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+        if rule.change == "line":
+            tensor = tensor.unsqueeze(0)
+        if rule.change == "offset":
+            tensor = tensor - 1
+        self._check_shape(name, tuple(tensor.shape), shape)
+        order = self._order(rule, shape[0])
+        return tensor if order is None else tensor[order]
+
+    def _decode(self, file: str) -> Tensor:
+        entry = self._entry(file)
+        rows = torch.from_numpy(self.source.read(file))
+        numbers = torch.empty(rows.shape[0], entry.shape[-1], dtype=self.dtype)
+        step = max(1, _MAX_NUMBERS // entry.shape[-1])
+        for at in range(0, rows.shape[0], step):
+            numbers[at : at + step] = decode_blocks(entry.kind.name, rows[at : at + step])
+        self.unused.discard(file)
+        return numbers.view(entry.shape)
+
+    def _rule(self, name: str) -> tuple[Rule, int]:
+        for known in (name, name.rpartition(".")[0]):
+            if known in self.rules:
+                return self.rules[known]
+        raise UnsupportedModel(f"{self.source.path}: weight {name!r} has no counterpart in files of its architecture")
+
+    def _entry(self, file: str) -> Any:
+        entry = self.source.tensors.get(file)
+        if entry is None:
+            raise UnsupportedModel(f"{self.source.path} lacks tensor {file!r}")
+        return entry
+
+    def _order(self, rule: Rule, num_rows: int) -> Tensor | None:
+        config = self.model.config
+        num_heads = heads_of(rule.change, config.num_attention_heads, config.num_key_value_heads)
+        if not num_heads:
+            return None
+        if num_rows % (2 * num_heads):
+            raise UnsupportedModel(f"{self.source.path}: {num_rows} rows are no pairs of {num_heads} heads")
+        return library_order(num_rows, num_heads)
+
+    def _check_shape(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        if found != wanted:
+            raise UnsupportedModel(
+                f"{self.source.path}: weight {name!r} has shape {found}, but its metadata implies {wanted}"
+            )
+
+
+def _rules(family: Family, num_layers: int) -> Iterator[tuple[str, tuple[Rule, int]]]:
+    for rule in family.rules:
+        for layer in range(num_layers) if "{}" in rule.model else range(1):
+            yield rule.model.format(layer), (rule, layer)
+
+
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def _fill_buffers(model: Any, dtype: torch.dtype) -> None:
+    """Give the model's own constants (frequencies, scales) memory, and let the model set them."""
+    for module in model.modules():
+        empty = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
+        for name in empty:
+            module._buffers[name] = torch.full_like(module._buffers[name], torch.nan, device="cpu")
+        if empty:
+            model._init_weights(module)
+        for name in empty:
+            if bool(module._buffers[name].isnan().any()):
+                raise UnsupportedModel(f"{type(module).__name__} has a constant {name!r} of an unknown value")
+
+
+def _divide_frequencies(model: Any, source: GgufModel) -> None:
+    """Llama 3's scaling of rotary positions, which a file holds as a divisor of each frequency."""
+    if "rope_freqs.weight" not in source.tensors:
+        return
+    factors = torch.tensor(read_line(source, "rope_freqs.weight"))
+    modules = [module for module in model.modules() if "inv_freq" in module._buffers]
+    for module in modules:
+        if module.inv_freq.shape != factors.shape or not bool((factors > 0).all()):
+            raise UnsupportedModel(f"{source.path}: rope_freqs has {len(factors)} factors that do not fit the model")
+        module.inv_freq = module.inv_freq / factors
+        module.original_inv_freq = module.inv_freq.clone()
+    if not modules:
+        raise UnsupportedModel(f"{source.path}: rope_freqs is for a model without rotary positions")

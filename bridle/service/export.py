@@ -1,0 +1,74 @@
+"""`bridle quantize`: a checkpoint written anew, with weights in fewer bits: as a GGUF file.
+
+The model is read through the library's own class, so whatever can be served from a folder is written in the form that
+the library knows, whoever saved it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.gguf.vocabulary_writer import VocabularyFields, vocabulary_fields
+from bridle.gguf.writer import FILE_TYPES, family_to_write, write_gguf
+from bridle.model import guards, loader
+from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
+from bridle.model.resolve import resolve_model
+from bridle.text.files import load_fast_tokenizer
+
+Progress = Callable[[str, float], None]
+
+#: Everything that can be written.
+TYPES = tuple(FILE_TYPES)
+
+
+def quantize_model(
+    model: str, out: Path, kind: str, revision: str | None = None, progress: Progress = lambda what, share: None
+) -> Path:
+    """Write `model` to `out` in type `kind`; gives what was written. Raises `InvalidRequest` or `UnsupportedModel`."""
+    if kind not in TYPES:
+        raise InvalidRequest(f"type is {kind!r}; must be one of {', '.join(TYPES)}", "type")
+    if out.exists():
+        raise InvalidRequest(f"{out} exists already; it is not overwritten", "out")
+    checkpoint = inspect_checkpoint(resolve_model(model, revision))
+    if checkpoint.gguf is not None:
+        raise UnsupportedModel(f"{checkpoint.gguf.path} is a GGUF file already; quantize the original checkpoint")
+    settings = guards.read_config(checkpoint)
+    progress("reading weights", 0.0)
+    loaded = loader.read_model(checkpoint, settings, _own_dtype(settings), torch.device("cpu"))
+    return _write_file(checkpoint, loaded, out, kind, model, lambda share: progress(f"writing {kind}", share))
+
+
+def _own_dtype(settings: Any) -> torch.dtype:
+    """The checkpoint's own type: nothing is lost, and half the memory is needed."""
+    return settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
+
+
+def _write_file(
+    checkpoint: Checkpoint, model: nn.Module, out: Path, kind: str, name: str, progress: Callable[[float], None]
+) -> Path:
+    config: Any = model.config
+    family_to_write(config.model_type)
+    fields = read_vocabulary_fields(checkpoint, config.vocab_size)
+    if out.suffix.lower() != ".gguf":
+        raise InvalidRequest(f"out is {str(out)!r}; a GGUF file's name ends in .gguf", "out")
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    write_gguf(out, config, tensors, fields, kind, Path(name).name, progress)
+    return out
+
+
+def read_vocabulary_fields(checkpoint: Checkpoint, num_rows: int) -> VocabularyFields:
+    """The tokenizer of a checkpoint as fields of a GGUF file."""
+    loaded = load_fast_tokenizer(checkpoint.folder)
+    spec = json.loads(loaded.backend_tokenizer.to_str())
+    roles = {role: str(token) for role, token in loaded.special_tokens_map.items() if token}
+    template = loaded.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    return vocabulary_fields(spec, roles, num_rows, template)

@@ -1,0 +1,86 @@
+"""Small models as GGUF files, made on the spot, and their logits."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridle.model import guards, loader
+from bridle.model.checkpoint import inspect_checkpoint
+from bridle.model.forward_context import AttentionOptions, attention_handler
+from bridle.model.resolve import resolve_model
+from bridle.service.export import quantize_model
+from bridle.testing import tiny
+
+PROMPT = [1, 40, 77, 90, 44, 31, 22, 198, 77, 41, 9, 23, 120, 200, 222, 131, 90, 120, 6, 33, 200, 150, 9, 60]
+
+#: What a family needs so that a GGUF file can say it.
+NEEDED: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "gemma": {"tie_word_embeddings": True},
+    "gemma2": {"tie_word_embeddings": True},
+    "gemma3_text": {"tie_word_embeddings": True, "layer_types": ["sliding_attention"] * 3},
+    "cohere": {"tie_word_embeddings": True},
+    "qwen3_moe": {"norm_topk_prob": True},
+}
+ALL_FAMILIES = (
+    "llama", "mistral", "mixtral", "smollm3", "granite", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
+    "gemma3_text", "phi3", "olmo2", "seed_oss", "starcoder2", "stablelm", "cohere",
+)  # fmt: skip
+
+_made: dict[str, tuple[Path, Path]] = {}
+
+
+@cache
+def folder() -> Path:
+    """A folder that lives as long as the process."""
+    keep = tempfile.TemporaryDirectory(prefix="bridle-gguf-")
+    _kept.append(keep)
+    return Path(keep.name)
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def pair(family: str, kind: str = "F32", **overrides: Any) -> tuple[Path, Path]:
+    """A checkpoint and the same as a GGUF file of type `kind`."""
+    key = repr((family, kind, sorted(overrides.items())))
+    if key not in _made:
+        original = tiny.cached_checkpoint(family, **{**NEEDED.get(family, {}), **overrides})
+        file = folder() / f"{family}-{len(_made)}-{kind}.gguf"
+        _made[key] = original, quantize_model(str(original), file, kind)
+    return _made[key]
+
+
+def load(name: Path) -> nn.Module:
+    """A model as the loader reads it, in float32."""
+    checkpoint = inspect_checkpoint(resolve_model(str(name)))
+    return loader.read_model(checkpoint, guards.read_config(checkpoint), torch.float32, torch.device("cpu"))
+
+
+@torch.inference_mode()
+def logits(model: Any, tokens: list[int] = PROMPT) -> Tensor:
+    """[T, V], with a plain attention over all of them."""
+    ids = torch.tensor([tokens])
+    with attention_handler(_attend):
+        output = model(input_ids=ids, position_ids=torch.arange(len(tokens))[None], use_cache=False)
+    return output.logits[0]  # type: ignore[no-any-return]
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, extra: dict[str, Any]
+) -> Tensor:
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * options.scaling
+    if options.softcap:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    places = torch.arange(len(query))
+    distance = places[:, None] - places[None, :]
+    hidden = (distance < 0) | (distance >= (options.window or len(query)))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)

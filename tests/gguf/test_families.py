@@ -1,0 +1,181 @@
+"""A model written to a GGUF file and read back computes what it computed before, family by family."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridle import LLM, SamplingParams
+from bridle.errors import UnsupportedModel
+from bridle.model.linear import PackedLinear
+from bridle.native.linear import QuantizedLinear
+from bridle.service.export import quantize_model
+from bridle.testing import tiny
+from tests.gguf.kit import ALL_FAMILIES, folder, load, logits, pair
+from tests.model.test_engine_equality import Oracle, check_run, run
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_a_file_without_loss_gives_the_same_logits(family: str) -> None:
+    original, file = pair(family)
+    assert torch.equal(logits(load(original)), logits(load(file)))
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}},
+        {"rope_parameters": YARN},
+        {"rope_parameters": LLAMA3},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+        {"attention_bias": True, "mlp_bias": True},
+        {"tie_word_embeddings": True},
+        {"num_key_value_heads": 4},
+        {"num_key_value_heads": 1, "head_dim": 16},
+    ],
+    ids=str,
+)
+def test_variants_of_llama(changes: dict[str, Any]) -> None:
+    original, file = pair("llama", **changes)
+    want, have = logits(load(original)), logits(load(file))
+    # The divisors of Llama 3's frequencies are stored in 32 bits, rounded once more than the frequencies are.
+    assert float((want - have).abs().max()) <= (1e-3 if changes.get("rope_parameters") == LLAMA3 else 0.0)
+    plain = logits(load(pair("llama")[0]))
+    assert float((want - plain).abs().max()) > 0.01  # the variant is one
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q4_0", "Q5_K_M", "Q6_K", "Q5_0", "F16", "BF16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_packed_files_stay_packed_and_close(kind: str, tied: bool) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+    original, file = pair("llama", kind, **sizes, tie_word_embeddings=tied)
+    model, want = load(file), logits(load(original))
+    error = float((logits(model) - want).square().mean().sqrt() / want.square().mean().sqrt())
+    limit = {"F16": 0.01, "BF16": 0.04, "Q8_0": 0.04, "Q6_K": 0.12, "Q5_K_M": 0.2, "Q5_0": 0.25}.get(kind, 0.5)
+    assert 0 < error < limit
+    packed = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    assert len(packed) == (0 if kind in ("F16", "BF16") else 2 * 7 + 1)
+    if kind == "Q4_K_M":
+        kinds = {
+            name.rsplit(".", 1)[-1]: module.kind.name
+            for name, module in model.named_modules()
+            if isinstance(module, QuantizedLinear)
+        }
+        assert kinds["q_proj"] == "Q4_K" and kinds["lm_head"] == "Q6_K"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe", "phi3"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 10 or 1)
+@given(seed=st.integers(0, 1 << 32))
+def test_the_engine_draws_what_the_original_would(family: str, seed: int) -> None:
+    """The engine's equality law, with programs, forks, rewinds and preemption, over the file."""
+    original, file = pair(family)
+    check_run(Oracle(original), *run(file, random.Random(seed), 300))
+
+
+def test_texts_of_a_file_are_those_of_the_checkpoint() -> None:
+    original, file = pair("qwen2")
+    sampling = SamplingParams(max_tokens=12, temperature=0.9, seed=3, ignore_eos=True)
+    with LLM(str(original), num_blocks=64) as here, LLM(str(file), num_blocks=64) as there:
+        want = here.generate(["the one in an", "her\u00e9 <|im_start|>x"], sampling)
+        have = there.generate(["the one in an", "her\u00e9 <|im_start|>x"], sampling)
+        assert [each.text for each in have] == [each.text for each in want]
+        chat: list[Any] = [{"role": "user", "content": "in the end"}]
+        assert there.tokenizer.encode_chat(chat) == here.tokenizer.encode_chat(chat)
+
+
+def test_a_packed_model_in_the_engine_is_lean() -> None:
+    """Joined products where the blocks are alike, and none unpacked."""
+    from bridle.config import ModelConfig
+    from bridle.model.loader import load_executor
+
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+    _, file = pair("llama", "Q4_K_M", **sizes)
+    executor = load_executor(ModelConfig(str(file), num_blocks=8))
+    model = executor._runner.model  # type: ignore[union-attr]
+    kinds = [type(module) for module in model.modules()]
+    assert kinds.count(QuantizedLinear) >= 2 * 4 + 1 and PackedLinear not in kinds
+    assert executor._runner._short is not None  # type: ignore[union-attr]
+    executor.close()
+
+
+def test_several_files_are_one_model(tmp_path: Path) -> None:
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    from bridle.gguf import open_gguf
+
+    original, file = pair("llama")
+    whole = open_gguf(file)
+    names = list(whole.tensors)
+    parts = [names[:10], names[10:]]
+    for number, part in enumerate(parts):
+        writer = GGUFWriter(tmp_path / f"m-{number + 1:05d}-of-00002.gguf", "llama")
+        if number == 0:
+            _copy_metadata(whole, writer)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", len(names))
+        for name in part:
+            entry = whole.tensors[name]
+            data = whole.read(name).view("f4").reshape(entry.shape)
+            writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType.F32)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    assert torch.equal(logits(load(original)), logits(load(tmp_path)))
+    (tmp_path / "m-00002-of-00002.gguf").unlink()
+    with pytest.raises(UnsupportedModel, match=r"m-00002-of-00002\.gguf is missing"):
+        load(tmp_path)
+
+
+def _copy_metadata(source: Any, writer: Any) -> None:
+    import numpy as np
+
+    for key, value in source.metadata.items():
+        if key == "general.architecture":
+            continue
+        if isinstance(value, (list, np.ndarray)):
+            writer.add_array(key, list(value) if isinstance(value, list) else value.tolist())
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_string(key, value)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("gpt2", {}, "model type 'gpt2' cannot be written"),
+        ("mistral", {"sliding_window": 16}, "sliding window of this family"),
+        ("gemma2", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 2"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob False"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused(family: str, changes: dict[str, Any], reason: str) -> None:
+    original = tiny.cached_checkpoint(family, **changes)
+    out = folder() / "never.gguf"
+    with pytest.raises(UnsupportedModel, match=reason):
+        quantize_model(str(original), out, "F32")
+    assert not out.exists() and not list(folder().glob(".never*"))

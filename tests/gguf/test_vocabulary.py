@@ -1,0 +1,231 @@
+"""Tokenizers in GGUF files: the same tokens and the same text as the original, for pairs made here."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from bridle.errors import UnsupportedModel
+from bridle.gguf import open_gguf
+from bridle.gguf.pretokenizers import PRE_TOKENIZERS, name_of, pre_tokenizer_spec
+from bridle.gguf.shards import GgufModel
+from bridle.gguf.vocabulary import Vocabulary, read_vocabulary
+from bridle.gguf.vocabulary_writer import vocabulary_fields
+from bridle.testing.tiny import CHAT_TEMPLATE
+from tests.gguf.kit import folder
+
+ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]
+NUM_ROWS = 1_200
+
+
+def corpus() -> list[str]:
+    rng = random.Random(0)
+    words = [
+        "the",
+        "in",
+        "an",
+        "er",
+        "on",
+        "there's",
+        "I'LL",
+        "we've",
+        "2024",
+        "12345",
+        "3,14",
+        "na\u00efve",
+        "\u00dcn",
+    ]
+    words += ["\u65e5\u672c\u8a9e", "\ud55c\uad6d\uc5b4", "d\u00e9j\u00e0-vu", "x=y+z;", "{}[]()", "\t\n", "\n\n", "!?"]
+    return [" ".join(rng.choices(words, k=12)) for _ in range(400)]
+
+
+def _written(tokenizer: Any, name: str) -> tuple[tokenizers.Tokenizer, Vocabulary]:
+    """The tokenizer of a file that was written from `tokenizer`."""
+    from gguf import GGUFWriter
+
+    fields = vocabulary_fields(json.loads(tokenizer.to_str()), ROLES, NUM_ROWS, CHAT_TEMPLATE)
+    path = folder() / f"{name}.gguf"
+    writer = GGUFWriter(path, "llama")
+    fields.put(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    vocabulary = read_vocabulary(GgufModel([open_gguf(path)]))
+    return tokenizers.Tokenizer.from_str(json.dumps(vocabulary.spec)), vocabulary
+
+
+def _finish(tokenizer: Any) -> Any:
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False), AddedToken("  <x>", normalized=False)])
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    return tokenizer
+
+
+def byte_level(name: str) -> Any:
+    """A trained tokenizer that cuts words as files called `name` do."""
+    rule = PRE_TOKENIZERS[name]
+    tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=rule.is_whole))
+    spec = json.loads(tokenizer.to_str()) | {"pre_tokenizer": pre_tokenizer_spec(name)}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    if rule.is_composed:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return _finish(tokenizer)
+
+
+def sentencepiece(prefix: bool) -> Any:
+    """BPE over whole texts with bytes to fall back on, as Llama 2 (with a blank in front) and Gemma have it."""
+    pieces = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    lead = [normalizers.Prepend("\u2581")] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*lead, normalizers.Replace(" ", "\u2581")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?=\u2581)"), "isolated")  # for training alone
+    tokenizer.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=900, special_tokens=pieces))
+    spec = json.loads(tokenizer.to_str())
+    kept = [added for added in spec["added_tokens"] if not added["content"].startswith("<0x")]
+    spec |= {"pre_tokenizer": None, "added_tokens": kept}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+    return _finish(tokenizer)
+
+
+def unigram() -> Any:
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=SPECIAL, unk_token="<unk>")
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return _finish(tokenizer)
+
+
+NAMES = sorted({name_of(pre_tokenizer_spec(n), r.is_whole, r.is_composed) or n for n, r in PRE_TOKENIZERS.items()})
+KINDS = [*NAMES, "spm-prefix", "spm", "unigram"]
+
+
+@cache
+def both(kind: str) -> tuple[Any, Any, Vocabulary]:
+    makers = {"spm-prefix": lambda: sentencepiece(True), "spm": lambda: sentencepiece(False), "unigram": unigram}
+    original = makers[kind]() if kind in makers else byte_level(kind)
+    return original, *_written(original, kind)
+
+
+TEXTS = st.one_of(
+    st.text(max_size=40),
+    st.lists(
+        st.sampled_from(
+            [
+                *" \n\t.,'",
+                "the",
+                "The",
+                "I'll",
+                "1234567",
+                "é",
+                "e\u0301",
+                "日本",
+                "<s>",
+                "<think>",
+                "  <x>",
+                "\u2581",
+                "🙂",
+            ]
+        ),
+        max_size=14,
+    ).map("".join),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_become_the_same_tokens_and_back(kind: str) -> None:
+    original, copy, _ = both(kind)
+
+    @given(TEXTS)
+    def check(text: str) -> None:
+        for adds in (False, True):
+            want = original.encode(text, add_special_tokens=adds).ids
+            assert copy.encode(text, add_special_tokens=adds).ids == want
+            for hides in (False, True):
+                kept = copy.decode(want, skip_special_tokens=hides)
+                assert kept == original.decode(want, skip_special_tokens=hides)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["llama-bpe", "spm", "unigram"])
+def test_roles_ends_and_template_are_kept(kind: str) -> None:
+    original, copy, vocabulary = both(kind)
+    assert vocabulary.roles == ROLES and vocabulary.chat_template == CHAT_TEMPLATE
+    ends = {original.token_to_id("</s>"), original.token_to_id("<|im_end|>")}
+    assert vocabulary.end_ids[0] == original.token_to_id("</s>") and set(vocabulary.end_ids) == ends
+    assert copy.get_vocab_size() <= NUM_ROWS  # rows without a token have none
+
+
+def test_names_mean_one_thing_each() -> None:
+    for name in NAMES:
+        rule = PRE_TOKENIZERS[name]
+        assert name_of(pre_tokenizer_spec(name), rule.is_whole, rule.is_composed) == name
+    own = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    assert name_of(own, False, False) == "gpt-2"
+    assert name_of({**own, "add_prefix_space": True}, False, False) is None
+    assert pre_tokenizer_spec("no such") is None
+
+
+def _with(path: Path, **changes: Any) -> GgufModel:
+    model = GgufModel([open_gguf(path)])
+    model.metadata = {**model.metadata, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}}
+    return model
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": "bert"}, "of the kind 'bert'; known are gpt2, llama, t5"),
+        ({"model": None}, "of the kind None"),
+        ({"pre": "nobody"}, "pre-tokenizer 'nobody' is not known"),
+        ({"tokens": []}, "holds no tokens"),
+        ({"tokens": ["a"]}, "kinds of them"),
+        ({"tokens": 5}, "no list of texts"),
+        ({"merges": ["a b"] * 9}, "merges name unknown tokens"),
+        ({"eos_token_id": -5}, "eos_token_id is -5"),
+        ({"add_bos_token": 1}, "must be true or false"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used_is_refused(changes: dict[str, Any], reason: str) -> None:
+    both("llama-bpe")
+    merges = {"merges": ["\u0120x y"] * 3} if "merges" in changes else {}
+    with pytest.raises(UnsupportedModel, match=reason):
+        read_vocabulary(_with(folder() / "llama-bpe.gguf", **{**changes, **merges}))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"normalizer": {"type": "Lowercase"}}, "changes texts by Lowercase"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "cuts texts into words in a way that has no name"),
+        ({"model": {"type": "WordPiece"}}, "type 'WordPiece'"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(change: dict[str, Any], reason: str) -> None:
+    spec = json.loads(both("llama-bpe")[0].to_str()) | change
+    with pytest.raises(UnsupportedModel, match=reason):
+        vocabulary_fields(spec, ROLES, NUM_ROWS, None)
+
+
+def test_more_tokens_than_rows_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="the embedding 20 rows"):
+        vocabulary_fields(json.loads(both("llama-bpe")[0].to_str()), ROLES, 20, None)
