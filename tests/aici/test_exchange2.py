@@ -174,16 +174,14 @@ def test_a_fork_copies_everything(llm2: Llm) -> None:
 
 
 def test_forks_are_limited(llm2: Llm) -> None:
-    many = [result({"branches": [splice([]) for _ in range(17)]})]
-    some = [result({"branches": [splice([]) for _ in range(9)]})]
-    llm2.start(llm2.upload(guest2([NOOP, many])), 40)
-    assert "limit of 16 forks" in llm2.next(40)["error"]
-    llm2.start(llm2.upload(guest2([NOOP, some, some, END])), 41)
-    llm2.next(41)
-    data = forked(llm2, 41, *range(42, 50))
-    errors = [llm2.answer(data, seq)["error"] for seq in range(41, 50)]
-    assert all("limit of 16 forks" in error for error in errors)  # 9 alive, each wants 8 more
-    llm2.mid(freed=tuple(range(40, 50)))
+    """Sixteen live, the parent among them; the others are refused one by one, as by the original."""
+    many = [result({"branches": [splice([]) for _ in range(20)]})]
+    llm2.start(llm2.upload(guest2([NOOP, many, NOOP])), 200)
+    assert len(llm2.next(200)["result"]["branches"]) == 20
+    data = forked(llm2, 200, *range(201, 220))
+    errors = [llm2.answer(data, seq)["error"] for seq in range(200, 220)]
+    assert errors[:16] == [""] * 16 and all("limit of 16 forks" in error for error in errors[16:])
+    llm2.mid(freed=tuple(range(200, 220)))
     llm2.start(llm2.upload(guest2([NOOP, END])), 50)
     extra = [{"id": 51 + i, "clone_id": 50, "clone_idx": 1} for i in range(16)]
     data = llm2.mid({"id": 50}, *extra)

@@ -99,7 +99,7 @@ def neighbour(llm: Llm) -> Iterator[Neighbour]:
     llm.mid(freed=(NEIGHBOUR, 2))
 
 
-def run_until_error(llm: Llm, beside: Neighbour, seq: int, limit: int = 40) -> dict[str, Any]:
+def run_until_error(llm: Llm, beside: Neighbour, seq: int, limit: int = 1000) -> dict[str, Any]:
     """Step a sequence beside its neighbour until it fails; the neighbour must answer in every step."""
     logs = ""
     for _ in range(limit):

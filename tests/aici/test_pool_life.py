@@ -361,3 +361,15 @@ def test_by_branch_guests_know_their_place(steered: Steered) -> None:
     steered.add("a", wasm)
     steered.run()
     assert (steered.tokens("a", 0), steered.tokens("a", 1)) == ([70, 80], [71, 81])
+
+
+def test_a_fork_into_twenty_leaves_sixteen(pool: RuntimePool) -> None:
+    steered = Steered(pool)
+    twenty = result({"branches": [splice([70 + number]) for number in range(20)]})
+    steered.add("a", guest2([sample([65], VOCAB_SIZE), [twenty], sample([66], VOCAB_SIZE), END]), max_tokens=20)
+    steered.run()
+    ends = [steered.end("a", index) for index in range(20)]
+    assert [end.reason for end in ends[:16]] == [FinishReason.CONTROLLER] * 16
+    assert [end.reason for end in ends[16:]] == [FinishReason.ERROR] * 4
+    assert all("limit of 16 forks" in str(end.error) for end in ends[16:])
+    assert [steered.tokens("a", index)[-1] for index in range(16)] == [66] * 16

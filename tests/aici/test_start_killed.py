@@ -145,6 +145,25 @@ def test_an_engine_that_ends_at_any_moment_of_the_start_leaves_nothing(
             each.result()
 
 
+def test_many_threads_may_look_whether_the_engine_lives() -> None:
+    program = (
+        "import os, threading; from bridle.aici.runtime.lifeline import Lifeline\n"
+        "line, failed = Lifeline(os.getppid(), is_piped=True), []\n"
+        "def look():\n"
+        "    try:\n"
+        "        for _ in range(20000): assert line.holds()\n"
+        "    except BaseException as error: failed.append(error)\n"
+        "threads = [threading.Thread(target=look) for _ in range(4)]\n"
+        "[each.start() for each in threads]; [each.join() for each in threads]; print(failed)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.read() == "[]\n"
+    process.communicate()
+
+
 def test_what_cannot_be_created_leaves_no_runtime(tokenizer: Path, store: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     config = RuntimeConfig(str(tokenizer), extra_args=("--store", str(store)), json_size=1, mask_size=-1)

@@ -30,7 +30,7 @@ class Step:
 
     def __init__(self, batch: m.Batch) -> None:
         self.number = batch.number
-        self.budget_ms = batch.budget_ms
+        self.budget_ms, self.patience_ms = batch.budget_ms, batch.patience_ms
         self.queue = deque(batch.ops)
         self.answers: list[m.Answer] = []
         self.num_bytes = 0

@@ -57,6 +57,9 @@ class Engine1:
             self._table.bind(pre.req_id, pre.id)
         posts = {op.id: op for op in request.post_ops}
         data = PostPreData({}, {})
+        in_mid = [sequence for sequence in self._table.by_id.values() if _is_in_mid(sequence)]
+        has_time = len(in_mid) == len(self._table.by_id)
+        self._steps.catch_up(in_mid, begin + (self._step_limit() if has_time else 0.0))
         jobs: list[Job] = []
         for seq_id, sequence in list(self._table.by_id.items()):
             post = posts.get(seq_id)
@@ -65,7 +68,8 @@ class Engine1:
                 continue
             tokens = post.tokens if post else None
             jobs.append(Job(sequence, m.PostPre(sequence.key, seq_id, tokens, post.backtrack if post else 0)))
-        self._steps.run(jobs, begin + (self._limits.max_pre_step_time + GRACE) / 1000)
+        patience, limit = self._limits.max_pre_step_time + GRACE, self._step_limit()
+        self._steps.run(jobs, begin + patience / 1000, limit)
         for job in jobs:
             self._phases(job, data, job.op.seq_id in posts)
         gone = [self._table.by_id[i] for i in dict.fromkeys(request.freed) if i in self._table.by_id]
@@ -154,10 +158,14 @@ class Engine1:
                 results[request.ops[row].id] = SeqResult(error=reason)
             else:
                 jobs.append((row, job))
-        self._steps.run([job for _, job in jobs], begin + self._patience() / 1000)
+        self._steps.run([job for _, job in jobs], begin + self._patience() / 1000, self._step_limit())
         for row, job in jobs:
             results[job.op.seq_id] = self._sampled(row, job)
         return MidData1(results, len(request.ops))
+
+    def _step_limit(self) -> float:
+        """What all callbacks of a step have, in seconds: guests of dialect 2 decide in the pre phase already."""
+        return max(self._limits.max_step_time, self._limits.max_pre_step_time) / 1000
 
     def _patience(self) -> float:
         limit = self._limits.max_step_time

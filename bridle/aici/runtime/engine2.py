@@ -58,7 +58,7 @@ class Engine2:
         jobs = self._jobs(request, results)
         patience = max(self._limits.max_step_time, min(request.deadline_ms or 0, MAX_DEADLINE))
         reply_by = None if request.reply_ms is None else begin + max(request.reply_ms, 0.0) / 1000
-        self._steps.run(jobs, begin + patience / 1000, reply_by)
+        self._steps.run(jobs, begin + patience / 1000, patience / 1000, reply_by)
         for job in jobs:
             seq_id = job.op.seq_id
             results[seq_id] = self._result(job, patience)
@@ -155,8 +155,8 @@ class Engine2:
         if len(branches) > 1:
             if "fork" not in self._capabilities:
                 return f"{len(branches)} branches, but the engine cannot fork"
-            problem = self._table.check_fork(sequence.request, len(branches) - 1)
-            if problem:
+            problem = self._table.check_life(sequence.request, len(branches) - 1)
+            if problem:  # too many at a time are refused one by one, when they come
                 return problem
         for branch in branches:
             is_masked = branch.sample_mask is not None

@@ -26,7 +26,7 @@ class Forks:
             raise InvalidRequest(f"sequence {parent.seq_id} has failed: {parent.error}")
         if parent.is_outstanding:
             raise InvalidRequest(f"sequence {parent.seq_id} has not answered yet and cannot be forked")
-        problem = self._table.check_fork(parent.request, 1)
+        problem = self._table.check_fork(parent.request)
         if problem:
             raise InvalidRequest(problem)
         key = self._table.new_key()

@@ -7,6 +7,7 @@ instance that failed once stays broken: what it might do next is not defined.
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,6 +142,7 @@ class Instance:
         self.born_ns = time.monotonic_ns()
         self._cancelled: ControllerError | None = None
         self._budget_end = 0.0
+        self._patience_end = math.inf
         self._functions: dict[str, Callable[..., int]] = {}
         self._open()
         if program.facts.has_start:
@@ -175,11 +177,22 @@ class Instance:
         """End the callback that runs, and refuse further ones. May be called from any thread."""
         self._cancelled = reason
 
+    def be_patient(self, milliseconds: float) -> None:
+        """The callbacks of this thread that follow, together, may use so much CPU time until they have an answer."""
+        self._patience_end = time.thread_time() + milliseconds / 1000
+
     def stop_reason(self) -> ControllerError | None:
-        """Why the running callback should end, or None."""
+        """Why the running callback should end, or None. Only its own processor time counts against it: that a machine
+        is busy is nobody's fault."""
         if self._cancelled is not None:
             return self._cancelled
-        if time.thread_time() > self._budget_end:
+        used = time.thread_time()
+        if used > self._patience_end:
+            limit = self.surroundings.limits.max_timeout_steps
+            return ControllerTimeout(
+                f"timeout: the controller did not answer within the step limit for {limit} steps in a row (the limit)"
+            )
+        if used > self._budget_end:
             return ControllerTimeout(f"callback used more than its {self._budget_ms:g} ms of CPU time")
         return None
 

@@ -21,8 +21,6 @@ class Lifeline:
         self._parent = parent
         self._is_piped = is_piped
         self._stays = stays
-        self._poll = select.poll()
-        self._poll.register(_STDIN, 0)  # hanging up is always told
 
     def await_word(self) -> bool:
         """Wait until the shared objects are there; False if the engine ended before."""
@@ -32,4 +30,10 @@ class Lifeline:
         """Whether the engine lives, as far as we are concerned. Safe from any thread."""
         if self._stays:
             return True
-        return os.getppid() == self._parent and not (self._is_piped and self._poll.poll(0))
+        return os.getppid() == self._parent and not (self._is_piped and _has_hung_up())
+
+
+def _has_hung_up() -> bool:
+    poll = select.poll()  # one for each call: it is for a single thread
+    poll.register(_STDIN, 0)  # hanging up is always told
+    return bool(poll.poll(0))

@@ -20,7 +20,7 @@ class Limits:
     max_pre_step_time: int = 4  # D1: one post_pre_process
     max_step_time: int = 25  # one mid_process; 150 when the engine speaks D1
     max_init_time: int = 1000  # one instantiate
-    max_timeout_steps: int = 10  # steps in a row that a controller may be late
+    max_timeout_steps: int = 10  # steps in a row that a controller may be late, in processor time of its own
 
     # What one callback may do.
     max_wasm_stack: int = 1 << 20
@@ -70,8 +70,10 @@ class Limits:
     max_unbound_time: int = 600_000  # an instance that no sequence has claimed
     max_queue_time: int = 2_000  # waiting for a worker
     max_pending_side: int = 256  # requests on the side channel
-    #: A worker that answers nothing at all for so long is killed.
+    #: A worker that answers nothing although it used so much more processor time than its guests may is killed,
     max_silence: int = 3_000
+    #: and so is one that got no processor time at all for so long.
+    max_standstill: int = 30_000
 
 
 DEFAULT_LIMITS = Limits()

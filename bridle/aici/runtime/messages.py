@@ -55,14 +55,13 @@ class Mid1(Packed):
 
 
 class Batch(Packed):
-    """All that a worker has to do in a step. `budget_ms` is what one callback may use at most; `cancelled` are
-    keys of guests that are too late, with what to tell them."""
+    """All that a worker has to do in a step. `budget_ms` is the CPU time that one callback may use at most,
+    `patience_ms` what all callbacks of an op may use together before the guest counts as late once too often."""
 
     number: int
     ops: list[Step2 | PostPre | Mid1]
-    freed: list[int]
     budget_ms: float
-    cancelled: list[tuple[int, str]] = []
+    patience_ms: float
 
 
 class Chosen(Packed):

@@ -46,6 +46,8 @@ class WorkerPort:
         self.storage: socket.socket | None = None
         self.keys: set[int] = set()
         self.is_dead = False
+        self._cpu_when_heard = 0.0
+        self._cpu_when_seen, self._seen = 0.0, time.monotonic()
         self.calls: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
 
@@ -69,6 +71,22 @@ class WorkerPort:
         data = m.encode(message)
         with self._lock:
             send_frame(self.side, data, descriptors)
+
+    def note_asked(self) -> None:
+        """It has something to do from now on."""
+        self._cpu_when_seen, self._seen = self.process.cpu_seconds(), time.monotonic()
+
+    def note_heard(self) -> None:
+        """It has said something."""
+        self._cpu_when_heard = self.process.cpu_seconds()
+
+    def is_stuck(self, most: float, standstill: float) -> bool:
+        """Whether it used more than `most` seconds of processor time since it was heard, or none for `standstill`
+        seconds, although it has something to do. How busy the machine is does not matter."""
+        used, now = self.process.cpu_seconds(), time.monotonic()
+        if used > self._cpu_when_seen:
+            self._cpu_when_seen, self._seen = used, now
+        return used - self._cpu_when_heard > most or now - self._seen > standstill
 
     def close(self) -> None:
         """Kill the process and let go of everything. Idempotent."""

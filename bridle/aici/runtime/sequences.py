@@ -42,9 +42,9 @@ class Sequence:
     is_outstanding: bool = False  # an op was sent and is not answered yet
     last_op: m.Step2 | m.PostPre | m.Mid1 | None = None  # the op that was sent last
     ready: m.Answer | None = None  # an answer that came too late for its step
-    misses: int = 0
+    misses: int = 0  # step limits since then, by the clock
     asked_at: float = 0.0  # when `last_op` was sent
-    cancelled_at: float | None = None
+    allowance: float = 0.0  # seconds of processor time that the answer to it may take
     created: float = field(default_factory=time.monotonic)
 
 
@@ -100,14 +100,17 @@ class SequenceTable:
         self.by_id[seq_id] = sequence
         return sequence
 
-    def check_fork(self, request: RequestState, more: int) -> str | None:
-        """Why a request cannot have `more` further sequences, or None."""
-        limits = self._limits
-        if request.num_alive + more > limits.max_forks:
-            return f"{request.num_alive + more} sequences of one request exceed the limit of {limits.max_forks} forks"
-        if request.num_ever + more > limits.max_total_forks:
-            return f"more than {limits.max_total_forks} sequences in the life of one request"
-        return None
+    def check_fork(self, request: RequestState) -> str | None:
+        """Why a request cannot have another sequence now, or None."""
+        limit = self._limits.max_forks
+        if request.num_alive >= limit:
+            return f"{request.num_alive + 1} sequences of one request exceed the limit of {limit} forks"
+        return self.check_life(request, 1)
+
+    def check_life(self, request: RequestState, more: int) -> str | None:
+        """Why a request can never have `more` further sequences, or None."""
+        limit = self._limits.max_total_forks
+        return f"more than {limit} sequences in the life of one request" if request.num_ever + more > limit else None
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence. Idempotent."""

@@ -1,7 +1,8 @@
 """One step of many sequences: ops out to their workers, answers back until a deadline, and what is late.
 
-A sequence that does not answer in time costs itself this step: it is told apart from its neighbours, its answer is
-kept when it comes, and after too many late steps in a row it is cancelled. Only the main thread is here.
+A sequence that does not answer in time costs itself this step: it is told apart from its neighbours, and its answer is
+kept when it comes. The clock bounds how long others wait, nothing else; a guest that uses too much processor time is
+ended by its worker. Only the main thread is here.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterable
-from collections.abc import Sequence as Listing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -21,8 +21,6 @@ from bridle.aici.runtime.ring import PeerGone
 from bridle.aici.runtime.sequences import Sequence, SequenceTable
 
 _answers = m.decoder(m.Answers)
-#: How long a cancelled guest gets to say its last words, in seconds.
-_LAST_WORDS = 0.1
 #: How long a wait lasts before deaths that another thread noticed are looked for, in seconds.
 _LOOK = 0.05
 
@@ -40,15 +38,6 @@ class Job:
     is_counted: bool = False  # late, and told so for the first time in this stretch of its time
 
 
-@dataclass(slots=True)
-class _Share:
-    """What one worker gets."""
-
-    ops: list[Op] = field(default_factory=list)
-    freed: list[int] = field(default_factory=list)
-    cancelled: list[tuple[int, str]] = field(default_factory=list)
-
-
 class Steps:
     """Runs steps."""
 
@@ -58,14 +47,16 @@ class Steps:
         self._limits = limits
         self._number = 0
 
-    def run(self, jobs: list[Job], deadline: float, reply_by: float | None = None) -> None:
+    def run(self, jobs: list[Job], deadline: float, limit: float, reply_by: float | None = None) -> None:
         """Give every job its answer, as far as they come before `deadline` (monotonic seconds).
 
         With `reply_by` nobody waits longer than that, nor for those that are late already, if there is anyone else;
-        a job is then late as often as the time until `deadline` has passed since it was asked.
+        a job is then late as often as `limit` seconds have passed since it was asked. It ends with an error when its
+        guest has used so much processor time as often as it may be late.
         """
         begin = time.monotonic()
-        shares: dict[WorkerPort, _Share] = {}
+        patience = self._limits.max_timeout_steps * limit
+        shares: dict[WorkerPort, list[Op]] = {}
         waiting: dict[int, Job] = {}
         fresh: set[int] = set()
         for job in jobs:
@@ -78,15 +69,24 @@ class Steps:
             waiting[sequence.key] = job
             if not sequence.is_outstanding:
                 sequence.is_outstanding, sequence.last_op, sequence.asked_at = True, job.op, begin
-                shares.setdefault(sequence.worker, _Share()).ops.append(job.op)
+                sequence.allowance = min(patience, self._limits.max_call_time / 1000)
+                shares.setdefault(sequence.worker, []).append(job.op)
                 fresh.add(sequence.key)
-        self._send(shares)
+        self._send(shares, patience)
         if reply_by is None:
             self._collect(waiting, deadline)
             self._judge(waiting)
         else:
             self._collect(waiting, min(reply_by, deadline), awaited=fresh)
-            self._judge(waiting, deadline - begin)
+            self._judge(waiting, limit)
+
+    def catch_up(self, sequences: Iterable[Sequence], deadline: float) -> None:
+        """Take in what late sequences answer that are no part of this step; somebody has time until `deadline`."""
+        waiting = {each.key: Job(each, each.last_op) for each in sequences if each.is_outstanding and each.last_op}
+        self._collect(waiting, deadline)
+        for job in waiting.values():
+            job.sequence.ready = job.answer
+        self.end_stuck({job.sequence.worker for job in waiting.values() if job.answer is None})
 
     def release(self, sequences: Iterable[Sequence], reason: str) -> None:
         """These sequences are gone, running or not."""
@@ -102,15 +102,16 @@ class Steps:
 
     # -- helpers -------------------------------------------------------------------------------------------
 
-    def _send(self, shares: dict[WorkerPort, _Share]) -> None:
+    def _send(self, shares: dict[WorkerPort, list[Op]], patience: float) -> None:
         self._number += 1
         budget = float(self._limits.max_call_time)
-        for worker, share in shares.items():
-            batch = m.Batch(self._number, share.ops, share.freed, budget, share.cancelled)
+        for worker, ops in shares.items():
+            batch = m.Batch(self._number, ops, budget, 1000 * patience)
             try:
                 if worker.is_dead:
                     raise PeerGone("worker is gone")
                 worker.port.send(m.encode(batch))
+                worker.note_asked()
             except PeerGone:
                 self._pool.bury(worker)
 
@@ -140,6 +141,7 @@ class Steps:
     def _hear(self, worker: WorkerPort, waiting: dict[int, Job], open_jobs: set[int]) -> bool:
         """Take what a worker has said; False if it is dead."""
         try:
+            worker.note_heard()
             for message in worker.port.receive():
                 for answer in _answers.decode(message).answers:
                     self._take(answer, waiting, open_jobs)
@@ -162,49 +164,30 @@ class Steps:
         open_jobs.discard(answer.key)
 
     def _judge(self, waiting: dict[int, Job], stretch: float | None = None) -> None:
-        """Count who is late: once in each step, or once for each `stretch` of seconds. End who is late too often."""
-        too_late: dict[int, Job] = {}
+        """Count who is late: once in each step, or once for each `stretch` of seconds."""
         now = time.monotonic()
-        for key, job in waiting.items():
+        late = []
+        for job in waiting.values():
             sequence = job.sequence
             if job.answer is not None:
                 sequence.misses = 0
             elif sequence.error is None:
                 misses = sequence.misses + 1 if stretch is None else int((now - sequence.asked_at) / stretch)
-                job.is_late, job.is_counted = True, misses > sequence.misses
+                is_told = sequence.misses < misses <= self._limits.max_timeout_steps
+                job.is_late, job.is_counted = True, is_told
                 sequence.misses = max(misses, sequence.misses)
-                if sequence.misses > self._limits.max_timeout_steps:
-                    too_late[key] = job
-        if too_late:
-            self._end_late(too_late)
+                late.append(sequence.worker)
+        if late:
+            self.end_stuck(set(late))
 
-    def _end_late(self, jobs: dict[int, Job]) -> None:
-        """Cancel guests, and wait a moment for the backtraces and logs that they leave."""
-        shares: dict[WorkerPort, _Share] = {}
-        limit = self._limits.max_timeout_steps
-        text = f"the controller did not answer within the step limit for {limit} steps in a row (the limit)"
-        for key, job in jobs.items():
-            share = shares.setdefault(job.sequence.worker, _Share())
-            share.cancelled.append((key, f"timeout: {text}"))
-            job.sequence.cancelled_at = time.monotonic()
-        self._send(shares)
-        self._collect(jobs, time.monotonic() + _LAST_WORDS)
-        for job in jobs.values():
-            job.is_late = False
-            sequence = job.sequence
-            if job.answer is None:
-                sequence.error = sequence.error or f"Worker: timeout: {text}"
-            elif not job.answer.error:  # it came with an answer at the very last moment
-                sequence.misses = 0
-                sequence.cancelled_at = None
-                job.answer.error = f"timeout: {text}"
-
-    def end_silent(self, sequences: Listing[Sequence]) -> None:
-        """Kill workers in which a cancelled guest still runs long after it was told to stop."""
-        now = time.monotonic()
-        for sequence in sequences:
-            since = sequence.cancelled_at
-            if since is None or not sequence.is_outstanding:
-                continue
-            if now - since > self._limits.max_silence / 1000:
-                self._pool.bury(sequence.worker)
+    def end_stuck(self, workers: set[WorkerPort] | None = None) -> None:
+        """Kill workers (None: any) that do not end guests whose time is over, or do nothing at all."""
+        allowances: dict[WorkerPort, float] = {}
+        for sequence in list(self._table.by_key.values()):
+            worker = sequence.worker
+            if sequence.is_outstanding and not worker.is_dead and (workers is None or worker in workers):
+                allowances[worker] = allowances.get(worker, 0.0) + sequence.allowance
+        silence, standstill = self._limits.max_silence / 1000, self._limits.max_standstill / 1000
+        for worker, allowance in allowances.items():
+            if worker.is_stuck(allowance + silence, standstill):
+                self._pool.bury(worker)

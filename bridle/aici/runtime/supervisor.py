@@ -185,7 +185,7 @@ class Supervisor:
         with self._registry.lock:
             self._registry.expire()
             self._after_step()
-            self._steps.end_silent(list(self._registry.table.by_key.values()))
+            self._steps.end_stuck()
 
     # -- side channel --------------------------------------------------------------------------------------
 

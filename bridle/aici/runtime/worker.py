@@ -30,7 +30,7 @@ from bridle.aici.runtime.remote import RemoteVariables
 from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
 from bridle.aici.runtime.storage import SharedVariables, Variables
 from bridle.aici.runtime.wasm import GuestStopped
-from bridle.errors import BridleError, ControllerError, ControllerTimeout, ControllerTrap
+from bridle.errors import BridleError, ControllerError, ControllerTrap
 
 _MAX_PROGRAMS = 32
 #: Answers are sent on when so many bytes of masks have come together.
@@ -115,10 +115,6 @@ class Worker:
             self._split(message, descriptors)
 
     def _take_batch(self, batch: m.Batch) -> None:
-        for key, reason in batch.cancelled:
-            seat = self._seats.get(key)
-            if seat is not None:
-                seat.hosted.instance.cancel(ControllerTimeout(reason))
         step = Step(batch)
         if self._step is not None:  # the supervisor gave up on the last one: finish what it still holds
             self._tasks.extend(self._leftovers(self._step))
@@ -126,7 +122,6 @@ class Worker:
         for op in list(step.queue):
             if not isinstance(op, m.PostPre) and op.parent is not None:
                 self._fork(step, op)
-        self._drop(batch.freed, GuestStopped("the sequence was freed"))
 
     def _leftovers(self, step: Step) -> list[Task]:
         tasks = [Task(partial(self._run_op, step, op)) for op in step.queue]
@@ -164,6 +159,7 @@ class Worker:
             self._answer(step, failed(op.key, "Worker: the sequence is not here"))
             return
         seat.hosted.instance.seq_id = op.seq_id
+        seat.hosted.instance.be_patient(step.patience_ms)
         begin = time.perf_counter_ns()
         answer = run_op(seat.hosted, op, step.budget_ms)
         answer.micros = (time.perf_counter_ns() - begin) // 10_000 * 10

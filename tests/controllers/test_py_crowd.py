@@ -1,0 +1,53 @@
+"""Many scripts at once, each in a process of its own, more than there are processors: all end well."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridle.aici.client import RuntimeConfig, RuntimePool
+from bridle.outputs import FinishReason
+from tests.aici.conftest import BOS, VOCAB_SIZE, tokenizer  # noqa: F401 -- a fixture
+from tests.controllers.pykit import Scripts
+
+SOURCE = textwrap.dedent(
+    """
+    import pyaici.server as aici
+
+    async def main():
+        await aici.FixedTokens("begin ")
+        for number in range(6):
+            await aici.gen_tokens(regex="[a-z]+ ", max_tokens=4)
+            sum(i * i for i in range(3000))
+        print("well")
+
+    aici.start(main())
+    """
+)
+
+
+@pytest.fixture
+def pool(tokenizer: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RuntimePool]:  # noqa: F811
+    """With the limits of a server, but time to compile."""
+    cache = getattr(request.config, "cache", None)  # its plugin can be turned off
+    store = cache.mkdir("bridle-py-store") if cache is not None else tmp_path
+    arguments = ("--store", str(store), "--limit", "max_prepare_wait=170000")
+    pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=arguments), VOCAB_SIZE)
+    yield pool
+    pool.shutdown()
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_crowd_of_scripts_ends_well(pool: RuntimePool, count: int) -> None:
+    scripts = Scripts(pool, "pyctrl", ["begin many words follow one another here "], step_timeout=0.02)
+    names = [f"script {number}" for number in range(count)]
+    for name in names:
+        scripts.add_module(name, "pyctrl", SOURCE, max_tokens=200, prompt=(BOS,))
+    scripts.run()
+    errors = {name: scripts.end(name).error for name in names}
+    assert not any(errors.values()), errors
+    assert {scripts.end(name).reason for name in names} == {FinishReason.CONTROLLER}
+    assert {scripts.logs(name).splitlines()[-1] for name in names} == {"well"}
