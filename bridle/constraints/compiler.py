@@ -19,7 +19,7 @@ from bridle.constraints.grammar import grammar_of
 from bridle.constraints.limits import ConstraintLimits
 from bridle.constraints.matcher import Matcher
 from bridle.constraints.spec import Constraint
-from bridle.constraints.trial import Trials
+from bridle.constraints.trial import GrammarRefused, Trials
 from bridle.constraints.vocabulary import Vocabulary, load_llguidance
 from bridle.errors import InvalidRequest, Overloaded
 from bridle.heap import return_free_memory
@@ -106,8 +106,8 @@ class Compiler:
     def _compile(self, key: str, constraint: Constraint) -> Matcher:
         try:
             load_llguidance()
-            grammar = grammar_of(constraint)
-            weight = max(self._trials.try_grammar(grammar), _MIN_WEIGHT) + sys.getsizeof(grammar)
+            grammar, size = self._usable(constraint)
+            weight = max(size, _MIN_WEIGHT) + sys.getsizeof(grammar)
             matcher = Matcher(self.vocabulary, grammar)
             matcher.copy().mask()
         except InvalidRequest as error:
@@ -119,6 +119,20 @@ class Compiler:
         finally:
             with self._lock:
                 self._pending.pop(key, None)
+
+    def _usable(self, constraint: Constraint) -> tuple[str, int]:
+        """A grammar that a child survived, and its size. A schema that is refused gets a second try in other words."""
+        grammar = grammar_of(constraint)
+        try:
+            return grammar, self._trials.try_grammar(grammar)
+        except GrammarRefused as refusal:
+            other = grammar_of(constraint, in_other_words=True)
+            if other == grammar:
+                raise
+            try:
+                return other, self._trials.try_grammar(other)
+            except InvalidRequest:
+                raise refusal from None  # what is wrong with the schema as its author knows it
 
     def _keep(self, key: str, entry: _Entry) -> None:
         """Remember it, and forget what was not used for the longest time."""

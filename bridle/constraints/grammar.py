@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bridle.constraints import spec
+from bridle.constraints.equivalents import equivalent_text
 from bridle.constraints.yacc import yacc_to_lark
 
 Grammar = dict[str, Any]
@@ -21,10 +22,15 @@ _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 _NO_OUTER_SPACE = r"/\S((?s:.)*\S)?/"
 
 
-def grammar_of(constraint: spec.Constraint) -> str:
-    """The grammar as llguidance's JSON text. Raises `InvalidRequest` for what cannot be translated."""
+def grammar_of(constraint: spec.Constraint, *, in_other_words: bool = False) -> str:
+    """The grammar as llguidance's JSON text; with schemas `in_other_words`, those that it refuses may be known to it.
+    Raises `InvalidRequest` for what cannot be translated."""
     grammars: list[Grammar] = []
     _add(constraint, grammars)
+    if in_other_words:
+        for grammar in grammars:
+            if "json_schema" in grammar:
+                grammar["json_schema"] = json.loads(equivalent_text(json.dumps(grammar["json_schema"])))
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 

@@ -27,6 +27,10 @@ _MAX_JOBS = 500
 _PATIENCE = 10.0
 
 
+class GrammarRefused(InvalidRequest):
+    """llguidance does not take it, for what it says and not for what it costs."""
+
+
 class Trials:
     """At most `limits.num_compilers` children. `try_grammar` gives a compiled grammar's memory in bytes."""
 
@@ -53,7 +57,7 @@ class Trials:
                 self._drop(child)
             self._idle.put(kept)
         if "error" in answer:
-            raise InvalidRequest(f"the constraint's grammar is not usable: {answer['error']}", "constraint")
+            raise GrammarRefused(f"the constraint's grammar is not usable: {answer['error']}", "constraint")
         return int(answer["bytes"])
 
     def _start(self) -> _Child:
