@@ -1,5 +1,5 @@
 """Functions of module `bridle` beside constraints: what a script interpreter would otherwise copy the token trie for,
-and a way to fail with a text of one's own."""
+a way to fail with a text of one's own, and a way to hear in time that one is about to be ended."""
 
 from __future__ import annotations
 
@@ -39,8 +39,14 @@ def fail(guest: Instance, source: int, length: int) -> None:
     raise GuestFailed(text or "the controller failed without a word")
 
 
+def is_time_up(guest: Instance) -> int:
+    """Whether the guest is about to be ended. Who asks gets a moment to say where it was."""
+    return int(guest.is_time_up())
+
+
 FUNCTIONS = (
     HostFunction("bridle", "vocab_size", "", True, vocab_size),
     HostFunction("bridle", "detokenize", "ii", True, detokenize),
+    HostFunction("bridle", "is_time_up", "", True, is_time_up),
     HostFunction("bridle", "fail", "ii", False, fail),
 )

@@ -17,6 +17,7 @@ from wasmtime import component as wc
 from bridle.aici.protocol import WriteVar
 from bridle.aici.runtime.constraints import make_matcher
 from bridle.aici.runtime.instance import Instance, Program
+from bridle.aici.runtime.python_frames import whereabouts
 from bridle.aici.runtime.storage import parse_command
 from bridle.aici.runtime.wasi_components import World, shadow_world
 from bridle.aici.runtime.wasm import LOOK_TICKS, GuestFault, backtrace_of, running
@@ -122,11 +123,16 @@ class ComponentInstance(Instance):
 
     def _explain(self, error: Exception) -> ControllerError:
         if isinstance(self.failure, ControllerError):
-            return type(self.failure)(f"{self.failure}\n{backtrace_of(str(error))}".rstrip())
+            return type(self.failure)(f"{self.failure}\n{_place(error)}".rstrip())
         if isinstance(error, ControllerError):
             return error
         reason = _TRAP.search(str(error))
-        return ControllerTrap(f"{reason[1]}\n{backtrace_of(str(error))}".rstrip() if reason else str(error))
+        return ControllerTrap(f"{reason[1]}\n{_place(error)}".rstrip() if reason else str(error))
+
+
+def _place(error: Exception) -> str:
+    """Where the guest was: the lines of its program, if they can be found out."""
+    return whereabouts() or backtrace_of(str(error))
 
 
 def make_instance(program: Program) -> type[Instance]:

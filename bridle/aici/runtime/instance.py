@@ -28,6 +28,7 @@ from bridle.aici.runtime.vocabulary import Vocabulary
 from bridle.aici.runtime.wasm import (
     LOOK_TICKS,
     Crossing,
+    GuestFailed,
     GuestFault,
     GuestMemory,
     crossing,
@@ -39,6 +40,8 @@ from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, In
 #: What `aici_host_self_seq_id` says before an engine has given a number.
 NO_SEQ_ID = 424242
 _MAX_ERROR = 8 << 10
+#: CPU time that a guest which was told that it is to end has left, in seconds.
+_MERCY = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,9 @@ class Instance:
         self.spent_tokenizing = self.num_commands = 0
         self.born_ns = time.monotonic_ns()
         self._cancelled: ControllerError | None = None
-        self._budget_end = 0.0
+        self._budget_end = self._mercy_end = 0.0
         self._patience_end = math.inf
+        self._listens = False  # whether the guest asked in this callback if its time is up
         self._functions: dict[str, Callable[..., int]] = {}
         self._open()
         if program.facts.has_start:
@@ -182,8 +186,23 @@ class Instance:
         self._patience_end = time.thread_time() + milliseconds / 1000
 
     def stop_reason(self) -> ControllerError | None:
-        """Why the running callback should end, or None. Only its own processor time counts against it: that a machine
-        is busy is nobody's fault."""
+        """Why to end the running callback now, or None. A guest that asks by itself is told first, and then has a
+        moment to say where it was."""
+        reason = self._overdue()
+        if reason is not None and self._listens:
+            now = time.thread_time()
+            self._mercy_end = self._mercy_end or now + _MERCY
+            return reason if now > self._mercy_end else None
+        return reason
+
+    def is_time_up(self) -> bool:
+        """What a guest hears that asks whether it is about to be ended."""
+        self._listens = True
+        return self._overdue() is not None
+
+    def _overdue(self) -> ControllerError | None:
+        """Why the running callback should not go on, or None. Only its own processor time counts against it: that a
+        machine is busy is nobody's fault."""
         if self._cancelled is not None:
             return self._cancelled
         used = time.thread_time()
@@ -195,6 +214,11 @@ class Instance:
         if used > self._budget_end:
             return ControllerTimeout(f"callback used more than its {self._budget_ms:g} ms of CPU time")
         return None
+
+    def _last_word(self, error: ControllerError) -> ControllerError:
+        """What a guest said that gave up when it was told to, behind the reason that it was told."""
+        reason = self._overdue() if self._listens and isinstance(error, GuestFailed) else None
+        return error if reason is None else type(reason)(f"{reason}\n{error}")
 
     def add_mask(self, bits: bytes) -> int:
         """Keep a mask of the running callback; gives its name, 1 more than its place."""
@@ -298,7 +322,7 @@ class Instance:
             return function(*arguments)
         except ControllerError as error:
             self._panic(error)
-            raise self.broke(error) from None
+            raise self.broke(self._last_word(error)) from None
         except Exception as error:
             raise self.broke(ControllerError(f"internal error in a host function: {error!r}")) from error
         finally:
@@ -307,6 +331,7 @@ class Instance:
     def _start_budget(self, budget_ms: float) -> None:
         self._budget_ms = budget_ms
         self._budget_end = time.thread_time() + budget_ms / 1000
+        self._listens, self._mercy_end = False, 0.0
 
     def _panic(self, error: ControllerError) -> None:
         """After a fatal host error the guest may say a last word through `aici_panic`."""

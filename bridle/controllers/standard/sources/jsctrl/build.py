@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from bridle.controllers.standard.sources.jsctrl.bake import bake
 from bridle.controllers.standard.toolchain import INCLUDE, ZIG, download, zig_cc
+from bridle.errors import InvalidRequest
 
 QUICKJS = "quickjs-ng==0.17.0.2"
 SOURCES = {QUICKJS: "43d2e48272208721a7aaea8e3f02d4b9318f12ef20cc4f5421b59d9a470706ef"}
@@ -20,6 +21,21 @@ COMMON = {
     for path in ("constraints", "driver", "gen", "level", "results", "steps", "text", "tokens")
 }
 _SCRIPTS = {"aici": "aici.js", "_aici": "native.js", "aici/globals": "globals.js", "aici/main": "main.js"}
+#: So that an interrupted loop knows its line: every statement has an entry in the table of lines, not calls alone, and
+#: the place of a jump is where it leads to, which the table takes for the byte before. What to look for in `quickjs.c`,
+#: how often, and what it becomes.
+_CHANGES = (
+    (
+        "    switch(tok = s->token.val) {\n    case '{':\n        if (js_parse_block(s))",
+        1,
+        "    emit_source_loc(s);\n    switch(tok = s->token.val) {\n    case '{':\n        if (js_parse_block(s))",
+    ),
+    (
+        "if (unlikely(js_poll_interrupts(ctx)))\n",
+        7,
+        "if (unlikely(js_poll_interrupts(ctx)) && ++pc)\n",
+    ),
+)
 _ENGINE = ("dtoa.c", "libregexp.c", "libunicode.c", "quickjs.c")
 _FLAGS = (
     "--target=wasm32-wasi",
@@ -56,7 +72,7 @@ def make(out: Path, library: dict[str, Path]) -> None:
 
 
 def unpack(folder: Path) -> Path:
-    """QuickJS's own sources out of the package that carries them."""
+    """QuickJS's own sources out of the package that carries them, with our changes."""
     archive = folder / "archive"
     archive.mkdir()
     path = download(QUICKJS, SOURCES[QUICKJS], archive)
@@ -67,7 +83,17 @@ def unpack(folder: Path) -> Path:
             place = PurePosixPath(member.name)
             if place.parent.name == "upstream-quickjs" and (file := tar.extractfile(member)) is not None:
                 (engine / place.name).write_bytes(file.read())
+    _change(engine / "quickjs.c")
     return engine
+
+
+def _change(path: Path) -> None:
+    text = path.read_text()
+    for found, count, becomes in _CHANGES:
+        if text.count(found) != count:
+            raise InvalidRequest(f"{path.name} of {QUICKJS} has {text.count(found)} times, not {count}: {found}")
+        text = text.replace(found, becomes)
+    path.write_text(text)
 
 
 def embedded(library: dict[str, Path]) -> str:

@@ -320,12 +320,27 @@ static void track_rejection(JSContext *ctx, JSValueConst promise, JSValueConst r
   JS_FreeValue(ctx, function);
 }
 
+/* -- interruption: asked every ten thousand jumps and calls; then the running function throws what cannot be caught -- */
+
+static int must_stop(JSRuntime *rt, void *unused) {
+  static int is_told; /* after that the last words are formed */
+  (void)rt;
+  (void)unused;
+  if (!is_told) is_told = (int)bridle_is_time_up();
+  else return 0;
+  return is_told;
+}
+
 /* -- callbacks ---------------------------------------------------------------------------------------------------- */
 
 /* The end: the library itself threw, or memory is so short that nothing can be told. */
 static _Noreturn void give_up(void) {
   JSValue error = JS_GetException(context);
   size_t length = 0;
+  if (JS_IsUncatchableError(error)) { /* `must_stop`: where was it? */
+    JSValue function = JS_GetPropertyStr(context, callbacks, "place");
+    error = JS_Call(context, function, callbacks, 1, (JSValueConst[]){error});
+  }
   const char *text = JS_ToCStringLen(context, &length, error);
   if (!text) bridle_fail("out of memory", 13);
   bridle_fail(text, length);
@@ -372,6 +387,7 @@ static void set_up(void) {
   JS_FreeAtom(context, name);
   JS_FreeValue(context, global);
   JS_RunGC(runtime);
+  JS_SetInterruptHandler(runtime, must_stop, NULL);
 }
 
 void aici_init(void) {

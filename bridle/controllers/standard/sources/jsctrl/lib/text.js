@@ -66,11 +66,19 @@ const isClass = (value) => Function.prototype.toString.call(value).startsWith("c
 const some = (items) => Array.from(items).slice(0, MAX_ITEMS)
 const rest = (length) => (length > MAX_ITEMS ? `, ... ${length - MAX_ITEMS} more` : "")
 
-/** An error with the place where it was thrown, calls of this library left out. */
+/** Where an error was thrown, line by line; calls of this library left out. */
+function placesOf(error) {
+  const lines = String(error.stack ?? "").split("\n").filter((line) => line.trim())
+  return lines.filter((line) => !/\((aici\/|native\))/.test(line))
+}
+
+/** Where the script was when `error` was thrown at it from outside. */
+export const place = (error) => placesOf(error).join("\n") || "in the library, on the script's behalf"
+
+/** An error with the place where it was thrown. */
 export function describe(error) {
   if (!(error instanceof Error)) return `Error: ${typeof error === "string" ? error : inspect(error)}`
-  const lines = String(error.stack ?? "").split("\n").filter((line) => line.trim())
-  const theirs = lines.filter((line) => !/\((aici\/|native\))/.test(line))
+  const theirs = placesOf(error)
   const cause = error.cause === undefined ? "" : `\ncaused by ${describe(error.cause)}`
   return [String(error).trimEnd(), ...theirs].join("\n") + cause
 }

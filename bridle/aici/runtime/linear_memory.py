@@ -1,0 +1,78 @@
+"""The memories of guests in this process, found from outside, for those whose memory wasmtime's API does not give: the
+parts of a component.
+
+A linear memory lies between two stretches that nobody may touch, the second of them as long as all that a 32-bit
+address can reach beyond it. Everything is read through the kernel, so that a wrong guess is an error and not a crash.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bridle.errors import ControllerError
+
+_PAGE = 1 << 16
+#: What lies behind a linear memory is at least so long.
+_LEAST_GUARD = 1 << 30
+#: No guest has more.
+_MAX_SIZE = 1 << 32
+
+
+class Unreadable(ControllerError):
+    """There is nothing at this address."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearMemory:
+    """A guest's memory: `base` is where its address 0 lies."""
+
+    base: int
+    size: int
+    descriptor: int
+
+    def read(self, start: int, length: int) -> bytes:
+        """These bytes. Raises `Unreadable` outside of the memory."""
+        if not 0 <= start <= start + length <= self.size:
+            raise Unreadable(f"{length} bytes at {start:#x} are outside the memory of {self.size} bytes")
+        try:
+            data = os.pread(self.descriptor, length, self.base + start)
+        except OSError as error:
+            raise Unreadable(f"{length} bytes at {start:#x} cannot be read: {error.strerror}") from None
+        if len(data) < length:
+            raise Unreadable(f"{length} bytes at {start:#x} cannot be read")
+        return data
+
+    def find(self, what: bytes, chunk: int = 1 << 20) -> int | None:
+        """Where these bytes begin, at a multiple of their length."""
+        for start in range(0, self.size, chunk):
+            data = self.read(start, min(chunk, self.size - start))
+            place = data.find(what)
+            while place >= 0:
+                if place % len(what) == 0:
+                    return start + place
+                place = data.find(what, place + 1)
+        return None
+
+
+def memories(descriptor: int) -> Iterator[LinearMemory]:
+    """The linear memories of this process. `descriptor` is `/proc/self/mem`."""
+    with open("/proc/self/maps") as file:
+        spans = [_span(line) for line in file]
+    base = end = 0  # of what follows a stretch that nobody may touch without a gap
+    for start, stop, is_open in spans:
+        if is_open:
+            end = stop if start == end else 0
+            continue
+        size = end - base
+        if start == end and stop - start >= _LEAST_GUARD and 0 < size <= _MAX_SIZE and not size % _PAGE:
+            yield LinearMemory(base, size, descriptor)
+        base = end = stop
+
+
+def _span(line: str) -> tuple[int, int, bool]:
+    """Where a mapping begins and ends, and whether it may be touched."""
+    place, rights, *_ = line.split()
+    start, stop = (int(number, 16) for number in place.split("-"))
+    return start, stop, rights.startswith("r")

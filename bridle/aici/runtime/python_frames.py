@@ -1,0 +1,172 @@
+"""Where a CPython guest is: read from its memory, when it was ended in the middle of something.
+
+The interpreter pays nothing for it. CPython has a table of what lies where, for debuggers; it begins with a word that
+can be found. Knows CPython 3.14 on a machine of 32 bits, as components have it; of anything else it says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bridle.aici.runtime.linear_memory import LinearMemory, Unreadable, memories
+
+#: What the standard controller for scripts in Python calls the user's script. Its own frames are nobody's concern.
+SCRIPT = "script.py"
+_COOKIE = b"xdebugpy"
+_NUM_ENTRIES = 80  # those that matter
+_VERSION = 0x30E
+_MAX_FRAMES = 200
+_MAX_SHOWN = 20
+_MAX_NAME = 200
+_MAX_TABLE = 1 << 20
+#: Frames that the interpreter puts between Python and C.
+_NO_CODE = 3
+#: Characters by their width, and what lies between the head of a text that is not ASCII and its characters.
+_CODECS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+_BEFORE_WIDE = 8
+_POINTER = 0xFFFFFFFC  # the low bits of a reference are its tag
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A function that runs, and the line where it is."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f'  File "{self.file}", line {self.line}, in {self.function}'
+
+
+class _Layout:
+    """What lies where, by the interpreter's own table. Raises `Unreadable` if that is of another version."""
+
+    def __init__(self, table: bytes) -> None:
+        numbers = struct.unpack(f"<{_NUM_ENTRIES}Q", table)
+        version = numbers[0]
+        if version >> 16 != _VERSION:
+            raise Unreadable(f"the layout of Python {version:#x} is not known")
+        self.interpreters = numbers[4]
+        self.threads = numbers[8]
+        self.current_frame = numbers[25]
+        self.previous, self.executable, self.instruction = numbers[31:34]
+        self.owner = numbers[35]
+        self.file, _, self.function, self.lines, self.first_line = numbers[39:44]
+        self.code = numbers[47]
+        self.bytes_size, self.bytes_data = numbers[74:76]
+        _, self.text_state, self.text_size, self.text_data = numbers[76:80]
+
+
+def whereabouts() -> str:
+    """The lines that run in the Python guests of this process, the innermost last; empty if there are none."""
+    descriptor = os.open("/proc/self/mem", os.O_RDONLY)
+    try:
+        for memory in memories(descriptor):
+            frames = _frames_in(memory)
+            if frames:
+                return "\n".join(map(str, _shown(frames)))
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def _shown(frames: list[Frame]) -> list[Frame | str]:
+    """The script's own, if one runs; not all if there are many."""
+    frames = [frame for frame in frames if frame.file == SCRIPT] or frames
+    if len(frames) <= _MAX_SHOWN:
+        return [*frames]
+    half = _MAX_SHOWN // 2
+    return [*frames[:half], f"  ... {len(frames) - 2 * half} more", *frames[-half:]]
+
+
+def _frames_in(memory: LinearMemory) -> list[Frame]:
+    """What runs in this memory, the innermost last."""
+    try:
+        runtime = memory.find(_COOKIE)
+        if runtime is None:
+            return []
+        layout = _Layout(memory.read(runtime + len(_COOKIE), 8 * _NUM_ENTRIES))
+        return list(_walk(memory, layout, runtime))[::-1]
+    except (Unreadable, UnicodeError):
+        return []
+
+
+def _walk(memory: LinearMemory, layout: _Layout, runtime: int) -> Iterator[Frame]:
+    interpreter = _number(memory, runtime + layout.interpreters)
+    thread = _number(memory, interpreter + layout.threads)
+    place = _number(memory, thread + layout.current_frame)
+    for _ in range(_MAX_FRAMES):
+        if not place:
+            return
+        if memory.read(place + layout.owner, 1)[0] < _NO_CODE:
+            yield _frame(memory, layout, place)
+        place = _number(memory, place + layout.previous)
+
+
+def _frame(memory: LinearMemory, layout: _Layout, place: int) -> Frame:
+    code = _number(memory, place + layout.executable) & _POINTER
+    offset = _number(memory, place + layout.instruction) - (code + layout.code)
+    table = _bytes(memory, layout, _number(memory, code + layout.lines))
+    first = _number(memory, code + layout.first_line)
+    file, function = (_text(memory, layout, _number(memory, code + where)) for where in (layout.file, layout.function))
+    return Frame(file, line_at(table, first, offset), function)
+
+
+def line_at(table: bytes, first: int, offset: int) -> int:
+    """The line of the instruction `offset` bytes into the code whose first line is `first`."""
+    line, end, place = first, 0, 0
+    while place < len(table):
+        kind, length = table[place] >> 3 & 15, (table[place] & 7) + 1
+        place += 1
+        numbers = []
+        while place < len(table) and not table[place] & 0x80:  # an entry goes on to the next byte with the top bit
+            numbers.append(table[place])
+            place += 1
+        if 10 <= kind <= 12:
+            line += kind - 10
+        elif kind in (13, 14):
+            line += _signed(numbers)
+        end += 2 * length
+        if offset < end:
+            return line
+    return line
+
+
+def _signed(numbers: list[int]) -> int:
+    """The first number of an entry: six bits in each byte, the lowest first; the lowest bit is the sign."""
+    value = 0
+    for place, number in enumerate(numbers):
+        value |= (number & 63) << 6 * place
+        if not number & 64:
+            break
+    return -(value >> 1) if value & 1 else value >> 1
+
+
+# -- objects -----------------------------------------------------------------------------------------------
+
+
+def _number(memory: LinearMemory, place: int) -> int:
+    return int.from_bytes(memory.read(place, 4), "little")
+
+
+def _bytes(memory: LinearMemory, layout: _Layout, place: int) -> bytes:
+    """What a bytes object holds."""
+    size = _number(memory, place + layout.bytes_size)
+    return memory.read(place + layout.bytes_data, min(size, _MAX_TABLE))
+
+
+def _text(memory: LinearMemory, layout: _Layout, place: int) -> str:
+    """What a str object holds. Its state says how wide a character is, and if all of them are ASCII."""
+    size = min(_number(memory, place + layout.text_size), _MAX_NAME)
+    state = _number(memory, place + layout.text_state)
+    width, is_ascii = state >> 2 & 7, state >> 6 & 1
+    if width not in _CODECS:
+        raise Unreadable(f"no text at {place:#x}")
+    data = place + layout.text_data + (0 if is_ascii else _BEFORE_WIDE)
+    return memory.read(data, size * width).decode(_CODECS[width], "replace")
