@@ -13,10 +13,11 @@ import httpx
 
 from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.config import EngineConfig
+from bridle.controllers.pool import PythonControllerPool
 from bridle.engine import AsyncEngine, Engine
 from bridle.service import LoadedModel
 from bridle.testing.scripted import ScriptedExecutor
-from bridle.text import Detokenizer
+from bridle.text import Detokenizer, Tokenizer
 from tests.aici.guests import guest2, sample
 from tests.http.harness import NAME, tokenizer, tokenizer_folder
 
@@ -39,12 +40,17 @@ ENDLESS = guest2([pick("x")])
 
 @contextlib.contextmanager
 def controlled_model(
-    store: Path, *args: str, next_token: Callable[[Any], Any] | None = None, max_model_len: int = 512
+    store: Path,
+    *args: str,
+    next_token: Callable[[Any], Any] | None = None,
+    max_model_len: int = 512,
+    folder: Path | None = None,
 ) -> Iterator[LoadedModel]:
-    """A scripted model whose runtime keeps its modules in `store`. Closed at the end, with its processes."""
-    text = tokenizer()
+    """A scripted model whose runtime keeps its modules in `store`, perhaps with the tokenizer of `folder`. Closed at
+    the end, with its processes."""
+    text = tokenizer() if folder is None else Tokenizer.load(folder)
     executor = ScriptedExecutor(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=text.vocab_size,
         num_blocks=max_model_len // 2,
         block_size=16,
         max_model_len=max_model_len,
@@ -52,9 +58,10 @@ def controlled_model(
         next_token=next_token,
     )
     limits = ("--wasm-max-step-time", "500", "--store", str(store))
-    config = RuntimeConfig(str(tokenizer_folder()), num_logits=VOCAB_SIZE, extra_args=(*limits, *args))
-    pool = RuntimePool(config, VOCAB_SIZE)
-    engine = Engine(executor, EngineConfig(step_timeout=5.0), pools=[pool], decoder=Detokenizer(text))
+    config = RuntimeConfig(str(folder or tokenizer_folder()), num_logits=text.vocab_size, extra_args=(*limits, *args))
+    pool = RuntimePool(config, text.vocab_size)
+    pools = [pool, PythonControllerPool(text.vocab_size)]
+    engine = Engine(executor, EngineConfig(step_timeout=5.0), pools=pools, decoder=Detokenizer(text))
     client = AsyncEngine(engine)
     pool.wake = client.wake
     client.start()

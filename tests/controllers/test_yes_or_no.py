@@ -1,0 +1,90 @@
+"""Whole words decide, however many tokens a tokenizer makes of them: in the standard controller `yesno` and in the
+README's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle import LLM, SamplingParams, WasmController
+from bridle.service import LoadedModel
+from bridle.testing.tiny import save_tokenizer
+from bridle.text import Tokenizer
+from tests.http.controlled import controlled_model, lent
+from tests.sources import ROOT
+
+#: How a tokenizer splits the two words: what it merges, and whether it puts a space before (a token of its own here).
+SPLITS: dict[str, tuple[list[str], bool, tuple[int, int]]] = {
+    "1 and 1": (["e s", "Y es", "N o"], False, (1, 1)),
+    "2 and 1": (["e s", "N o"], False, (2, 1)),
+    "3 and 2": ([], False, (3, 2)),
+    "the first in common": (["e s", "N o"], True, (3, 2)),
+}
+
+
+def _save(folder: Path, merges: Sequence[str], has_prefix: bool) -> None:
+    save_tokenizer(folder)
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text())
+    for merge in merges:
+        data["model"]["merges"].append(merge.split())
+        data["model"]["vocab"].setdefault(merge.replace(" ", ""), len(data["model"]["vocab"]))
+    data["pre_tokenizer"]["add_prefix_space"] = has_prefix
+    path.write_text(json.dumps(data))
+
+
+@dataclass
+class Wish:
+    """A model that would like to say one word, and something else even more."""
+
+    tokens: list[int]
+    other: int
+
+    def __call__(self, prefix: Sequence[int]) -> list[float]:
+        row = [0.0] * 512  # more than there are tokens
+        for token in self.tokens:
+            row[token] = 500.0
+        row[self.other] = 900.0
+        return row
+
+
+@pytest.fixture(scope="module", params=SPLITS)
+def split(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    merges, has_prefix, sizes = SPLITS[request.param]
+    folder = tmp_path_factory.mktemp("tokenizer")
+    _save(folder, merges, has_prefix)
+    text = Tokenizer.load(folder)
+    words = [text.encode(word, add_special_tokens=False) for word in ("Yes", "No")]
+    assert tuple(map(len, words)) == sizes
+    assert (words[0][0] == words[1][0]) == has_prefix
+    wish = Wish([], text.encode("z", add_special_tokens=False)[-1])
+
+    def row(prefix: Sequence[int]) -> list[float]:
+        return wish(prefix)[: text.vocab_size]
+
+    with controlled_model(tmp_path_factory.mktemp("store"), next_token=row, folder=folder) as model:
+        yield model, wish, words
+
+
+def _readme() -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (program,) = (block for block in text.split("```python\n") if "class YesOrNo" in block)
+    return program.split("```")[0]
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+def test_the_whole_word_decides(split: tuple[LoadedModel, Wish, list[list[int]]], answer: int) -> None:
+    model, wish, words = split
+    wish.tokens = [token for token in words[answer] if token not in words[1 - answer]]
+    llm = LLM(lent(model))
+    names: dict[str, Any] = {"llm": llm}
+    exec(_readme().replace('llm = LLM("demo")\n', "").split("messages =")[0], names)  # the class and its words
+    for controller in (WasmController("yesno"), names["YesOrNo"](*names["words"])):
+        (output,) = llm.generate("Is it so?", SamplingParams(temperature=0), controller=controller, use_tqdm=False)
+        assert output.outputs[0].error is None
+        assert list(output.outputs[0].token_ids) == words[answer], (output.text, controller)
