@@ -95,7 +95,7 @@ def test_what_came_out_and_why(js: Run) -> None:
         ("{ yacc: 'nonsense' }", "yacc"),
         ("{ lark: 'start: x' }", "constraint:"),
         ("{ jsonSchema: { type: 'banana' } }", "constraint:"),
-        ("{ options: [] }", "options is []; must be a list of texts"),
+        ("{ options: 'ab' }", 'options is "ab"; must be a list of texts'),
         ("{ constraint: { regexp: 'a' } }", "must name one"),
         ("{ topP: 7 }", "top_p is 7"),
         ("{ bias: [[99999, 1]] }", "99999"),

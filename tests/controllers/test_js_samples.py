@@ -244,3 +244,21 @@ def test_too_many_forks_and_a_deadlock_are_told(js: Run) -> None:
     assert "20" in js("start(async () => { await fixed('x'); await fork(20) })").error()
     ran = js("start(async () => { await fixed('x'); await fork(2); await waitVars('never') })")
     assert "never" in ran.error("a", 0) and "never" in ran.error("a", 1)
+
+
+def test_choices_of_which_there_are_none(js: Run) -> None:
+    """The end is all that may come under them, and the script goes on after it."""
+    source = """
+        import { Label, test } from "aici"
+        test(async () => {
+          const begin = new Label()
+          await $`Mark each <fruit>name</fruit>: `
+          const marked = [...(await gen({ maxTokens: 30 })).matchAll(/<fruit>([^<]*)<.fruit>/g)]
+          await begin.fixedAfter("Take <fruit>")
+          assert((await gen({ options: marked.map(([, name]) => name), storeVar: "none" })) === "")
+          await $` home`
+        })
+    """
+    ran = js(source, "</fruit>: no fruit here", "Take <fruit>apple</fruit>", ignore_eos=True)
+    passed(ran, "Take <fruit> home")
+    assert ran.variables()["none"] == b""

@@ -162,7 +162,7 @@ assert feed(aici.LarkConstraint('start: "a" | "b"'), "") == ("ab", False, False)
 for wrong in (
     lambda: aici.RegexConstraint("("),
     lambda: aici.CfgConstraint("nonsense"),
-    lambda: aici.ChooseConstraint([]),
+    lambda: aici.ChooseConstraint("ab"),
     lambda: lexer.add("a-b"),
     lambda: aici.RegexConstraint("a").append_token(98),
 ):

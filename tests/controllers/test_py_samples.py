@@ -99,6 +99,27 @@ await aici.gen_text(options=items, store_var="best")
     assert (ran.error(), ran.text(), ran.variables()["best"]) == ("", "Which helps? codeine", b"codeine")
 
 
+def test_choices_of_which_there_are_none(py: Run) -> None:
+    """A question whose options are what the model marked before, which is nothing: the end is all that may come, it is
+    not kept, and the script goes on."""
+    body = """
+import re
+begin = aici.Label()
+await aici.FixedTokens("Mark each <fruit>name</fruit>: ")
+marked = re.findall("<fruit>([^<]*)</fruit>", await aici.gen_text(max_tokens=30))
+assert marked == [], marked
+await aici.FixedTokens("Take <fruit>", following=begin)
+assert await aici.gen_tokens(options=[name + "</fruit>" for name in marked], store_var="none") == []
+generated = await aici.gen(options=[])
+assert (generated.text, generated.reason) == ("", "end"), generated
+assert await aici.choose([]) == ""
+await aici.FixedTokens(" home")
+"""
+    ran = py(script(body, call="test"), "</fruit>: no fruit here", "Take <fruit>apple</fruit>")
+    assert (ran.error(), ran.text(), ran.variables()["none"]) == ("", "Take <fruit> home", b"")
+    assert ran.logs("a").count("Constraint doesn't allow any tokens; adding EOS") == 3
+
+
 def test_a_joke_that_depends_on_the_answer(py: Run) -> None:
     body = """
 await aici.FixedTokens("Do you want a joke or a poem? ")

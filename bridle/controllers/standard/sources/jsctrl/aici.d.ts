@@ -61,8 +61,15 @@ declare module "aici" {
 
   // -- the script ---------------------------------------------------------------------------------------------
 
-  export function start(main: () => unknown): void
-  export function test(main: () => unknown): void
+  export function start(main: () => unknown): AiciAsync
+  export function test(main: () => unknown): AiciAsync
+  /** What `start` makes. */
+  export class AiciAsync {
+    constructor(main: () => unknown)
+    static instance: AiciAsync | null
+    /** Complete the awaited step by hand; done when the script awaits the next one. */
+    step(tokens: Token[]): Promise<void>
+  }
   export function stop(): Promise<never>
   export function panic(message?: unknown): never
   export function getTokens(): Token[]
@@ -145,20 +152,20 @@ declare module "aici" {
   // -- steps --------------------------------------------------------------------------------------------------
 
   export class NextToken {
+    finished: boolean
+    currTokens: Token[] | null
+    preProcess(): PreProcessResult
     run(): Promise<Token[]>
     midProcess(): MidProcessResult
     postProcess(backtrack: number, tokens: Token[], told?: object): unknown
     isFixed(): boolean
   }
-  export class PreToken extends NextToken {
-    preProcess(): PreProcessResult
-  }
+  export class PreToken extends NextToken {}
   export class FixedTokens extends NextToken {
     constructor(text: Text, following?: Label | null)
   }
   export class ConstrainedToken extends NextToken {
     constructor(make: () => Constraint, sampling?: BranchSampling)
-    finished: boolean
     readonly constraint: Constraint
     accepted(forced: Token[]): Token[]
   }
@@ -173,15 +180,18 @@ declare module "aici" {
   }
   export interface BranchFields {
     mask?: TokenSet | Constraint | "any" | null
+    sampleMask?: TokenSet | null
     splices?: Splice[]
     sampling?: BranchSampling
   }
   export class Splice {
     constructor(backtrack?: number, ffTokens?: Token[], whenSampled?: Token[])
+    addSplice(other: Splice): void
   }
   export class Branch {
     constructor(fields?: BranchFields)
     static noop(): Branch
+    isSplice(): boolean
   }
   export class MidProcessResult {
     constructor(branches?: Branch[])
@@ -192,6 +202,9 @@ declare module "aici" {
     static stop(): MidProcessResult
     static noop(): MidProcessResult
     static skip(): MidProcessResult
+    static skipMe(): MidProcessResult
+    readonly skip_me: boolean
+    isSplice(): boolean
     static fork(count: number): MidProcessResult
     static wait(until: { variable?: string; newerThan?: number; ms?: number }): MidProcessResult
   }

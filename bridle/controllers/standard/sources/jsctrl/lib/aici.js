@@ -1,9 +1,11 @@
 // Module `aici`: everything that a script can import.
 import { cfgConstraint, larkConstraint, jsonConstraint, regexConstraint, substrConstraint } from "aici/constraints"
+import { panic } from "aici/globals"
+import { FixedTokens, StopToken } from "aici/steps"
 
 export { ChooseConstraint, Constraint, HostConstraint } from "aici/constraints"
 export { cfgConstraint, jsonConstraint, larkConstraint, regexConstraint, substrConstraint }
-export { getPrompt, getPromptLen, getTokens, start, test } from "aici/driver"
+export { AiciAsync, getPrompt, getPromptLen, getTokens, start, test } from "aici/driver"
 export { candidates, gen, generate, genTokens } from "aici/gen"
 export { logLevel, setLogLevel } from "aici/level"
 export { Branch, MidProcessResult, PostProcessResult, PreProcessResult, Splice } from "aici/results"
@@ -43,4 +45,16 @@ export {
 } from "aici/tokens"
 export { $, panic } from "aici/globals"
 
-export const helpers = { cfgConstraint, larkConstraint, jsonConstraint, regexConstraint, substrConstraint }
+export const helpers = {
+  cfgConstraint,
+  larkConstraint,
+  jsonConstraint,
+  regexConstraint,
+  substrConstraint,
+  regex_constraint: regexConstraint,
+  cfg_constraint: cfgConstraint,
+  substr_constraint: substrConstraint,
+  FixedTokens,
+  StopToken,
+  panic,
+}

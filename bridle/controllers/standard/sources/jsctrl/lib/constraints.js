@@ -97,11 +97,12 @@ export class HostConstraint extends Constraint {
   }
 }
 
-/** One of several texts. Each is tokenized by itself and followed token by token, so "Yes" and " Yes" differ. */
+/** One of several texts. Each is tokenized by itself and followed token by token, so "Yes" and " Yes" differ. Of none
+ * nothing can come: whoever draws under it gets the end, as of every constraint that allows nothing. */
 export class ChooseConstraint extends Constraint {
   constructor(options) {
     super()
-    if (!Array.isArray(options) || !options.length) throw new TypeError(`options is ${inspect(options)}; must be a list of texts`)
+    if (!Array.isArray(options)) throw new TypeError(`options is ${inspect(options)}; must be a list of texts`)
     this.left = options.map(tokenize)
   }
 

@@ -18,6 +18,7 @@ const state = {
   flushed: null, // the same, handed over in the last answer
   entry: null, // {step, resolve, reject, asked} that the script awaits
   main: null, // set by `start`
+  onNext: null, // told when the script awaits the next step
   hasRun: false, // some step was asked
   stopped: false,
   unhandled: new Map(), // reasons by promise
@@ -32,16 +33,36 @@ export const tokensFrom = (index) => state.tokens.slice(index)
 export const getPrompt = async () => state.tokens.slice(0, state.promptLength)
 export const getPromptLen = () => state.promptLength
 
-/** Run a function as the controller: when it is done, the sequence stops. */
-export function start(main) {
-  if (typeof main !== "function") throw new TypeError("start() needs a function: start(main), not start(main())")
-  if (state.main) throw new Error("start() or test() was called before; a script has one of them")
-  state.main = run(main)
+/** Runs a function as the controller, step by step. `instance` is the one that runs. */
+export class AiciAsync {
+  static instance = null
+
+  constructor(main) {
+    if (typeof main !== "function") throw new TypeError("start() needs a function: start(main), not start(main())")
+    if (state.main) throw new Error("start() or test() was called before; a script has one of them")
+    AiciAsync.instance = this
+    state.main = run(main)
+  }
+
+  /** The step that the script awaits has appended these tokens; done when the script awaits the next one. */
+  async step(tokens) {
+    if (!state.entry) throw new Error("the script awaits no step")
+    const { entry } = state
+    state.entry = null
+    await new Promise((resolve) => {
+      state.onNext = resolve
+      entry.resolve(tokens)
+    })
+  }
 }
+
+/** Run a function as the controller: when it is done, the sequence stops. */
+export const start = (main) => new AiciAsync(main)
 
 /** The same for tests: says so if it went well. */
 export function test(main) {
-  start(async () => {
+  if (typeof main !== "function") throw new TypeError("test() needs a function: test(main), not test(main())")
+  return start(async () => {
     await main()
     log("TEST OK")
   })
@@ -56,6 +77,8 @@ export function submit(step) {
   if (state.entry) throw new Error("another step is under way: await it before the next one begins")
   return new Promise((resolve, reject) => {
     state.entry = { step, resolve, reject, asked: false }
+    state.onNext?.()
+    state.onNext = null
   })
 }
 
@@ -144,6 +167,8 @@ function apply(told) {
 
 function complete(entry, told) {
   state.entry = null
+  entry.step.currTokens = told.tokens
+  entry.step.finished = told.tokens.includes(host.eosToken())
   try {
     const post = entry.step.postProcess
     // Dialect 1 told only the tokens.
@@ -203,7 +228,6 @@ function ask(entry) {
 /** Dialect 1: steps may have something to say before the model runs. */
 function preliminary(entry) {
   const { step } = entry
-  if (typeof step.preProcess !== "function") return null
   if (entry.hasForked) {
     step.isWaiting = false
     return step.isPre ? MidProcessResult.skip() : null
@@ -214,8 +238,11 @@ function preliminary(entry) {
     step.isWaiting = true // the fork does not complete it
     return MidProcessResult.fork(result.numForks)
   }
-  step.isWaiting = result.isSuspended
-  if (result.isSuspended) return MidProcessResult.wait({ ms: 1 })
+  if (result.isSuspended) {
+    step.isWaiting = entry.hasRested = true
+    return MidProcessResult.wait({ ms: 1 })
+  }
+  if (entry.hasRested) step.isWaiting = false
   if (result.ffTokens.length) return MidProcessResult.ahead(result.ffTokens)
   return step.isPre ? MidProcessResult.skip() : null
 }

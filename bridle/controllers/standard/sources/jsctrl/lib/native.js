@@ -14,3 +14,4 @@ export {
   TokenSet,
 } from "aici/tokens"
 export { panic } from "aici/globals"
+export { inspect as bufferRepr, toBytes as stringToBuffer, toText as bufferToString } from "aici/text"

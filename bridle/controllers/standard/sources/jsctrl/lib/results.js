@@ -9,15 +9,23 @@ export class Splice {
     Object.assign(this, { backtrack, ffTokens, whenSampled })
   }
 
+  /** Be this one and then the other, which must not depend on a draw. */
+  addSplice(other) {
+    if (other.whenSampled.length) throw new Error("a splice that depends on a draw cannot be added to one before it")
+    const inside = Math.min(other.backtrack, this.ffTokens.length)
+    this.ffTokens = [...this.ffTokens.slice(0, this.ffTokens.length - inside), ...other.ffTokens]
+    this.backtrack += other.backtrack - inside
+  }
+
   toJSON() {
     return { when_sampled: this.whenSampled, backtrack: this.backtrack, ff_tokens: this.ffTokens }
   }
 }
 
-/** One way to go on: draw among `mask` (a set, a constraint, "any"), or without a mask do the one splice. `sampling`
- * has parameters of this one draw, as `samplingOf` makes them. */
+/** One way to go on: draw among `mask` (a set, a constraint, "any"; AICI calls it `sampleMask`), or without a mask do the
+ * one splice. `sampling` has parameters of this one draw, as `samplingOf` makes them. */
 export class Branch {
-  constructor({ mask = null, splices = [], sampling = {} } = {}) {
+  constructor({ sampleMask = null, mask = sampleMask, splices = [], sampling = {} } = {}) {
     Object.assign(this, { mask, splices, sampling })
   }
 
@@ -25,8 +33,9 @@ export class Branch {
     return new Branch({ splices: [new Splice()] })
   }
 
-  get isSplice() {
-    return this.mask === null
+  /** No draw, but one splice. */
+  isSplice() {
+    return this.mask === null && this.splices.length === 1 && !this.splices[0].whenSampled.length
   }
 
   toJSON() {
@@ -72,6 +81,15 @@ export class MidProcessResult {
     return Object.assign(new MidProcessResult(), { isSkip: true })
   }
 
+  /** The same by AICI's name. */
+  static skipMe() {
+    return MidProcessResult.skip()
+  }
+
+  get skip_me() {
+    return this.isSkip
+  }
+
   /** So many ways from here. */
   static fork(count) {
     return new MidProcessResult(Array.from({ length: count }, Branch.noop))
@@ -87,12 +105,14 @@ export class MidProcessResult {
     return Object.assign(MidProcessResult.splice(0, ffTokens), { isAhead: true })
   }
 
+  /** Whether a splice is all there is. */
+  isSplice() {
+    return this.branches.length === 1 && this.branches[0].isSplice()
+  }
+
   onlySplice() {
-    const [branch] = this.branches
-    if (this.branches.length !== 1 || !branch.isSplice || branch.splices.length !== 1) {
-      throw new Error("a fixed step must give exactly one splice")
-    }
-    return branch.splices[0]
+    if (!this.isSplice()) throw new Error("a fixed step must give exactly one splice")
+    return this.branches[0].splices[0]
   }
 
   toJSON() {

@@ -2,15 +2,23 @@
 import { Constraint } from "aici/constraints"
 import { numTokens, submit, tokensFrom } from "aici/driver"
 import { logLevel } from "aici/level"
-import { Branch, MidProcessResult } from "aici/results"
+import { Branch, MidProcessResult, PreProcessResult } from "aici/results"
 import { log, toText } from "aici/text"
 import { backtrackSupported, detokenize, eosToken, forkSupported, getConfig, getVar, selfSeqId, tokenize } from "aici/tokens"
 
 /** A step: draw any token. Extend it for steps of your own. */
 export class NextToken {
+  finished = false
+  currTokens = null
+
   /** Await the step; gives the tokens that were appended. */
   run() {
     return submit(this)
+  }
+
+  /** Dialect 1: asked before `midProcess`. */
+  preProcess() {
+    return PreProcessResult.continue_()
   }
 
   /** What to do: a MidProcessResult. */
@@ -95,7 +103,6 @@ export class FixedTokens extends NextToken {
 /** A token that a constraint allows; the constraint is made when it is needed. Can be awaited again until it is
  * `finished`. `sampling` as in `Branch`. */
 export class ConstrainedToken extends NextToken {
-  finished = false
   #constraint = null
   #make
 

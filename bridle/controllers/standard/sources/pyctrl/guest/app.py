@@ -47,10 +47,8 @@ class _Session:
         callbacks = driver.registered()
         sequence.state.sampled = step.get("sampled")
         sequence.state.candidates = [Candidate(*pair) for pair in step.get("candidates") or ()]
-        if not self._is_first:
-            callbacks.post_process(step["backtrack"], step["tokens"])
-        self._is_first = False
-        return callbacks.mid_process(step["fork_group"]).lower()
+        is_first, self._is_first = self._is_first, False
+        return driver.ask(callbacks, step, is_first=is_first).lower()
 
 
 _session = _Session()

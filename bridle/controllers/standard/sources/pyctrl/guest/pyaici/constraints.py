@@ -124,11 +124,12 @@ class LarkConstraint(HostConstraint):
 
 
 class ChooseConstraint(Constraint):
-    """The text is one of `options`, each spelled by the tokens that it has on its own."""
+    """The text is one of `options`, each spelled by the tokens that it has on its own. Of none nothing can come:
+    whoever draws under it gets the end, as of every constraint that allows nothing."""
 
     def __init__(self, options: Sequence[str]) -> None:
-        if isinstance(options, str) or not options:
-            raise ValueError("options must be a list of at least one text")
+        if isinstance(options, str):
+            raise ValueError(f"options is {options!r}; must be a list of texts")
         self.ptr = 0
         self.options = [tokenize(option) for option in options]
 

@@ -7,33 +7,33 @@ before it is carried out. The host tells of each splice when it asks next; by th
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from pyaici import sequence
-from pyaici.results import Branch, MidProcessResult, PreProcessResult, Splice
-from pyaici.steps import GetPrompt, NextToken, PreToken, StopToken
+from pyaici.results import Branch, MidProcessResult, Splice
+from pyaici.steps import CbType, GetPrompt, NextToken, PreToken, StopToken
+from pyaici.tokens import all_tokens
 
 #: How many tokens a script may run ahead.
 _MAX_AHEAD = 1024
 
 
 class AiciCallbacks:
-    """What the host calls. `register` an object of such a class to do without coroutines."""
+    """What the host calls. `register` an object of such a class to do without coroutines.
+
+    A `mid_process` with one parameter, the fork group, is told by `post_process` what was done, as in AICI's first
+    generation."""
 
     def init_prompt(self, prompt: list[int]) -> None:
         """Once, at first."""
 
-    def pre_process(self) -> PreProcessResult | None:
-        """First generation: before `mid_process`."""
-        return None
-
-    def mid_process(self, fork_group: list[int]) -> MidProcessResult:
-        """What next?"""
-        return MidProcessResult.stop()
+    def mid_process(self, backtrack: int, tokens: list[int], fork_group: list[int]) -> MidProcessResult:
+        """So many tokens were taken back, then these appended: what next?"""
+        return MidProcessResult.bias(all_tokens())
 
     def post_process(self, backtrack: int, tokens: list[int]) -> Any:
-        """What `mid_process` said was done."""
+        """First generation: what `mid_process` said was done."""
 
 
 _registered: AiciCallbacks | None = None
@@ -54,10 +54,22 @@ def registered() -> AiciCallbacks:
     return _registered
 
 
-class AiciAsync(AiciCallbacks):
-    """Runs a coroutine as callbacks."""
+def ask(callbacks: AiciCallbacks, step: Mapping[str, Any], *, is_first: bool) -> MidProcessResult:
+    """Tell callbacks of either generation what was done, ask them what comes next."""
+    code = getattr(callbacks.mid_process, "__code__", None)
+    if code is None or code.co_argcount != 2:  # self, fork_group
+        return callbacks.mid_process(step["backtrack"], step["tokens"], step["fork_group"])
+    if not is_first:
+        callbacks.post_process(step["backtrack"], step["tokens"])
+    return callbacks.mid_process(step["fork_group"])  # type: ignore[call-arg, arg-type]
 
-    def __init__(self, coroutine: Coroutine[Any, None, Any]) -> None:
+
+class AiciAsync(AiciCallbacks):
+    """Runs a coroutine as callbacks. `instance` is the one that runs."""
+
+    instance: AiciAsync | None = None
+
+    def __init__(self, coroutine: Coroutine[CbType, None, Any]) -> None:
         if not hasattr(coroutine, "send"):
             raise TypeError(f"start wants a coroutine, such as main(), not {type(coroutine).__name__}")
         self._coroutine = coroutine
@@ -67,12 +79,26 @@ class AiciAsync(AiciCallbacks):
         self._ahead: Splice | None = None
         self._held: MidProcessResult | None = None
         self._failure: BaseException | None = None
+        self._has_begun = False
+        self.fork_group: list[int] = []
         register(self)
+        AiciAsync.instance = self
 
     def init_prompt(self, prompt: list[int]) -> None:
+        self.step()
+
+    def step(self) -> None:
+        """Let the script run to where it awaits its next step."""
         self._advance()
 
-    def post_process(self, backtrack: int, tokens: list[int]) -> None:
+    def mid_process(self, backtrack: int, tokens: list[int], fork_group: list[int]) -> MidProcessResult:
+        if self._has_begun:
+            self._hear(backtrack, tokens)
+        self._has_begun = True
+        self.fork_group = fork_group
+        return self._decide(fork_group)
+
+    def _hear(self, backtrack: int, tokens: list[int]) -> None:
         if self._ahead is not None:  # told and reckoned with before
             self._ahead = None
             return
@@ -80,7 +106,7 @@ class AiciAsync(AiciCallbacks):
         if self._is_told:
             self._finish(backtrack, tokens)
 
-    def mid_process(self, fork_group: list[int]) -> MidProcessResult:
+    def _decide(self, fork_group: list[int]) -> MidProcessResult:
         if self._failure is not None:
             raise self._failure
         ahead = Splice()
@@ -106,7 +132,7 @@ class AiciAsync(AiciCallbacks):
                 break
             ran = True
             sequence.apply(splice.backtrack, splice.ff_tokens)
-            _append(ahead, splice)
+            ahead.add_splice(splice)
             try:
                 self._finish(splice.backtrack, splice.ff_tokens)
             except BaseException as error:  # after what was written before
@@ -158,12 +184,12 @@ class AiciAsync(AiciCallbacks):
         self._step = step
 
 
-def start(coroutine: Coroutine[Any, None, Any]) -> AiciAsync:
+def start(coroutine: Coroutine[CbType, None, Any]) -> AiciAsync:
     """Run a coroutine as the controller. When it returns, the sequence ends."""
     return AiciAsync(coroutine)
 
 
-def test(coroutine: Coroutine[Any, None, Any]) -> AiciAsync:
+def test(coroutine: Coroutine[CbType, None, Any]) -> AiciAsync:
     """The same; prints `TEST OK` at the end."""
 
     async def tested() -> None:
@@ -171,11 +197,3 @@ def test(coroutine: Coroutine[Any, None, Any]) -> AiciAsync:
         sys.stdout.write("TEST OK\n")
 
     return AiciAsync(tested())
-
-
-def _append(ahead: Splice, splice: Splice) -> None:
-    """One splice after the other."""
-    inside = min(splice.backtrack, len(ahead.ff_tokens))
-    kept = ahead.ff_tokens[: len(ahead.ff_tokens) - inside]
-    ahead.ff_tokens = kept + splice.ff_tokens
-    ahead.backtrack += splice.backtrack - inside

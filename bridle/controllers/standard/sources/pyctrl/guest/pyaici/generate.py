@@ -180,8 +180,9 @@ async def gen_text(
 
 
 async def choose(options: list[str], **more: Any) -> str:
-    """Beyond AICI: one of these texts."""
-    return await gen_text(options=options, max_tokens=max(len(tokenize(option)) for option in options) + 1, **more)
+    """Beyond AICI: one of these texts; nothing if there are none."""
+    longest = max((len(tokenize(option)) for option in options), default=0)
+    return await gen_text(options=options, max_tokens=longest + 1, **more)
 
 
 class _Look(NextToken):

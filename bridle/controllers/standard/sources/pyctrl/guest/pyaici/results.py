@@ -34,6 +34,14 @@ class Splice:
     backtrack: int = 0
     ff_tokens: list[int] = field(default_factory=list)
 
+    def add_splice(self, other: Splice) -> None:
+        """Be this one and then the other, which must not depend on a draw."""
+        if other.when_sampled:
+            raise ValueError(f"a splice after {other.when_sampled} cannot be added to one that comes before the draw")
+        inside = min(other.backtrack, len(self.ff_tokens))
+        self.ff_tokens = [*self.ff_tokens[: len(self.ff_tokens) - inside], *other.ff_tokens]
+        self.backtrack += other.backtrack - inside
+
     def lower(self) -> dict[str, Any]:
         return {"when_sampled": self.when_sampled, "backtrack": self.backtrack, "ff_tokens": self.ff_tokens}
 
@@ -54,10 +62,9 @@ class Branch:
         """Nothing changes."""
         return Branch(splices=[Splice()])
 
-    @property
     def is_splice(self) -> bool:
-        """No draw."""
-        return self.sample_mask is None
+        """No draw, but one splice."""
+        return self.sample_mask is None and len(self.splices) == 1 and not self.splices[0].when_sampled
 
     def lower(self) -> dict[str, Any]:
         branch: dict[str, Any] = {
@@ -78,13 +85,18 @@ class MidProcessResult:
     """The answer of a step: branches (none: stop), or a wait. `skip_me`: the step is over without the model."""
 
     def __init__(
-        self, branches: Sequence[Branch] = (), *, stop: bool = False, wait: dict[str, Any] | None = None
+        self,
+        branches: Sequence[Branch] = (),
+        *,
+        stop: bool = False,
+        skip_me: bool = False,
+        wait: dict[str, Any] | None = None,
     ) -> None:
         self.branches = [] if stop else list(branches)
         if not all(isinstance(branch, Branch) for branch in self.branches):
             raise TypeError("a MidProcessResult is made of Branch objects")
         self.waiting = wait
-        self.skip_me = False
+        self.skip_me = skip_me
 
     @staticmethod
     def bias(bias: TokenSet, **sampling: float) -> MidProcessResult:
@@ -114,9 +126,7 @@ class MidProcessResult:
     @staticmethod
     def skip() -> MidProcessResult:
         """Go on with the script at once."""
-        result = MidProcessResult.noop()
-        result.skip_me = True
-        return result
+        return MidProcessResult([Branch.noop()], skip_me=True)
 
     @staticmethod
     def wait(variable: str | None = None, newer_than: int = 0, ms: float | None = None) -> MidProcessResult:
@@ -126,12 +136,14 @@ class MidProcessResult:
     def is_skip(self) -> bool:
         return self.skip_me
 
+    def is_splice(self) -> bool:
+        """Whether a splice is all there is."""
+        return len(self.branches) == 1 and self.branches[0].is_splice()
+
     @property
     def only_splice(self) -> Splice | None:
         """The splice, if that is all there is."""
-        if len(self.branches) == 1 and self.branches[0].is_splice and len(self.branches[0].splices) == 1:
-            return self.branches[0].splices[0]
-        return None
+        return self.branches[0].splices[0] if self.is_splice() else None
 
     def lower(self) -> dict[str, Any]:
         """As the host hears it. Masks are made now, and named in this call only."""

@@ -11,6 +11,9 @@ from wit_world.imports import host
 
 from pyaici.tokens import detokenize, token_bytes
 
+#: The host's number for a sequence.
+SeqId = int
+
 
 @dataclass(frozen=True)
 class Candidate:

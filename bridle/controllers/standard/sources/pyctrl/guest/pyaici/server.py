@@ -19,6 +19,7 @@ from pyaici.results import Branch, MidProcessResult, PostProcessResult, PreProce
 from pyaici.sequence import (
     Candidate,
     Label,
+    SeqId,
     backtrack_supported,
     fork_supported,
     get_config,
@@ -28,6 +29,7 @@ from pyaici.sequence import (
 )
 from pyaici.server_native import is_server_side
 from pyaici.steps import (
+    CbType,
     ConstrainedToken,
     FixedTokens,
     GetPrompt,
@@ -39,7 +41,7 @@ from pyaici.steps import (
     sleep,
     wait_vars,
 )
-from pyaici.tokens import TokenSet, all_tokens, detokenize, eos_token, token_repr, tokenize, tokens_repr
+from pyaici.tokens import Token, TokenSet, all_tokens, detokenize, eos_token, token_repr, tokenize, tokens_repr
 from pyaici.variables import append_var, check_var, check_vars, get_var, set_var
 
 #: 0: nothing but what the script prints; 1: a line for each step; 2: what constraints allow, too.

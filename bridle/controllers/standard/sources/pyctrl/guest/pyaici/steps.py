@@ -31,6 +31,7 @@ class NextToken:
     def __init__(self) -> None:
         self.finished = False
         self.curr_tokens: list[int] | None = None
+        self.value: Any = None  # what awaiting it gives; `post_process` may say otherwise
         self.fork_group: list[int] = []
 
     def pre_process(self) -> PreProcessResult | None:
@@ -49,9 +50,9 @@ class NextToken:
         """The next answer does not depend on the model, so that the script may go on before it is carried out."""
         return False
 
-    def __await__(self) -> Generator[NextToken, None, list[int]]:
+    def __await__(self) -> Generator[NextToken, None, Any]:
         yield self
-        return self.curr_tokens or []
+        return [] if self.value is None else self.value
 
     # -- called by the driver ------------------------------------------------------------------------------
 
@@ -61,7 +62,7 @@ class NextToken:
 
     def told(self, backtrack: int, tokens: list[int]) -> bool:
         """Whether the sequence goes on."""
-        self.curr_tokens = tokens
+        self.curr_tokens = self.value = tokens
         self.finished = self.finished or eos_token() in tokens
         code = getattr(self.post_process, "__code__", None)
         is_old = code is not None and code.co_argcount == 2  # self, tokens
@@ -149,9 +150,17 @@ class FixedTokens(NextToken):
 class GetPrompt:
     """Awaited, it gives the tokens of the prompt."""
 
+    def __init__(self) -> None:
+        self.prompt: list[int] | None = None
+
     def __await__(self) -> Generator[GetPrompt, None, list[int]]:
         yield self
-        return get_tokens()[: sequence.get_prompt_len()]
+        self.prompt = get_tokens()[: sequence.get_prompt_len()]
+        return self.prompt
+
+
+#: What a script may await.
+CbType = GetPrompt | NextToken
 
 
 class _Fork(NextToken):

@@ -13,6 +13,8 @@ from functools import cache
 from wit_world.imports import host
 
 _MAX_SHOWN = 10
+#: A token's place in the vocabulary.
+Token = int
 
 
 def tokenize(text: str | bytes) -> list[int]:
