@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
-from bridle.aici.runtime.compilers import Code
+from bridle.aici.runtime.compilers import Code, Compilers
+from bridle.aici.runtime.facts import settings_key
 from bridle.aici.runtime.limits import DEFAULT_LIMITS
 from bridle.aici.runtime.modules import Compiled, ModuleStore
 from bridle.aici.runtime.shipped import Shipped
 from bridle.controllers.standard import manifest
 from bridle.engine import Request
-from bridle.errors import Overloaded
+from bridle.errors import ControllerUnavailable, Overloaded
 from tests.aici.conftest import CAPABLE, VOCAB_SIZE, Start
 from tests.aici.guests import NOOP, guest2
 from tests.aici.llm_side import wait_until
@@ -34,6 +35,13 @@ class SlowCompilers:
         self.may_go = threading.Event()
         self.num_compiled = 0
         self.known: dict[str, Compiled] = {}
+        self.in_package: Code | ControllerUnavailable | None = None
+
+    def shipped(self, module: str, name: str) -> Code | None:
+        assert module == manifest()[name].sha256
+        if isinstance(self.in_package, ControllerUnavailable):
+            raise self.in_package
+        return self.in_package
 
     def cached(self, module: str) -> Compiled | None:
         return self.known.get(module)
@@ -89,6 +97,54 @@ def test_prepared_once(compilers: SlowCompilers) -> None:
     shipped.prepare([SMALL])
     shipped.prepare([SMALL])
     assert compilers.num_compiled == 1
+
+
+def test_code_of_the_package_is_not_compiled(compilers: SlowCompilers) -> None:
+    compilers.in_package = Code(b"machine code", "{}", 0)
+    shipped = shipped_with(compilers, 30_000)
+    compiled = shipped.compiled(shipped.install(SMALL))
+    assert compiled.path.read_bytes() == b"machine code" and compilers.num_compiled == 0
+
+
+def test_damaged_code_of_the_package_is_told_and_compiled(
+    compilers: SlowCompilers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compilers.in_package = ControllerUnavailable("the standard controller x is damaged")
+    compilers.may_go.set()
+    shipped = shipped_with(compilers, 30_000)
+    shipped.compiled(shipped.install(SMALL))
+    assert compilers.num_compiled == 1
+    assert "x is damaged; the controller uppercase is compiled instead" in capsys.readouterr().err
+
+
+def _code_for_here() -> bool:
+    return settings_key(DEFAULT_LIMITS) in manifest()["pyctrl"].code
+
+
+@pytest.mark.skipif(not _code_for_here(), reason="the package has no machine code for this machine")
+def test_scripts_in_python_run_where_nothing_can_be_compiled(start: Start, tmp_path: Path) -> None:
+    limits = ("max_shipped_compile_time=1", "max_prepare_wait=60000", "max_init_time=20000")
+    llm = start(*CAPABLE, *(word for limit in limits for word in ("--limit", limit)), store=tmp_path)
+    script = "import pyaici.server as aici\nasync def main(): print('ran')\naici.start(main())"
+    answer = llm.start("pyctrl", 1, arg=script)
+    assert answer["error"] == "" and answer["logs"] == "ran\n"
+    _, reply = llm.instantiate("declctrl", "")
+    assert "longer than the limit of 1 ms" in str(reply)
+
+
+def test_code_of_the_package_is_for_its_settings_alone_and_taken_once(tmp_path: Path) -> None:
+    """Other settings, such as another stack, have to be compiled for; so has code that a worker could not load."""
+    store = ModuleStore(tmp_path)
+    nursery: Any = None
+    module = manifest()["pyctrl"].sha256
+    other = Compilers(nursery, store, replace(DEFAULT_LIMITS, max_wasm_stack=1 << 19))
+    assert other.shipped(module, "pyctrl") is None
+    here = Compilers(nursery, store, DEFAULT_LIMITS)
+    assert (here.shipped(module, "pyctrl") is not None) == _code_for_here()
+    assert here.shipped(manifest()[SMALL].sha256, SMALL) is None
+    here.reject(module)
+    assert here.shipped(module, "pyctrl") is None
+    store.close()
 
 
 def test_limits_of_users_do_not_hold_for_them(start: Start, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def compile_module(wasm: bytes, limits: Limits) -> tuple[bytes, Facts]:
     """Machine code and facts. Raises `InvalidRequest` with the compiler's words."""
     try:
         if wasm_binary.is_component(wasm):
-            return _compile_component(wasm, limits)
+            return compile_component(wasm, make_config(limits, reference_types=True, parallel=True))
         return _compile_core(wasm, limits)
     except (wasmtime.WasmtimeError, IndexError) as error:
         raise InvalidRequest(f"not a usable WebAssembly module: {str(error)[:2000]}", "binary") from None
@@ -56,9 +56,9 @@ def _compile_core(wasm: bytes, limits: Limits) -> tuple[bytes, Facts]:
     return bytes(module.serialize()), facts
 
 
-def _compile_component(wasm: bytes, limits: Limits) -> tuple[bytes, Facts]:
-    engine = wasmtime.Engine(make_config(limits, reference_types=True, parallel=True))
-    component = wasmtime.component.Component(engine, wasm)
+def compile_component(wasm: bytes, config: wasmtime.Config) -> tuple[bytes, Facts]:
+    """Machine code and facts of a component, for what the configuration names."""
+    component = wasmtime.component.Component(wasmtime.Engine(config), wasm)
     return bytes(component.serialize()), Facts(is_component=True, is_copyable=False)
 
 

@@ -1,7 +1,8 @@
-"""Compiled code for modules: from the store, or by a compiler process that is watched and capped.
+"""Compiled code for modules: from the store, from the package, or by a compiler process that is watched and capped.
 
 Only the supervisor writes to the store, and only what a compiler of ours produced from the very bytes that carry
-the module's id: whatever a client sends, it cannot become compiled code of another module.
+the module's id, now or when the package was made, which names the hash of such code: whatever a client sends, it cannot
+become compiled code of another module.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import Compiled, ModuleStore
 from bridle.aici.runtime.nursery import Nursery, Outcome, Process
 from bridle.aici.runtime.ring import PeerGone, receive_frame
+from bridle.controllers import standard
 from bridle.errors import InvalidRequest, Overloaded, ShardUnavailable
 
 _outcomes = m.decoder(Outcome)
@@ -52,6 +54,7 @@ class Compilers:
         self._lock = threading.Lock()
         self._known: dict[str, Compiled] = {}
         self._running: dict[str, Future[Compiled]] = {}
+        self._unreadable: set[str] = set()
 
     def get(self, module: str) -> Compiled:
         """Compiled code of a stored module; compiles it if there is none."""
@@ -81,8 +84,17 @@ class Compilers:
 
     def reject(self, module: str) -> None:
         """The code of a module could not be loaded: forget it, so that it is made anew."""
+        self._unreadable.add(module)
         self._known.pop(module, None)
         self._store.forget_compiled(module, self._settings)
+
+    def shipped(self, module: str, name: str) -> Code | None:
+        """Machine code of the standard controller `name` out of the package itself, if there is some for this machine
+        and it was not found unreadable before. Raises `ControllerUnavailable`."""
+        if module in self._unreadable:
+            return None
+        found = standard.load_code(name, self._settings)
+        return None if found is None else Code(*found, 0)
 
     def cached(self, module: str) -> Compiled | None:
         """What is there already. The first look reads it all, to compare its digest."""

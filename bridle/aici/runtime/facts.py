@@ -28,7 +28,7 @@ class Facts(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-def settings_key(limits: Limits) -> str:
+def settings_key(limits: Limits, machine: str = platform.machine(), system: str = platform.system()) -> str:
     """What compiled code depends on beside the module: part of its name in the cache."""
-    facts = ("exports-1", WASMTIME_VERSION, platform.machine(), platform.system(), limits.max_wasm_stack)
+    facts = ("exports-1", WASMTIME_VERSION, machine, system, limits.max_wasm_stack)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]

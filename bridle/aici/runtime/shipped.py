@@ -1,9 +1,10 @@
 """The controllers that come with bridle, as a runtime offers them: found by name, compiled before anybody asks.
 
 They lie in the store under an owner of their own, who is nobody. A tag that somebody set and a reference that was
-linked by hand come before them; nothing is ever downloaded for them. An interpreter takes half a minute to compile,
-once for each machine and version of wasmtime. That happens in the background, with limits of its own and little
-priority; a request waits for it for a moment and is then told to come back.
+linked by hand come before them; nothing is ever downloaded for them. For the interpreter that takes long the package
+has machine code for the most common machines. What has to be compiled is, once for each machine and version of
+wasmtime, in the background, with limits of its own and little priority; a request waits for it for a moment and is then
+told to come back.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
 from bridle.aici.protocol import Auth
-from bridle.aici.runtime.compilers import Compilers
+from bridle.aici.runtime.compilers import Code, Compilers
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import Compiled, ModuleStore
 from bridle.controllers import standard
 from bridle.controllers.standard.references import standard_name
-from bridle.errors import Overloaded
+from bridle.errors import ControllerUnavailable, Overloaded
 
 #: Owns what is shipped. No user can have this name: it contains a space.
 OWNER = Auth("shipped with bridle", True)
@@ -86,10 +87,12 @@ class Shipped:
                 self._prepare(name).future.result()
 
     def prepare_in_background(self, names: Iterable[str]) -> None:
-        """The same in a thread; what goes wrong is told to whoever watches the terminal."""
+        """The same in a thread, what need not be compiled first; what goes wrong is told to whoever watches the
+        terminal."""
+        known = standard.manifest()
 
         def run() -> None:
-            for name in names:
+            for name in sorted(names, key=lambda name: not known[name].code):
                 try:
                     self.prepare([name])
                 except Exception as error:
@@ -112,7 +115,9 @@ class Shipped:
         told.start()
         try:
             module = self.install(name)
-            code = self._compilers.compile_ours(self._store.path(module).read_bytes())
+            code = self._from_package(name, module)
+            if code is None:
+                code = self._compilers.compile_ours(self._store.path(module).read_bytes())
             compiled = self._compilers.keep(module, code)
         except BaseException as error:
             preparation.future.set_exception(error)
@@ -124,6 +129,13 @@ class Shipped:
             told.cancel()
             with self._lock:
                 del self._under_way[name]
+
+    def _from_package(self, name: str, module: str) -> Code | None:
+        try:
+            return self._compilers.shipped(module, name)
+        except ControllerUnavailable as error:
+            _tell(f"{error}; the controller {name} is compiled instead")
+            return None
 
 
 def _name_of(module: str) -> str | None:

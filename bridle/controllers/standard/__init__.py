@@ -1,6 +1,7 @@
 """The controllers that come with bridle: their names and their bytes, as they were built.
 
-Each lies here as `NAME.wasm.xz`. `manifest.json` says what every file must be; bytes that are not that are refused.
+Each lies here as `NAME.wasm.xz`, the one that takes long to compile also as machine code for the most common machines.
+`manifest.json` says what every file must be; bytes that are not that are refused.
 What a module was built from is in `sources/NAME`, and `rebuild` builds it anew. Knows nothing of the runtime that
 runs them.
 """
@@ -23,9 +24,20 @@ SOURCES = FOLDER / "sources"
 MAX_BYTES = 64 << 20
 
 
+class ShippedCode(msgspec.Struct, frozen=True, kw_only=True):
+    """What the manifest says of machine code. `facts` is what the compiler found out about the module, as JSON."""
+
+    file: str
+    sha256: str
+    xz_sha256: str
+    bytes: int
+    facts: str
+
+
 class Shipped(msgspec.Struct, frozen=True, kw_only=True):
     """What the manifest says of a module. `sha256` is of the module, and so its id on every server; `sources` are
-    pinned downloads with their hashes, `tools` the packages that built it with their versions."""
+    pinned downloads with their hashes, `tools` the packages that built it with their versions. `code` has machine code
+    by the settings that it was compiled with: a key that a runtime knows how to make."""
 
     file: str
     sha256: str
@@ -33,6 +45,7 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     sources: dict[str, str] = {}
     tools: dict[str, str] = {}
+    code: dict[str, ShippedCode] = {}
 
 
 @cache
@@ -55,26 +68,37 @@ def load(name: str) -> bytes:
     shipped = manifest().get(name)
     if shipped is None:
         raise InvalidRequest(f"there is no standard controller {name!r}; there are {', '.join(names())}")
+    return _read(shipped)
+
+
+def load_code(name: str, settings: str) -> tuple[bytes, str] | None:
+    """Machine code of a standard controller and the compiler's facts, if there is some for these settings. Raises
+    `ControllerUnavailable` if the file is not what was shipped."""
+    shipped = manifest()[name].code.get(settings)
+    return None if shipped is None else (_read(shipped), shipped.facts)
+
+
+def _read(shipped: Shipped | ShippedCode) -> bytes:
     path = FOLDER / shipped.file
     try:
         packed = path.read_bytes()
     except OSError as error:
         raise _damaged(path, error.strerror or "cannot be read") from None
     _check(path, packed, shipped.xz_sha256)
-    wasm = _unpack(path, packed)
-    _check(path, wasm, shipped.sha256)
-    return wasm
+    data = _unpack(path, packed)
+    _check(path, data, shipped.sha256)
+    return data
 
 
 def _unpack(path: Path, packed: bytes) -> bytes:
     try:
         unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ)
-        wasm = unpacking.decompress(packed, MAX_BYTES)
+        data = unpacking.decompress(packed, MAX_BYTES)
     except lzma.LZMAError as error:
         raise _damaged(path, str(error)) from None
     if not unpacking.eof:
         raise _damaged(path, f"it breaks off, or unpacks to more than {MAX_BYTES} bytes")
-    return wasm
+    return data
 
 
 def _check(path: Path, data: bytes, wanted: str) -> None:

@@ -4,7 +4,8 @@ Every folder `sources/NAME` has a `build.py` with
 
 * `build(out: Path) -> None`: write the module to `out`, in a temporary place, leaving nothing behind;
 * `SOURCES: dict[str, str]`: what is downloaded, `NAME==VERSION` on a package registry with its SHA-256 (may be empty);
-* `TOOLS: dict[str, str]`: the Python packages that build, with their versions.
+* `TOOLS: dict[str, str]`: the Python packages that build, with their versions;
+* maybe `precompile(wasm: bytes) -> dict[str, Code]`: machine code, by the settings that it is for.
 
 The same sources and tools give the same bytes, so whoever doubts a shipped file can make it.
 """
@@ -19,17 +20,28 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bridle.controllers.standard import FOLDER, MANIFEST, MAX_BYTES, SOURCES, Shipped, manifest
+from bridle.controllers.standard import FOLDER, MANIFEST, MAX_BYTES, SOURCES, Shipped, ShippedCode, manifest
 from bridle.errors import BridleError, InvalidRequest
 
 _PRESET = 9 | lzma.PRESET_EXTREME
+#: Addresses of calls become smaller that way.
+_FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": _PRESET}]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Machine code; `label` says for people what for. `facts` is what the compiler found out, as JSON."""
+
+    label: str
+    code: bytes
+    facts: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +53,11 @@ class Built:
     seconds: float
     sources: dict[str, str]
     tools: dict[str, str]
+    code: dict[str, Code] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self.wasm).hexdigest()
+        return _digest(self.wasm)
 
     @property
     def verdict(self) -> str:
@@ -52,7 +65,9 @@ class Built:
         shipped = manifest().get(self.name)
         if shipped is None:
             return "new"
-        return "same" if shipped.sha256 == self.sha256 else "differs"
+        mine = {settings: _digest(made.code) for settings, made in self.code.items()}
+        theirs = {settings: code.sha256 for settings, code in shipped.code.items()}
+        return "same" if (shipped.sha256, theirs) == (self.sha256, mine) else "differs"
 
 
 def buildable() -> tuple[str, ...]:
@@ -70,11 +85,12 @@ def build(name: str) -> Built:
         out = Path(folder) / f"{name}.wasm"
         begin = time.monotonic()
         recipe.build(out)
-        seconds = time.monotonic() - begin
         wasm = out.read_bytes()
+        code = recipe.precompile(wasm) if hasattr(recipe, "precompile") else {}
+        seconds = time.monotonic() - begin
     if len(wasm) > MAX_BYTES:
         raise InvalidRequest(f"{name} has {len(wasm)} bytes; a standard controller has at most {MAX_BYTES}", "NAME")
-    return Built(name, wasm, seconds, recipe.SOURCES, recipe.TOOLS)
+    return Built(name, wasm, seconds, recipe.SOURCES, recipe.TOOLS, code)
 
 
 def recipe_of(name: str) -> Any:
@@ -99,17 +115,32 @@ def write(built: Built) -> None:
     file = f"{built.name}.wasm.xz"
     packed = lzma.compress(built.wasm, preset=_PRESET)
     (FOLDER / file).write_bytes(packed)
+    code = {settings: _write_code(built.name, made) for settings, made in built.code.items()}
     entries = dict(manifest())
     entries[built.name] = Shipped(
         file=file,
         sha256=built.sha256,
-        xz_sha256=hashlib.sha256(packed).hexdigest(),
+        xz_sha256=_digest(packed),
         bytes=len(built.wasm),
         sources=built.sources,
         tools=built.tools,
+        code=code,
     )
     MANIFEST.write_bytes(msgspec.json.format(msgspec.json.encode(entries, order="sorted"), indent=2) + b"\n")
     manifest.cache_clear()
+
+
+def _write_code(name: str, made: Code) -> ShippedCode:
+    file = f"{name}.{made.label}.code.xz"
+    packed = lzma.compress(made.code, filters=_FILTERS)
+    (FOLDER / file).write_bytes(packed)
+    return ShippedCode(
+        file=file, sha256=_digest(made.code), xz_sha256=_digest(packed), bytes=len(made.code), facts=made.facts
+    )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

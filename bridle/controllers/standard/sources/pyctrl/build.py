@@ -15,6 +15,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from bridle.controllers.standard.rebuild import Code
 from bridle.controllers.standard.toolchain import run, zig_cc
 from bridle.errors import InvalidRequest
 
@@ -22,7 +23,7 @@ HERE = Path(__file__).parent
 WIT = Path(__file__).parents[4] / "aici" / "runtime" / "wit"
 
 SOURCES: dict[str, str] = {}
-TOOLS = {"componentize-py": "0.25.1", "ziglang": "0.17.1"}
+TOOLS = {"componentize-py": "0.25.1", "wasmtime": "50.0.1", "ziglang": "0.17.1"}
 
 #: Enough that no trace is the same byte in all of them.
 _NUM_BUILDS = 3
@@ -39,6 +40,13 @@ def build(out: Path) -> None:
         folder = Path(name)
         zig_cc(["-shared", "-fPIC", "-O1", "-o", folder / "reproducible.so", HERE / "reproducible.c"])
         out.write_bytes(_common([_build(folder, number) for number in range(_NUM_BUILDS)]))
+
+
+def precompile(wasm: bytes) -> dict[str, Code]:
+    """Machine code: an interpreter takes too long to compile for whoever waits for it."""
+    from bridle.controllers.standard.sources.pyctrl.precompile import machine_code
+
+    return machine_code(wasm)
 
 
 def _build(folder: Path, number: int) -> bytes:
