@@ -110,7 +110,7 @@ class Shipped:
         return preparation
 
     def _compile(self, name: str, preparation: _Preparation) -> None:
-        told = threading.Timer(_WORTH_TELLING, _tell, [f"compiling the controller {name} for this machine, once"])
+        told = threading.Timer(_WORTH_TELLING, _tell, [f"making the controller {name} ready for this machine, once"])
         told.daemon = True
         told.start()
         try:
