@@ -11,7 +11,7 @@ import pytest
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 QUESTION = [{"role": "user", "content": "What is the weather in Rome?"}]
-FUNCTION = {"name": "get_weather", "description": "Weather.", "parameters": PARAMETERS}
+FUNCTION = {"name": "lookup_customer_orders", "description": "Orders of a customer.", "parameters": PARAMETERS}
 OPENAI = {"messages": QUESTION, "tools": [{"type": "function", "function": FUNCTION}], "max_tokens": 100}
 Calls = list[tuple[str, Any]]
 
@@ -34,7 +34,7 @@ ROUTES: list[tuple[str, dict[str, Any], Callable[[Any], Calls]]] = [
     ("/invocations", OPENAI, of_chat),
     ("/v1/responses", {"input": QUESTION, "tools": [{"type": "function", **FUNCTION}], "max_output_tokens": 100},
      of_responses),
-    ("/v1/messages", {"messages": QUESTION, "tools": [{"name": "get_weather", "input_schema": PARAMETERS}],
+    ("/v1/messages", {"messages": QUESTION, "tools": [{"name": "lookup_customer_orders", "input_schema": PARAMETERS}],
                       "max_tokens": 100}, of_messages),
 ]  # fmt: skip
 
@@ -49,4 +49,4 @@ def test_calls_are_valid_whatever_the_temperature(
         assert answer.status_code == 200, answer.text
         found += calls_of(answer.json())
     assert len(found) >= 8
-    assert all(name == "get_weather" and isinstance(arguments, dict) for name, arguments in found)
+    assert all(name == "lookup_customer_orders" and isinstance(arguments, dict) for name, arguments in found)
