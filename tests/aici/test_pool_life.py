@@ -114,7 +114,7 @@ def test_a_controller_that_is_late_too_often_ends(tokenizer: Path, store: Path) 
         steered.run()
         end = steered.end("late")
         assert end.reason is FinishReason.ERROR and "3 steps in a row" in str(end.error)
-        assert "now" in steered.logs("late")
+        assert steered.logs("late").startswith("now\n") and "late:" not in steered.logs("late")
         probe(steered)
     finally:
         pool.shutdown()

@@ -19,7 +19,7 @@ from itertools import count
 import numpy as np
 
 from bridle.aici import protocol
-from bridle.aici.client.exchange import stored_values
+from bridle.aici.client.exchange import own_words, stored_values
 from bridle.aici.client.process import RuntimeProcess
 from bridle.engine.decision import Branch, Decision, Splice, mask_words
 from bridle.engine.interfaces import Answer, Ask, StoredValue
@@ -149,7 +149,7 @@ class Dialect1:
         told.log, told.stored = "", ()
         for result in (post, pre):
             if result is not None:
-                answer.log += result.logs
+                answer.log += own_words(result.logs)
                 answer.stored += stored_values(result.storage)
                 if result.error and answer.error is None and not ask.final:
                     answer.error = ControllerError(result.error)
@@ -186,7 +186,7 @@ class Dialect1:
         pre = data.pre_seqs.get(told.wire)
         if pre is None:
             return
-        told.log += pre.logs
+        told.log += own_words(pre.logs)
         told.stored += stored_values(pre.storage)
         if pre.error:
             self._answers[seq_id] = Answer(error=ControllerError(pre.error), log=told.log, stored=told.stored)
@@ -209,7 +209,7 @@ class Dialect1:
                 if result is None or result.error:
                     answer.error = ControllerError(result.error if result else "no answer for this sequence")
                 if result is not None:
-                    answer.log += result.logs
+                    answer.log += own_words(result.logs)
                     answer.stored += stored_values(result.storage)
                     branches.append(self._branch(row, result.result))
                 row += 1

@@ -6,6 +6,8 @@ once, because their rows are free again with the next request.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +20,9 @@ from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.errors import ControllerError, InvalidRequest, ProtocolError
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 
+_log = logging.getLogger(__name__)
+#: What a runtime says in the place of a controller that is late.
+_LATE = re.compile("\N{HOURGLASS WITH FLOWING SAND} late: [^\n]*\n")
 #: How long those that are done wait for those that are not, at least, in seconds: machines are busy.
 _GRACE = 0.005
 
@@ -94,7 +99,7 @@ class Dialect2:
         result = data.seqs.get(ask.seq_id)
         if result is None:
             return Answer(error=ControllerError("the control runtime gave no answer for this sequence"))
-        answer = Answer(log=result.logs, stored=stored_values(result.storage))
+        answer = Answer(log=own_words(result.logs), stored=stored_values(result.storage))
         if ask.final:
             return answer
         if result.error or result.result is None:
@@ -151,6 +156,14 @@ OVERRIDABLE = frozenset(
         "frequency_penalty",
     }
 )
+
+
+def own_words(logs: str) -> str:
+    """What a controller printed itself. That it is late belongs into our log, not into its user's story."""
+    if _LATE.fullmatch(logs) is None:
+        return logs
+    _log.debug("a controller is %s", logs.partition(" ")[2].rstrip())
+    return ""
 
 
 def make_exchange(process: RuntimeProcess, vocab_size: int) -> Exchange:
