@@ -3,28 +3,37 @@
 Nobody but the outputs of a request can set its variables. So when every output waits for a variable, with no time at
 which it would go on anyway, and every one was asked again after all of them had begun to wait, then no answer will
 ever be another one: a deadlock, found within two turns. An output that only says "not now" may be counting, so a
-request in which all say so, or wait, is given up after many turns. Knows nothing of pools, steps and clocks.
+request in which all say so, or wait, is given up after many turns. Turns are due at a steady pace: where the engine
+takes fewer steps than that, because the machine is slow or busy, a controller is asked several times in one. Knows
+nothing of pools and steps.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bridle.engine.decision import Decision, WaitsFor
 from bridle.engine.sequence import Sequence
 
+#: Turns that are due in a second, when all outputs of a request rest.
+_PACE = 1_000.0
+#: Turns in one step, at most.
+_MAX_AT_ONCE = 50
 _MAX_NAMED = 8
 _MAX_NAME_CHARS = 60
 
 
 @dataclass(slots=True)
 class _Rest:
-    """How one output rests. The last three number rounds of asking: when its present rest was heard of, when it was
-    asked last, and when it was asked what it last answered."""
+    """How one output rests, and the time at which that began. The last three number rounds of asking: when its present
+    rest was heard of, when it was asked last, and when it was asked what it last answered."""
 
     seq: Sequence
     target: WaitsFor | None = None  # None: it does not rest
     num_turns: int = 0
+    began: float = 0.0
     since: int = 0
     asked: int = 0
     answered: int = 0
@@ -33,8 +42,9 @@ class _Rest:
 class DeadlockWatch:
     """Hears every answer; `max_turns` bounds how often in a row all outputs of a request may answer nothing."""
 
-    def __init__(self, max_turns: int) -> None:
+    def __init__(self, max_turns: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_turns = max_turns
+        self._clock = clock
         self._round = 0
         self._groups: dict[str, dict[int, _Rest]] = {}
 
@@ -62,8 +72,18 @@ class DeadlockWatch:
         if rest is not None:
             rest.asked = self._round
 
-    def hear(self, seq: Sequence, decision: Decision) -> str | None:
-        """Take in an answer; says why its request can never go on, None if it may."""
+    def turns_due(self, seq: Sequence) -> int:
+        """How often in a row `seq` may be asked in this round while it does nothing: once, if another does more."""
+        group = self._groups.get(seq.request.id, {})
+        if seq.id not in group or any(rest.target is None for rest in group.values()):
+            return 1
+        seconds = self._clock() - max(rest.began for rest in group.values())
+        num_turns = group[seq.id].num_turns
+        due = min(int(seconds * _PACE), self._max_turns + 1) - num_turns
+        return min(max(due, 1), _MAX_AT_ONCE)
+
+    def hear(self, seq: Sequence, decision: Decision, turns: int = 1) -> str | None:
+        """Take in an answer, given in so many turns; says why its request can never go on, None if it may."""
         group = self._groups.get(seq.request.id, {})
         rest = group.get(seq.id)
         if rest is None:
@@ -72,9 +92,11 @@ class DeadlockWatch:
         if target is None:
             rest.target, rest.num_turns = None, 0
             return None
+        if rest.target is None:
+            rest.began = self._clock()
         if target != rest.target:
             rest.target, rest.since = target, self._round
-        rest.num_turns += 1
+        rest.num_turns += turns
         rest.answered = rest.asked
         return self._verdict(list(group.values()))
 

@@ -115,7 +115,7 @@ class Ask:
     if a splice replaced it; `candidates` are the likeliest tokens of that draw with their log-probabilities, if its
     branch wanted them. The first ask of a request names `request`, that of a fork its `parent` (which is in
     the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. A `final` ask
-    wants no decision, only last logs.
+    wants no decision, only last logs. So many `turns` in a row a controller may be asked at once while it does nothing.
     """
 
     seq_id: int
@@ -128,6 +128,7 @@ class Ask:
     branch: int | None = None
     index: int = 0
     final: bool = False
+    turns: int = 1
 
 
 class StoredValue(NamedTuple):
@@ -140,12 +141,14 @@ class StoredValue(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """What a controller said. Exactly one of `decision` and `error` is set, except for a final ask."""
+    """What a controller said. Exactly one of `decision` and `error` is set, except for a final ask. `turns` is how
+    often it was asked for that."""
 
     decision: Decision | None = None
     error: ControllerError | None = None
     log: str = ""
     stored: tuple[StoredValue, ...] = ()
+    turns: int = 1
 
 
 class ControllerPool(Protocol):

@@ -57,7 +57,7 @@ class Steering:
         self._mask_bytes = 4 * mask_words(vocab_size)
         self._max_idle_steps = max_idle_steps
         self._last_words = last_words
-        self._watch = DeadlockWatch(max_noops)
+        self._watch = DeadlockWatch(max_noops, clock)
         self.sequences: dict[int, Sequence] = {}  # live and controlled
         self._held: dict[int, tuple[Sequence, Finished, float]] = {}  # ended, their controllers' logs are due
         self._goodbyes: list[Sequence] = []
@@ -103,7 +103,7 @@ class Steering:
         self._watch.next_round()
         for seq in self.sequences.values():
             if seq.is_suspended and not (seq.news or seq.asked or seq.answer):
-                seq.news = Ask(seq.id)
+                seq.news = Ask(seq.id, turns=self._watch.turns_due(seq))
             if seq.news is not None and seq.ending is not None:
                 seq.news, seq.is_dismissed = replace(seq.news, final=True), True
             if seq.news is not None and seq.pool is not None:
@@ -168,7 +168,7 @@ class Steering:
             seq.answer = answer.decision
             seq.is_late = False
             if seq.is_suspended or not answer.decision.is_draw:
-                self._watch_wait(seq, answer.decision)
+                self._watch_wait(seq, answer.decision, answer.turns)
 
     def _hear_last_words(self, seq_id: int, answer: Answer) -> None:
         held = self._held.pop(seq_id, None)
@@ -176,8 +176,8 @@ class Steering:
             self._tell(held[0], answer)
             self._let_go(held[0], held[1])
 
-    def _watch_wait(self, seq: Sequence, decision: Decision) -> None:
-        why = self._watch.hear(seq, decision)
+    def _watch_wait(self, seq: Sequence, decision: Decision, turns: int) -> None:
+        why = self._watch.hear(seq, decision, turns)
         if why is not None:
             for stuck in self._watch.members(seq):
                 self._progress.fail(stuck, ControllerDeadlock(why))

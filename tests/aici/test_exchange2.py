@@ -409,3 +409,21 @@ def test_an_early_guest_with_the_old_bias_call(llm2: Llm) -> None:
     assert llm2.settle(data, 120)["result"]["branches"][0]["sample_mask"] == 0
     assert llm2.row(data, 0, VOCAB_SIZE) == [3, 4]
     llm2.mid(freed=(120,))
+
+
+def test_a_guest_that_does_nothing_is_asked_many_times_in_a_step(llm2: Llm) -> None:
+    """As often as it may be, until it does something."""
+    counting = guest2([*[[say(f"{number} "), *NOOP] for number in range(10)], sample([65], VOCAB_SIZE), NOOP])
+    llm2.start(llm2.upload(counting), 300)
+    answer = llm2.next(300, turns=4)
+    assert answer["logs"] == "1 2 3 4 " and answer["result"]["branches"][0]["turns"] == 4
+    answer = llm2.next(300, turns=90)
+    assert answer["logs"] == "5 6 7 8 9 " and answer["result"]["branches"][0]["sample_mask"] is not None
+    answer = llm2.next(300, (65,), turns=90)
+    assert answer["result"]["branches"][0]["turns"] == 90
+    assert llm2.next(300, turns=10**6)["result"]["branches"][0]["turns"] == 100  # the limit
+    assert "turns" not in llm2.next(300)["result"]["branches"][0]
+    waiting = guest2([[result({"branches": [], "wait": {"variable": "x", "newer_than": 0}})]])
+    llm2.start(llm2.upload(waiting), 301)
+    assert llm2.next(301, turns=70)["result"]["branches"][0]["turns"] == 70  # it is not called at all
+    llm2.mid(freed=(300, 301))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import pytest
 from hypothesis import given
@@ -164,3 +165,42 @@ def test_doing_nothing_together_is_bounded() -> None:
         assert isinstance(error_of(output), ControllerDeadlock) and "21 turns in a row; at most 20" in str(
             error_of(output)
         )
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 3))
+def test_doing_nothing_is_given_up_after_a_second_however_slow_steps_are(millis: list[int], num_outputs: int) -> None:
+    """Of the engine's clock, after a thousand turns of each output, whether a step takes 1 ms or 50."""
+    now = [0.0]
+    watch = DeadlockWatch(1_000, lambda: now[0])
+    request = make_request(controller=object())
+    outputs = [make_sequence(number, (1,)) for number in range(num_outputs)]
+    for seq in outputs:
+        seq.request = request
+        watch.add(seq)
+    had = [0] * num_outputs
+    for duration in cycle(millis):
+        now[0] += duration / 1000
+        watch.next_round()
+        verdicts = []
+        for number, seq in enumerate(outputs):
+            turns = watch.turns_due(seq)
+            watch.note_ask(seq)
+            had[number] += turns
+            verdicts.append(watch.hear(seq, Decision.splice(), turns))
+        if any(verdicts):
+            break
+        assert max(had) <= 1_000 and now[0] < 1.2
+    assert min(had) == 1_001 and now[0] > 0.999
+
+
+def test_an_output_that_goes_on_is_asked_once_in_a_step_and_so_are_the_others() -> None:
+    watch = DeadlockWatch(1_000, iter(float(second) for second in range(100)).__next__)
+    request = make_request(controller=object())
+    rests, draws = make_sequence(0, (1,)), make_sequence(1, (1,))
+    for seq in (rests, draws):
+        seq.request = request
+        watch.add(seq)
+    for _ in range(5):
+        assert watch.hear(rests, Decision.splice()) is None
+        assert watch.hear(draws, Decision.sample()) is None
+        assert watch.turns_due(rests) == watch.turns_due(draws) == 1

@@ -67,7 +67,8 @@ class Dialect2:
         hardly longer do those that are done wait for those that are not."""
         for ask in asks:
             self._remember(ask)
-        message = protocol.MidProcess(ops=[_operation(ask) for ask in asks], freed=list(freed))
+        knows_turns = "turns" in self._process.extensions
+        message = protocol.MidProcess(ops=[_operation(ask, knows_turns) for ask in asks], freed=list(freed))
         if patience and "deadline_ms" in self._process.extensions:
             message.deadline_ms = round(1000 * patience, 3)
         if patience and "reply_ms" in self._process.extensions:
@@ -105,8 +106,11 @@ class Dialect2:
         if result.error or result.result is None:
             answer.error = ControllerError(result.error or "the controller failed without a word")
             return answer
+        branches = result.result.branches
+        if len(branches) == 1 and isinstance(branches[0].turns, int):
+            answer.turns = branches[0].turns
         try:
-            answer.decision = self._decision(ask.seq_id, result.result.branches, data)
+            answer.decision = self._decision(ask.seq_id, branches, data)
         except (ProtocolError, InvalidRequest) as error:
             answer.error = ControllerError(str(error))
         return answer
@@ -181,8 +185,10 @@ def stored_values(commands: list[protocol.StorageCommand]) -> tuple[StoredValue,
     return tuple(StoredValue(write.name, bytes.fromhex(write.value), write.op == "Append") for write in written)
 
 
-def _operation(ask: Ask) -> protocol.MidOp:
+def _operation(ask: Ask, knows_turns: bool) -> protocol.MidOp:
     op = protocol.MidOp(id=ask.seq_id, backtrack=ask.backtrack, tokens=list(ask.tokens), sampled=ask.sampled)
+    if ask.turns > 1 and knows_turns:
+        op.turns = ask.turns
     if ask.candidates is not None:
         op.candidates = list(ask.candidates)
     if ask.request is not None:

@@ -43,7 +43,7 @@ class Difference:
 
 def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[Difference | None]:
     """Play a trace against a fresh runtime: one item per exchange, None where the reply is the same. Controllers get
-    `step_ms` for a step, so that a busy machine does not make them late; one that never answers ends after two."""
+    `step_ms` for a step, so that a busy machine does not make them late; one that never answers ends then."""
     patient = ("--wasm-max-step-time", str(step_ms), "--wasm-max-timeout-steps", "1") if config.dialect == 2 else ()
     process = RuntimeProcess(replace(config, extra_args=(*config.extra_args, *patient)))
     try:

@@ -114,7 +114,8 @@ class Branch(Struct):
     Additions: `sampling` (parameters of this one draw, names as in the engine), `bias` (additive, token to value),
     `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that may last: the runtime will
     answer the same until something happens, so the engine need not hurry), `waits_for` (beside `wait`: all that can end
-    it are these variables, each with the version it has to exceed; none: the guest itself, when it is asked again).
+    it are these variables, each with the version it has to exceed; none: the guest itself, when it is asked again),
+    `turns` (beside a noop: how often in a row the guest did nothing).
     """
 
     sample_mask: int | None = None
@@ -125,6 +126,7 @@ class Branch(Struct):
     top_logprobs: Count | UnsetType = UNSET
     wait: bool | UnsetType = UNSET
     waits_for: list[tuple[str, int]] | UnsetType = UNSET
+    turns: Count | UnsetType = UNSET
 
 
 class Branches(Struct):

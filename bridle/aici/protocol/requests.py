@@ -58,8 +58,8 @@ class MidOp(Struct, omit_defaults=True):
     """One scheduled sequence. D1 uses `id` and `clone_id` only.
 
     D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was drawn. The first op of a
-    request has `req_id`, that of a fork `clone_id` and `clone_idx`. Addition: `candidates` answers a branch that
-    asked for `top_logprobs`.
+    request has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that
+    asked for `top_logprobs`; so many `turns` in a row a controller that does nothing may be asked at once.
     """
 
     id: SeqId
@@ -70,6 +70,7 @@ class MidOp(Struct, omit_defaults=True):
     clone_id: SeqId | None = None
     clone_idx: Count | None = None
     candidates: list[tuple[TokenId, float]] | None = None
+    turns: Count | UnsetType = UNSET
 
 
 class MidProcess(Message, tag="mid_process"):

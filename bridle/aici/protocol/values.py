@@ -17,6 +17,7 @@ EXTENSIONS = (
     "retry_after",
     "sampling",
     "traceparent",
+    "turns",
     "wait",
     "waits_for",
 )

@@ -43,13 +43,15 @@ def start(hosted: Hosted, message: m.Create, budget_ms: float) -> tuple[list[int
     return prompt, hosted.first_pre(budget_ms) if message.first_pre else None
 
 
-def run_op(hosted: Hosted, op: Op, budget_ms: float) -> m.Answer:
+def run_op(hosted: Hosted, op: Op, budget_ms: float, patience_ms: float) -> m.Answer:
     """The callbacks of one op, as an answer without the parts that every answer has."""
     answer = m.Answer(op.key, "", "", [], 0, None, [])
+    hosted.instance.be_patient(patience_ms)
     try:
         if isinstance(op, m.Step2):
             choice = hosted.step(op.backtrack, op.tokens, op.sampled, op.group, op.candidates, budget_ms)
-            answer.result = m.Chosen(choice.branches)
+            choice, turns = hosted.keep_asking(choice, op.turns, budget_ms, patience_ms)
+            answer.result = m.Chosen(choice.branches, turns)
             answer.masks = [memoryview(mask) for mask in choice.masks]
         elif isinstance(op, m.PostPre):
             _run_phases(hosted, op, budget_ms, answer)

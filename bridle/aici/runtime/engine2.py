@@ -28,6 +28,8 @@ from bridle.aici.runtime.sequences import Sequence, SequenceTable
 from bridle.aici.runtime.steps import Job, Steps
 from bridle.errors import BridleError, InvalidRequest
 
+#: How often in a row a guest may be asked in one step.
+MAX_TURNS = 100
 #: The longest that a step may be asked to take, in milliseconds.
 MAX_DEADLINE = 60_000.0
 
@@ -84,6 +86,7 @@ class Engine2:
         if op.backtrack is UNSET or op.tokens is UNSET:
             raise InvalidRequest(f"op of sequence {op.id} lacks backtrack or tokens")
         step = m.Step2(0, op.id, op.backtrack, op.tokens, op.sampled, group, candidates=op.candidates)
+        step.turns = 1 if op.turns is UNSET else min(max(op.turns, 1), MAX_TURNS)
         if op.req_id is not None:
             if op.clone_id is not None:
                 raise InvalidRequest(f"op of sequence {op.id} has both req_id and clone_id")
@@ -132,6 +135,8 @@ class Engine2:
             branches = answer.result.branches
             result.error = self._check(sequence, branches) or self._place(answer, branches, job.op.seq_id) or ""
             if not result.error:
+                if answer.result.turns > 1 and len(branches) == 1:
+                    branches[0].turns = answer.result.turns
                 result.result = Branches(branches)
         elif not answer.error:
             result.error = "Worker: the answer belongs to the other dialect"

@@ -8,6 +8,7 @@ said.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -101,6 +102,20 @@ class Hosted:
             self._begin_wait(choice.wait)
             choice.branches = [self._resting()]
         return self._count_wait(choice)
+
+    def keep_asking(
+        self, choice: Choice, turns: int, budget_ms: float, patience_ms: float = math.inf
+    ) -> tuple[Choice, int]:
+        """A guest that does nothing is asked again at once, up to `turns` times together, each with the patience of a
+        step; gives how often that was. One that waits is not called, so all turns are the same to it."""
+        num_turns = 1
+        while num_turns < turns and choice.is_noop:
+            if self._still_waits():
+                return choice, turns
+            self.instance.be_patient(patience_ms)
+            choice = self.step(0, [], None, [self.instance.seq_id], None, budget_ms)
+            num_turns += 1
+        return choice, num_turns
 
     def _step_old(self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float) -> Choice:
         """A D1 guest: post, pre, mid, as far as it goes in one step."""

@@ -33,6 +33,7 @@ class Step2(Packed):
     parent: int | None = None
     branch: int = 0
     candidates: list[tuple[int, float]] | None = None
+    turns: int = 1
 
 
 class PostPre(Packed):
@@ -65,9 +66,11 @@ class Batch(Packed):
 
 
 class Chosen(Packed):
-    """D2: branches, whose `sample_mask` is a place in the answer's `masks`."""
+    """D2: branches, whose `sample_mask` is a place in the answer's `masks`; `turns` is how often in a row a guest that
+    does nothing was asked."""
 
     branches: list[Branch]
+    turns: int = 1
 
 
 class Phases(Packed):

@@ -69,7 +69,8 @@ class Steps:
             waiting[sequence.key] = job
             if not sequence.is_outstanding:
                 sequence.is_outstanding, sequence.last_op, sequence.asked_at = True, job.op, begin
-                sequence.allowance = min(patience, self._limits.max_call_time / 1000)
+                turns = job.op.turns if isinstance(job.op, m.Step2) else 1
+                sequence.allowance = turns * min(patience, self._limits.max_call_time / 1000)
                 shares.setdefault(sequence.worker, []).append(job.op)
                 fresh.add(sequence.key)
         self._send(shares, patience)

@@ -159,9 +159,8 @@ class Worker:
             self._answer(step, failed(op.key, "Worker: the sequence is not here"))
             return
         seat.hosted.instance.seq_id = op.seq_id
-        seat.hosted.instance.be_patient(step.patience_ms)
         begin = time.perf_counter_ns()
-        answer = run_op(seat.hosted, op, step.budget_ms)
+        answer = run_op(seat.hosted, op, step.budget_ms, step.patience_ms)
         answer.micros = (time.perf_counter_ns() - begin) // 10_000 * 10
         instance = seat.hosted.instance
         answer.logs = instance.log.take()
