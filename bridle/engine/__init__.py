@@ -31,7 +31,8 @@ from bridle.engine.request import (
     StoppingCriteria,
 )
 from bridle.engine.scheduler import Scheduler
-from bridle.engine.sequence import Sequence, SequenceStatus, fork_key, root_key
+from bridle.engine.sequence import Sequence, fork_key, root_key
+from bridle.engine.sequence_state import SequenceStatus
 from bridle.engine.statistics import EngineStatistics
 
 __all__ = [

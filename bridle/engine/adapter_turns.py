@@ -83,7 +83,7 @@ class AdapterTurns:
         chosen = self._choose([*_adapters(chain(running, next_in_line))])
         for seq in chain(running, waiting):
             if seq.request.adapter is not None:
-                seq.sits_out = seq.request.adapter not in chosen
+                seq.queue.sits_out = seq.request.adapter not in chosen
 
     def _choose(self, wanted: list[str]) -> set[str]:
         """At most as many as a step takes: those that were chosen longest ago, among equals the most urgent."""

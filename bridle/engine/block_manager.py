@@ -75,25 +75,26 @@ class BlockManager:
 
     def num_needed(self, seq: Sequence, end: int) -> int:
         """Blocks to take so that `seq` can write positions `num_computed .. end-1`, copies on write included."""
-        table = seq.block_table
-        first = seq.num_computed // self.block_size
+        table = seq.kv.block_table
+        first = seq.kv.num_computed // self.block_size
         fresh = max(self.blocks_for(end) - len(table), 0)
         last = min(self.blocks_for(end), len(table))
         return fresh + sum(self._num_refs[table[i]] > 1 for i in range(first, last))
 
     def can_write(self, seq: Sequence, end: int) -> bool:
         """Whether `seq` can write positions `num_computed .. end-1` as things are; mostly true for a decode."""
-        size, table = self.block_size, seq.block_table
+        size, kv = self.block_size, seq.kv
+        table = kv.block_table
         if end > len(table) * size:
             return False
-        for block in table[seq.num_computed // size : -(-end // size)]:
+        for block in table[kv.num_computed // size : -(-end // size)]:
             if self._num_refs[block] != 1 or block in self._hash_of:
                 return False
         return True
 
     def num_exclusive(self, seq: Sequence) -> int:
         """Blocks that would become free if `seq` gave all of its up."""
-        return sum(self._num_refs[block] == 1 for block in seq.block_table)
+        return sum(self._num_refs[block] == 1 for block in seq.kv.block_table)
 
     # -- taking and giving back --------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class BlockManager:
             return 0
         self._extend_hashes(seq, seq.max_reusable)
         num_blocks = 0
-        for digest in seq.block_hashes[: seq.max_reusable // self.block_size]:
+        for digest in seq.kv.block_hashes[: seq.max_reusable // self.block_size]:
             if digest not in self._block_of:
                 break
             num_blocks += 1
@@ -112,25 +113,25 @@ class BlockManager:
 
     def num_idle(self, seq: Sequence, num_tokens: int) -> int:
         """How many blocks of a cached prefix are free: adopting them uses them up like taking new ones."""
-        blocks = (self._block_of[digest] for digest in seq.block_hashes[: num_tokens // self.block_size])
+        blocks = (self._block_of[digest] for digest in seq.kv.block_hashes[: num_tokens // self.block_size])
         return sum(self._num_refs[block] == 0 for block in blocks)
 
     def adopt_prefix(self, seq: Sequence, num_tokens: int) -> None:
         """Give `seq`, which holds no block, the cached blocks of its first `num_tokens` tokens."""
-        for digest in seq.block_hashes[: num_tokens // self.block_size]:
+        for digest in seq.kv.block_hashes[: num_tokens // self.block_size]:
             block = self._block_of[digest]
             if self._num_refs[block] == 0:
                 self._free.revive(block)
             self._num_refs[block] += 1
-            seq.block_table.append(block)
-        seq.num_computed = num_tokens
-        seq.num_hashed = len(seq.block_table)
+            seq.kv.block_table.append(block)
+        seq.kv.num_computed = num_tokens
+        seq.kv.num_hashed = len(seq.kv.block_table)
 
     def allocate(self, seq: Sequence, end: int) -> list[BlockCopy]:
         """Make positions `num_computed .. end-1` of `seq` writable. `num_needed` blocks must be free."""
-        table = seq.block_table
+        table = seq.kv.block_table
         copies = []
-        for i in range(seq.num_computed // self.block_size, self.blocks_for(end)):
+        for i in range(seq.kv.num_computed // self.block_size, self.blocks_for(end)):
             if i == len(table):
                 table.append(self._take(seq, table[-1] if table else None))
             elif self._num_refs[table[i]] > 1:
@@ -140,22 +141,22 @@ class BlockManager:
         return copies
 
     def _copy_on_write(self, seq: Sequence, i: int) -> BlockCopy:
-        source = seq.block_table[i]
+        source = seq.kv.block_table[i]
         target = self._take(seq, None)
         self._release(source)
-        seq.block_table[i] = target
-        seq.num_mirrored_blocks = min(seq.num_mirrored_blocks, i)
-        seq.num_hashed = min(seq.num_hashed, i)
+        seq.kv.block_table[i] = target
+        seq.kv.num_mirrored_blocks = min(seq.kv.num_mirrored_blocks, i)
+        seq.kv.num_hashed = min(seq.kv.num_hashed, i)
         self.num_copied += 1
         return BlockCopy(source, target)
 
     def _unpublish(self, seq: Sequence, i: int) -> None:
         """Only `seq` refers to block i and it is about to be rewritten: nobody may find it any more."""
-        del self._block_of[self._hash_of.pop(seq.block_table[i])]
-        seq.num_hashed = min(seq.num_hashed, i)
+        del self._block_of[self._hash_of.pop(seq.kv.block_table[i])]
+        seq.kv.num_hashed = min(seq.kv.num_hashed, i)
 
     def _take(self, seq: Sequence, after: int | None) -> int:
-        expected = self.blocks_for(seq.max_len) - len(seq.block_table)
+        expected = self.blocks_for(seq.max_len) - len(seq.kv.block_table)
         block, evicted = self._free.take(seq.id, after, min(expected, _MAX_RESERVED))
         for old in evicted:
             del self._block_of[self._hash_of.pop(old)]
@@ -174,42 +175,43 @@ class BlockManager:
 
     def free(self, seq: Sequence) -> None:
         """Take all blocks back; hashed ones stay as cache, the end of the sequence is evicted first."""
-        for block in reversed(seq.block_table):
+        for block in reversed(seq.kv.block_table):
             self._release(block)
-        seq.block_table.clear()
+        seq.kv.block_table.clear()
         self._free.release_reservation(seq.id)
 
     def truncate(self, seq: Sequence) -> None:
         """`seq` was cut to fewer tokens: give back the blocks past its end."""
         keep = self.blocks_for(len(seq.tokens))
-        for block in reversed(seq.block_table[keep:]):
+        for block in reversed(seq.kv.block_table[keep:]):
             self._release(block)
-        del seq.block_table[keep:]
-        seq.num_mirrored_blocks = min(seq.num_mirrored_blocks, keep)
+        del seq.kv.block_table[keep:]
+        seq.kv.num_mirrored_blocks = min(seq.kv.num_mirrored_blocks, keep)
         num_full = len(seq.tokens) // self.block_size
-        del seq.block_hashes[num_full:]
-        seq.num_hashed = min(seq.num_hashed, num_full)
+        del seq.kv.block_hashes[num_full:]
+        seq.kv.num_hashed = min(seq.kv.num_hashed, num_full)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` refers to all of `parent`'s blocks; nothing is copied until one of them writes."""
-        child.block_table = parent.block_table.copy()
-        for block in child.block_table:
+        child.kv.block_table = parent.kv.block_table.copy()
+        for block in child.kv.block_table:
             self._num_refs[block] += 1
 
     # -- prefix cache ------------------------------------------------------------------------------------
 
     def publish(self, seq: Sequence) -> None:
         """Offer the blocks that are now full and computed to the prefix cache."""
-        num_full = seq.num_computed // self.block_size
-        if not self._caching or seq.num_hashed >= num_full:
+        kv = seq.kv
+        num_full = kv.num_computed // self.block_size
+        if not self._caching or kv.num_hashed >= num_full:
             return
-        self._extend_hashes(seq, seq.num_computed)
-        for i in range(seq.num_hashed, num_full):
-            block, digest = seq.block_table[i], seq.block_hashes[i]
+        self._extend_hashes(seq, kv.num_computed)
+        for i in range(kv.num_hashed, num_full):
+            block, digest = kv.block_table[i], kv.block_hashes[i]
             if digest not in self._block_of and block not in self._hash_of:
                 self._block_of[digest] = block
                 self._hash_of[block] = digest
-        seq.num_hashed = num_full
+        kv.num_hashed = num_full
 
     def forget_content(self) -> None:
         """All KV is gone (the executor was reset): no block may be reused. Every sequence must hold none."""
@@ -219,7 +221,7 @@ class BlockManager:
         self._block_of.clear()
 
     def _extend_hashes(self, seq: Sequence, num_tokens: int) -> None:
-        size, hashes = self.block_size, seq.block_hashes
+        size, hashes = self.block_size, seq.kv.block_hashes
         while (len(hashes) + 1) * size <= num_tokens:
             parent = hashes[-1] if hashes else self._root(seq)
             start = len(hashes) * size
@@ -235,7 +237,7 @@ class BlockManager:
         refs = [0] * self.num_blocks
         for seq in sequences:
             self._check_sequence(seq)
-            for block in seq.block_table:
+            for block in seq.kv.block_table:
                 refs[block] += 1
         if refs != self._num_refs:
             wrong = [b for b in range(self.num_blocks) if refs[b] != self._num_refs[b]]
@@ -247,9 +249,9 @@ class BlockManager:
             raise InternalError("the two directions of the prefix cache's map disagree")
 
     def _check_sequence(self, seq: Sequence) -> None:
-        if seq.num_computed > len(seq.block_table) * self.block_size:
+        if seq.kv.num_computed > len(seq.kv.block_table) * self.block_size:
             raise InternalError(
-                f"sequence {seq.id}: {seq.num_computed} tokens computed in {len(seq.block_table)} blocks"
+                f"sequence {seq.id}: {seq.kv.num_computed} tokens computed in {len(seq.kv.block_table)} blocks"
             )
-        if len(set(seq.block_table)) != len(seq.block_table):
-            raise InternalError(f"sequence {seq.id} lists a block twice: {seq.block_table}")
+        if len(set(seq.kv.block_table)) != len(seq.kv.block_table):
+            raise InternalError(f"sequence {seq.id} lists a block twice: {seq.kv.block_table}")

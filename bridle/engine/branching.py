@@ -17,7 +17,7 @@ from bridle.engine.interfaces import Ask
 from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun, StepResult
 from bridle.engine.progress import Progress
 from bridle.engine.scheduler import Scheduled, Scheduler
-from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.sequence import Sequence
 from bridle.engine.steering import Steering
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob
@@ -89,18 +89,18 @@ class Branching:
     def _branch_one(self, item: Scheduled, out: Branched) -> None:
         seq = item.seq
         branches = self._steering.branches(seq)
-        spreads = not seq.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
+        spreads = not seq.draws.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
         if spreads:  # a single forced splice comes before: it could as well have been applied without a row
             branches *= seq.sampling.n
         if not branches or not self._may_have(seq, len(branches)):
             return
         if spreads:
-            seq.was_forked = True
+            seq.draws.was_forked = True
             out.spread.append(seq)
         owners = [seq]
         if len(branches) > 1:
             owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
-            seq.num_forks += 1
+            seq.draws.num_forks += 1
         logits_index = _last_row(item)
         for branch, owner in zip(branches, owners, strict=True):
             row = len(out.batch.rows) if branch.sample else None
@@ -137,11 +137,10 @@ class Branching:
             outputs.num_created -= 1
             self._steering.forget(child)
             self._scheduler.remove(child)
-            child.status = SequenceStatus.FINISHED
         for parent in {id(parent): parent for parent, _ in out.forks}.values():
-            parent.num_forks -= 1
+            parent.draws.num_forks -= 1
         for seq in out.spread:
-            seq.was_forked = False
+            seq.draws.was_forked = False
 
     # -- after sampling ----------------------------------------------------------------------------------
 
@@ -165,7 +164,7 @@ class Branching:
                 self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row])
 
     def _settle(self, item: Scheduled, scores: list[Logprob]) -> None:
-        if not item.seq.prompt_sent and item.end >= item.seq.num_prompt:
+        if not item.seq.output.prompt_sent and item.end >= item.seq.num_prompt:
             self._progress.note_prompt(item.seq)
         if scores:
             self._progress.add_scores(item.seq, scores)
@@ -177,7 +176,7 @@ class Branching:
         if token < 0:
             self._progress.fail(seq, _nothing_left(seq))
             return
-        seq.num_draws += 1
+        seq.draws.num_draws += 1
         candidates = None
         if draw.branch.top_logprobs and logprob is not None:
             candidates, logprob = logprob.top[: draw.branch.top_logprobs], _as_asked(seq.sampling, logprob)
@@ -186,9 +185,8 @@ class Branching:
             self._progress.count_replaced(seq)
             self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token, candidates)
             return
-        seq.num_turns += 1
         ended = self._progress.append(seq, token, logprob, forced=False)
-        if seq.pool is None:
+        if seq.control.pool is None:
             return
         num_kept = len(seq.tokens) - 1
         if splice is not None and not ended:
@@ -199,7 +197,7 @@ class Branching:
 def draws_next(item: Scheduled) -> bool:
     """Whether the next token is to be drawn after this step: all tokens are computed, and the output goes on."""
     seq = item.seq
-    return item.end == len(seq.tokens) and seq.ending is None and not seq.is_finished
+    return item.end == len(seq.tokens) and seq.output.ending is None and not seq.is_finished
 
 
 def _last_row(item: Scheduled) -> int:
@@ -212,7 +210,7 @@ def score_run(item: Scheduled) -> ScoreRun | None:
     seq = item.seq
     if not seq.wants_scores:
         return None
-    first = max(seq.num_scored, item.row.start + 1)
+    first = max(seq.output.num_scored, item.row.start + 1)
     last = min(item.end + 1, seq.num_to_score)
     if first >= last:
         return None
@@ -228,7 +226,7 @@ def _sample_row(owner: Sequence, source: Sequence, branch: Branch, logits_index:
         sampling = _with_candidates(sampling, branch.top_logprobs)
     if own.min_tokens and owner.num_generated < own.min_tokens:
         bias = (*bias, *((token, -float("inf")) for token in sorted(owner.stop_ids)))
-    return SampleRow(source.id, logits_index, sampling, owner.key, owner.num_draws, branch.mask, bias)
+    return SampleRow(source.id, logits_index, sampling, owner.key, owner.draws.num_draws, branch.mask, bias)
 
 
 def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:

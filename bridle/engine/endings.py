@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from bridle.engine.branching import Outputs
 from bridle.engine.progress import Progress
 from bridle.engine.request import Request
-from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import SequenceStatus
 from bridle.errors import BridleError, DeadlineExceeded
 from bridle.outputs import FinishReason
 
@@ -70,9 +71,9 @@ class Endings:
 
 def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
     """Tells how far the output had come, so that its client knows what to change."""
-    if seq.status is SequenceStatus.OPENING:
+    if seq.queue.status is SequenceStatus.OPENING:
         state = "while its controller was being made"
-    elif seq.status is SequenceStatus.WAITING and not seq.num_generated:
+    elif seq.queue.status is SequenceStatus.WAITING and not seq.num_generated:
         state = "while it waited for room"
     else:
         state = f"after {seq.num_generated} tokens of output"

@@ -180,11 +180,7 @@ class Engine:
 
     def _begin(self, seq: Sequence) -> None:
         """The prompt is final: hand the sequence to the scheduler."""
-        seq.usage.prompt_tokens = seq.num_prompt
-        self._statistics.num_prompt_tokens += seq.num_prompt
-        self._progress.open_text(seq)
-        if seq.request.generated:
-            self._progress.take_over(seq, seq.request.generated)
+        self._progress.begin(seq)
         self._scheduler.add(seq)
         if seq.sampling.max_tokens == 0:
             self._progress.finish(seq, FinishReason.LENGTH)
@@ -237,7 +233,7 @@ class Engine:
         try:
             self._executor.forward(plan)
             times.append(self.clock())
-            self._note_cached(scheduled)
+            self._progress.note_cached(scheduled)
             self._scheduler.commit(scheduled)
             self._await_answers(scheduled)
             times.append(self.clock())
@@ -261,16 +257,12 @@ class Engine:
         return self._embedder.embed(step, [row for _, row in branched.embeds])
 
     def _await_answers(self, scheduled: list[Scheduled]) -> None:
-        due = [item.seq for item in scheduled if item.seq.pool and item.seq.answer is None and draws_next(item)]
+        due = [
+            item.seq
+            for item in scheduled
+            if item.seq.control.pool and item.seq.control.answer is None and draws_next(item)
+        ]
         self._steering.gather(due, self.clock() + self.config.step_timeout)
-
-    def _note_cached(self, scheduled: list[Scheduled]) -> None:
-        """Count the prompt tokens that came from the prefix cache when a sequence was first computed."""
-        for item in scheduled:
-            seq = item.seq
-            if item.row.start and item.row.num_kept == 0 and not seq.prompt_sent:
-                seq.usage.cached_tokens = min(item.row.start, seq.num_prompt)
-                self._statistics.num_cached_tokens += seq.usage.cached_tokens
 
     # -- coming and going --------------------------------------------------------------------------------
 
@@ -330,7 +322,7 @@ class Engine:
             num_copied_blocks=blocks.num_copied,
             num_running=len(running),
             num_waiting=self.num_waiting,
-            num_suspended=sum(seq.is_suspended for seq in running),
+            num_suspended=sum(seq.control.is_suspended for seq in running),
             num_free_blocks=blocks.num_free,
             num_cached_blocks=blocks.num_cached,
             **self._turns.counts(),

@@ -14,8 +14,8 @@ from bridle.config import EngineConfig
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Ask, ExecutorInfo
 from bridle.engine.progress import Progress
-from bridle.engine.request import MaxLength, Request
-from bridle.engine.sequence import Sequence, SequenceStatus, root_key
+from bridle.engine.request import Request
+from bridle.engine.sequence import Sequence, root_key
 from bridle.engine.steering import Steering, as_controller_error
 from bridle.errors import ContextOverflow, ControllerError, InternalError, InvalidRequest, UnsupportedFeature
 from bridle.sampling import SamplingParams
@@ -23,7 +23,7 @@ from bridle.sampling import SamplingParams
 _Prompt = Future[tuple[int, ...]]
 
 #: Draws and splices that any controlled output may spend beyond its share.
-_SPARE_TURNS = 256
+_SPARE_MOVES = 256
 
 
 class Intake:
@@ -105,12 +105,8 @@ class Intake:
         self._set_prompt(seq, prompt)
 
     def _set_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
-        seq.max_len = self.max_len(len(prompt), seq.sampling)
-        seq.max_turns = self._config.max_draws_factor * (seq.max_len - len(prompt)) + _SPARE_TURNS
-        seq.tokens, seq.num_prompt = list(prompt), len(prompt)
-        seq.stopping = (MaxLength(seq.max_len), *seq.request.stopping)
-        scored_from = max(seq.sampling.prompt_logprobs_start, 1)  # nothing predicts the first token
-        seq.num_scored = len(prompt) if seq.sampling.prompt_logprobs is None else min(scored_from, len(prompt))
+        seq.set_prompt(prompt, self.max_len(len(prompt), seq.sampling))
+        seq.control.max_moves = self._config.max_draws_factor * (seq.max_len - len(prompt)) + _SPARE_MOVES
 
 
 class Openings:
@@ -141,11 +137,11 @@ class Openings:
 
     def open(self, seq: Sequence) -> None:
         """Have the controller of `seq` made."""
-        seq.pool = self._steering.pool_for(seq.request.controller)
-        if seq.pool is None:
+        seq.control.pool = self._steering.pool_for(seq.request.controller)
+        if seq.control.pool is None:
             raise InternalError("a controller was accepted that no pool runs")
-        seq.status, seq.opened_at = SequenceStatus.OPENING, self._clock()
-        self._waiting[seq.id] = seq, seq.pool.open(seq.request)
+        seq.control.opened_at = self._clock()
+        self._waiting[seq.id] = seq, seq.control.pool.open(seq.request)
 
     def take(self) -> None:
         """Controllers that are ready: their sequences begin, with the prompt they want."""
@@ -160,7 +156,7 @@ class Openings:
     def _begin_controlled(self, seq: Sequence, future: _Prompt) -> None:
         try:
             prompt = tuple(future.result())
-            seq.opening_seconds = self._clock() - (seq.opened_at or 0.0)
+            seq.control.opening_seconds = self._clock() - (seq.control.opened_at or 0.0)
             if prompt != seq.request.prompt:
                 self._intake.replace_prompt(seq, prompt)
         except Exception as error:
@@ -174,7 +170,7 @@ class Openings:
 
 def _abandon(seq: Sequence, future: _Prompt) -> None:
     """The request ended before its controller was asked anything; its instance may still be in the making."""
-    pool, request = seq.pool, seq.request
+    pool, request = seq.control.pool, seq.request
 
     def let_go(opened: _Prompt) -> None:
         if pool is not None and not opened.cancelled() and opened.exception() is None:

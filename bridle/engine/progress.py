@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 
 from bridle.engine.interfaces import TextDecoder
 from bridle.engine.output_text import OutputText
-from bridle.engine.scheduler import Scheduler
-from bridle.engine.sequence import Sequence, SequenceStatus, UnsentToken
+from bridle.engine.scheduler import Scheduled, Scheduler
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import UnsentToken
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, InvalidRequest
 from bridle.outputs import Embedded, Event, Finished, FinishReason, Forked, Logprob, PromptEvent, Rewind, TokenEvent
@@ -43,44 +44,55 @@ class Progress:
 
     # -- tokens ------------------------------------------------------------------------------------------
 
-    def open_text(self, seq: Sequence) -> None:
+    def begin(self, seq: Sequence) -> None:
+        """The prompt is final. What the output was given on another engine its client knows: no events."""
+        seq.output.usage.prompt_tokens = seq.num_prompt
+        self._statistics.num_prompt_tokens += seq.num_prompt
+        self._open_text(seq)
+        if seq.request.generated:
+            seq.go_on_from(seq.request.generated)
+            if seq.output.text is not None:
+                for token in seq.request.generated:
+                    seq.output.text.push(token)
+
+    def _open_text(self, seq: Sequence) -> None:
         """Start the text of a sequence that has generated nothing yet."""
         if self._decoder is None or not seq.request.detokenize:
             return
         state = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens)
-        seq.text = OutputText(state, seq.sampling.stop, seq.sampling.include_stop_str_in_output)
+        seq.output.text = OutputText(state, seq.sampling.stop, seq.sampling.include_stop_str_in_output)
 
-    def take_over(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
-        """The output was drawn so far on another engine, and its client knows that: no events."""
-        for token in tokens:
-            seq.append(token)
-            if seq.text is not None:
-                seq.text.push(token)
-        seq.num_draws = seq.usage.sampled_tokens = len(tokens)
-        seq.num_scored = len(seq.tokens)
-        seq.prompt_sent = True
+    def note_cached(self, scheduled: list[Scheduled]) -> None:
+        """Count the prompt tokens that came from the prefix cache when a sequence was first computed."""
+        for item in scheduled:
+            seq = item.seq
+            if item.row.start and item.row.num_kept == 0 and not seq.output.prompt_sent:
+                seq.output.usage.cached_tokens = min(item.row.start, seq.num_prompt)
+                self._statistics.num_cached_tokens += seq.output.usage.cached_tokens
 
     def append(self, seq: Sequence, token: int, logprob: Logprob | None = None, *, forced: bool) -> bool:
         """One more token; True if it ends the output."""
-        seq.append(token)
+        output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
+        seq.tokens.append(token)
         self._count(seq, forced)
-        text, stop, num_taken = seq.text.push(token) if seq.text else ("", None, 0)
-        if not forced and seq.sampling.logprobs is not None:
-            seq.num_scored = len(seq.tokens)
-        if seq.prompt_sent and (not forced or seq.sampling.logprobs is None):
-            self._emit_token(seq, token, text, self._spelled(seq, logprob), forced)
+        text, stop, num_taken = output.text.push(token) if output.text else ("", None, 0)
+        if wants_logprobs and not forced:
+            output.num_scored = len(seq.tokens)
+            logprob = self._spelled(seq, logprob)
+        if output.prompt_sent and not (forced and wants_logprobs):
+            self._emit_token(seq, token, text, logprob, forced)
         else:
-            seq.unsent.append(UnsentToken(token, text, forced))
+            output.unsent.append(UnsentToken(token, text, forced))
         if num_taken:
             self.events.append(Rewind(seq.request.id, seq.index, 0, num_taken))
         return self._check_stop(seq, stop)
 
     def _count(self, seq: Sequence, forced: bool) -> None:
         if forced:
-            seq.usage.forced_tokens += 1
+            seq.output.usage.forced_tokens += 1
             self._statistics.num_forced_tokens += 1
         else:
-            seq.usage.sampled_tokens += 1
+            seq.output.usage.sampled_tokens += 1
             self._statistics.num_sampled_tokens += 1
 
     def _emit_token(self, seq: Sequence, token: int, text: str, logprob: Logprob | None, forced: bool) -> None:
@@ -89,25 +101,26 @@ class Progress:
     def count_replaced(self, seq: Sequence) -> None:
         """A token was drawn, but a splice replaced it before it entered the sequence."""
         self._count(seq, forced=False)
-        seq.usage.rewound_tokens += 1
+        seq.output.usage.rewound_tokens += 1
         self._statistics.num_rewound_tokens += 1
 
     def rewind(self, seq: Sequence, num_tokens: int) -> None:
         """Take the last `num_tokens` tokens back, prompt tokens too if it must be."""
         if num_tokens == 0:
             return
+        output = seq.output
         num_generated = min(num_tokens, seq.num_generated)
-        num_unsent = min(num_generated, len(seq.unsent))
-        dropped = seq.unsent[len(seq.unsent) - num_unsent :]
-        del seq.unsent[len(seq.unsent) - num_unsent :]
+        num_unsent = min(num_generated, len(output.unsent))
+        dropped = output.unsent[len(output.unsent) - num_unsent :]
+        del output.unsent[len(output.unsent) - num_unsent :]
         seq.cut(len(seq.tokens) - num_tokens)
         self._scheduler.rewound(seq)
         num_chars = 0
-        if seq.text is not None:
-            num_chars = seq.text.rewind(num_generated, sum(len(item.text) for item in dropped))
+        if output.text is not None:
+            num_chars = output.text.rewind(num_generated, sum(len(item.text) for item in dropped))
             if num_tokens > num_generated:
-                self.open_text(seq)
-        seq.usage.rewound_tokens += num_generated
+                self._open_text(seq)
+        output.usage.rewound_tokens += num_generated
         self._statistics.num_rewound_tokens += num_generated
         if num_generated > num_unsent or num_chars:
             self.events.append(Rewind(seq.request.id, seq.index, num_generated - num_unsent, num_chars))
@@ -120,15 +133,16 @@ class Progress:
 
     def add_scores(self, seq: Sequence, scores: list[Logprob]) -> None:
         """Log-probabilities of the tokens from `num_scored` on became known."""
+        output = seq.output
         for bare in scores:
             score = self._spelled(seq, bare)
-            if seq.num_scored < seq.num_prompt:
-                seq.prompt_logprobs.append(score)
-            elif seq.unsent:
-                item = seq.unsent.pop(0)
+            if output.num_scored < seq.num_prompt:
+                output.prompt_logprobs.append(score)
+            elif output.unsent:
+                item = output.unsent.pop(0)
                 self._emit_token(seq, item.token, item.text, score, item.forced)
-            seq.num_scored += 1
-            if seq.num_scored == seq.num_prompt:
+            output.num_scored += 1
+            if output.num_scored == seq.num_prompt:
                 self._emit_prompt(seq)
 
     def _spelled(self, seq: Sequence, logprob: Logprob | None) -> Logprob | None:
@@ -138,35 +152,37 @@ class Progress:
 
     def note_prompt(self, seq: Sequence) -> None:
         """The prompt was computed; tell the client, unless its scores are still to come."""
-        if not seq.prompt_sent and not (seq.sampling.prompt_logprobs is not None and seq.num_scored < seq.num_prompt):
+        if not seq.output.prompt_sent and not (
+            seq.sampling.prompt_logprobs is not None and seq.output.num_scored < seq.num_prompt
+        ):
             self._emit_prompt(seq)
 
     def _emit_prompt(self, seq: Sequence) -> None:
-        if seq.prompt_sent:
+        if seq.output.prompt_sent:
             return
-        seq.prompt_sent = True
+        seq.output.prompt_sent = True
         logprobs: tuple[Logprob | None, ...] = ()
         if seq.sampling.prompt_logprobs is not None:
-            logprobs = (*[None] * (seq.num_prompt - len(seq.prompt_logprobs)), *seq.prompt_logprobs)
+            logprobs = (*[None] * (seq.num_prompt - len(seq.output.prompt_logprobs)), *seq.output.prompt_logprobs)
         prompt = tuple(seq.tokens[: seq.num_prompt])
         self.events.append(
             PromptEvent(
                 seq.request.id,
                 seq.index,
                 prompt,
-                seq.usage.cached_tokens,
+                seq.output.usage.cached_tokens,
                 logprobs,
-                queued=seq.queue_seconds or 0.0,
-                opening=seq.opening_seconds,
+                queued=seq.queue.seconds or 0.0,
+                opening=seq.control.opening_seconds,
             )
         )
         if seq.sampling.logprobs is None:
             self._flush_unsent(seq)
 
     def _flush_unsent(self, seq: Sequence) -> None:
-        for item in seq.unsent:
+        for item in seq.output.unsent:
             self._emit_token(seq, item.token, item.text, None, item.forced)
-        seq.unsent.clear()
+        seq.output.unsent.clear()
 
     # -- endings -----------------------------------------------------------------------------------------
 
@@ -206,20 +222,21 @@ class Progress:
         if seq.is_finished:
             return
         if reason not in _ABRUPT and seq.wants_scores:
-            seq.ending = reason, stop
-            seq.is_late = seq.is_suspended = False
+            seq.output.ending = reason, stop
+            seq.control.let_go()
             seq.clamp_computed()
             return
-        if not seq.prompt_sent and reason not in _ABRUPT:
+        if not seq.output.prompt_sent and reason not in _ABRUPT:
             self._emit_prompt(seq)
         if reason in _ABRUPT or seq.sampling.logprobs is None:
             self._flush_unsent(seq)
-        tail = seq.text.flush() if seq.text is not None else ""
-        seq.usage.completion_tokens = seq.num_generated
+        tail = seq.output.text.flush() if seq.output.text is not None else ""
+        seq.output.usage.completion_tokens = seq.num_generated
         self._scheduler.remove(seq)
-        seq.status = SequenceStatus.FINISHED
         self._statistics.finished[reason.value] += 1
-        event = Finished(seq.request.id, seq.index, reason, seq.usage, tail, stop, error, held=seq.held_seconds)
+        event = Finished(
+            seq.request.id, seq.index, reason, seq.output.usage, tail, stop, error, held=seq.control.held_seconds
+        )
         self._on_finish(seq, event)
 
     def embed(self, seq: Sequence, vector: array[float]) -> None:
@@ -229,8 +246,8 @@ class Progress:
 
     def settle(self, seq: Sequence) -> None:
         """End an output that only waited for its scores."""
-        if seq.ending is not None and not seq.wants_scores:
-            reason, stop = seq.ending
+        if seq.output.ending is not None and not seq.wants_scores:
+            reason, stop = seq.output.ending
             self.finish(seq, reason, stop)
 
     def fail(self, seq: Sequence, error: BridleError) -> None:
@@ -240,7 +257,7 @@ class Progress:
     def announce_fork(self, parent: Sequence, child: Sequence) -> None:
         """Tell of a new output, before anything happens to it."""
         self._statistics.num_forks += 1
-        text = parent.text.released_text() if parent.text else ""
+        text = parent.output.text.released_text() if parent.output.text else ""
         self.events.append(Forked(child.request.id, child.index, parent.index, parent.num_generated, text))
 
     def take_events(self) -> list[Event]:

@@ -20,7 +20,8 @@ from typing import Literal
 from bridle.engine.adapter_turns import AdapterTurns
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
-from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import SequenceStatus
 from bridle.engine.waiting import PromptGate, admission_order, overtaken_levels
 
 _Pick = tuple[Sequence, int, list[BlockCopy]]  # who, how many tokens, what is copied for it
@@ -80,29 +81,30 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence that holds no blocks."""
-        seq.status = SequenceStatus.WAITING
-        if seq.queued_at is None:
-            seq.queued_at = self._clock()
+        seq.queue.status = SequenceStatus.WAITING
+        if seq.queue.queued_at is None:
+            seq.queue.queued_at = self._clock()
         insort(self.waiting, seq, key=_urgency)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` was just forked from the running `parent`: share blocks, tell the executor with the next plan."""
         self.blocks.fork(parent, child)
-        child.num_mirrored_tokens = min(parent.num_mirrored_tokens, len(child.tokens))
-        child.num_mirrored_blocks = min(parent.num_mirrored_blocks, len(child.block_table))
-        self._forks.append(ForkRow(parent.id, child.id, child.num_mirrored_tokens, child.num_mirrored_blocks))
+        child.kv.num_mirrored_tokens = min(parent.kv.num_mirrored_tokens, len(child.tokens))
+        child.kv.num_mirrored_blocks = min(parent.kv.num_mirrored_blocks, len(child.kv.block_table))
+        self._forks.append(ForkRow(parent.id, child.id, child.kv.num_mirrored_tokens, child.kv.num_mirrored_blocks))
         self.running[child.id] = child
         self._in_order = False
 
     def remove(self, seq: Sequence) -> None:
         """The sequence is over: its blocks are free at once."""
-        if seq.status is SequenceStatus.RUNNING:
+        if seq.queue.status is SequenceStatus.RUNNING:
             del self.running[seq.id]
-        elif seq.status is SequenceStatus.WAITING:
+        elif seq.queue.status is SequenceStatus.WAITING:
             self.waiting.remove(seq)
         self.blocks.free(seq)
         self._suspects.discard(seq.id)
         self._freed.append(seq.id)
+        seq.queue.status = SequenceStatus.FINISHED
 
     def rewound(self, seq: Sequence) -> None:
         """The sequence's tokens were cut: blocks past its end are free.
@@ -149,7 +151,7 @@ class Scheduler:
         ready = self._ready()
         self._prompt_budget = self.max_batch_prefill_tokens
         is_open = self._gate.is_always_open or self._gate.is_open(
-            sum(seq.is_ready for seq in self.waiting), sum(not seq.is_prefilling for seq in ready)
+            sum(seq.is_ready for seq in self.waiting), sum(not seq.kv.is_prefilling for seq in ready)
         )
         if self._in_chunks:
             budget = self._pick_running(picked, ready)
@@ -162,15 +164,15 @@ class Scheduler:
 
     def _pick_whole(self, picked: _Picked, ready: list[Sequence], is_open: bool) -> None:
         """Prompts alone; if none is to be computed now, the others."""
-        self._pick_running(picked, [seq for seq in ready if seq.is_prefilling])
+        self._pick_running(picked, [seq for seq in ready if seq.kv.is_prefilling])
         if is_open:
             self._pick_waiting(picked, self._prompt_budget)
         if not picked:
-            self._pick_running(picked, [seq for seq in ready if not seq.is_prefilling])
+            self._pick_running(picked, [seq for seq in ready if not seq.kv.is_prefilling])
 
     def _note(self, picked: _Picked) -> None:
         if not self._gate.is_always_open:
-            had_prompts = any(seq.is_prefilling for seq, _, _ in picked.values())
+            had_prompts = any(seq.kv.is_prefilling for seq, _, _ in picked.values())
             self._gate.note(had_prompts=had_prompts, had_decodes=bool(picked))
 
     def _ready(self) -> list[Sequence]:
@@ -188,20 +190,21 @@ class Scheduler:
         unserved = len(ready)
         for seq in ready:
             unserved -= 1
-            if seq.status is not SequenceStatus.RUNNING:
+            kv = seq.kv
+            if seq.queue.status is not SequenceStatus.RUNNING:
                 continue  # preempted a moment ago
             if self._by_sequence:
                 self.blocks.truncate(seq)
-            num_tokens = min(seq.target - seq.num_computed, max(budget - unserved, 1))
-            num_own = 0 if seq.is_prefilling else 1
+            num_tokens = min(seq.target - kv.num_computed, max(budget - unserved, 1))
+            num_own = 0 if kv.is_prefilling else 1
             num_tokens = min(num_tokens, num_own + self._prompt_budget)
             if num_tokens == 0:
                 continue
             self._prompt_budget -= num_tokens - num_own
-            if self.blocks.can_write(seq, seq.num_computed + num_tokens):
+            if self.blocks.can_write(seq, kv.num_computed + num_tokens):
                 picked[seq.id] = seq, num_tokens, _NO_COPIES
             elif num_tokens := self._make_room(seq, num_tokens, picked):
-                picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens)
+                picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, kv.num_computed + num_tokens)
             budget -= num_tokens
         return budget
 
@@ -232,16 +235,16 @@ class Scheduler:
                 break
             else:
                 self._raise_to(level, seq)
-                num_tokens = min(seq.target - seq.num_computed, budget)
-                picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens)
+                num_tokens = min(seq.target - seq.kv.num_computed, budget)
+                picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)
                 budget -= num_tokens
             num_seen += 1
         self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=_urgency)
 
     def _raise_to(self, level: int, seq: Sequence) -> None:
         """An admitted sequence is from now on as urgent as those whom it has overtaken."""
-        if level < seq.level:
-            seq.level = level
+        if level < seq.queue.level:
+            seq.queue.level = level
             self._in_order = False
 
     def _fits_whole(self, seq: Sequence, budget: int, picked: Iterable[int]) -> bool:
@@ -251,7 +254,7 @@ class Scheduler:
     def _admit_over_suspended(self, seq: Sequence) -> bool:
         """Admit, if need be at the cost of sequences whose controllers wait: they might wait for this one."""
         while not self._admit(seq):
-            idle = [s for s in self.running.values() if s.is_suspended and self.blocks.num_exclusive(s)]
+            idle = [s for s in self.running.values() if s.control.is_suspended and self.blocks.num_exclusive(s)]
             if not idle:
                 return False
             self.preempt(max(idle, key=_urgency))
@@ -264,9 +267,9 @@ class Scheduler:
         if num_needed + self.blocks.num_idle(seq, num_cached) > self.blocks.num_free:
             return False
         self.blocks.adopt_prefix(seq, num_cached)
-        seq.status, seq.is_prefilling = SequenceStatus.RUNNING, True
-        if seq.queue_seconds is None and seq.queued_at is not None:
-            seq.queue_seconds = self._clock() - seq.queued_at
+        seq.queue.status, seq.kv.is_prefilling = SequenceStatus.RUNNING, True
+        if seq.queue.seconds is None and seq.queue.queued_at is not None:
+            seq.queue.seconds = self._clock() - seq.queue.queued_at
         if self.running and _urgency(next(reversed(self.running.values()))) > _urgency(seq):
             self._in_order = False
         self.running[seq.id] = seq
@@ -279,25 +282,25 @@ class Scheduler:
             self._suspects.clear()
             return self._pick()
         seq = live[0]
-        if seq.status is SequenceStatus.WAITING:
+        if seq.queue.status is SequenceStatus.WAITING:
             while not self._admit(seq):
                 victim = self._victim(seq, ())
                 if victim is None:
                     return []
                 self.preempt(victim)
             self.waiting.remove(seq)
-        num_tokens = min(seq.target - seq.num_computed, self.max_batch_prefill_tokens)
+        num_tokens = min(seq.target - seq.kv.num_computed, self.max_batch_prefill_tokens)
         num_tokens = self._make_room(seq, num_tokens, {})
         if not num_tokens:
             return []
-        return [(seq, num_tokens, self.blocks.allocate(seq, seq.num_computed + num_tokens))]
+        return [(seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens))]
 
     # -- making room -------------------------------------------------------------------------------------
 
     def _make_room(self, seq: Sequence, num_tokens: int, picked: Iterable[int]) -> int:
         """Preempt others until `num_tokens` (or at least some) of `seq` find blocks; gives how many do."""
         while True:
-            missing = self.blocks.num_needed(seq, seq.num_computed + num_tokens) - self.blocks.num_free
+            missing = self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) - self.blocks.num_free
             if missing <= 0:
                 return num_tokens
             victim = self._victim(seq, picked)
@@ -307,9 +310,9 @@ class Scheduler:
 
     def _shorten(self, seq: Sequence, num_tokens: int) -> int:
         """As many of `num_tokens` as the free blocks hold."""
-        while num_tokens and self.blocks.num_needed(seq, seq.num_computed + num_tokens) > self.blocks.num_free:
-            num_tokens = ((seq.num_computed + num_tokens - 1) // self.blocks.block_size) * self.blocks.block_size
-            num_tokens = max(num_tokens - seq.num_computed, 0)
+        while num_tokens and self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) > self.blocks.num_free:
+            num_tokens = ((seq.kv.num_computed + num_tokens - 1) // self.blocks.block_size) * self.blocks.block_size
+            num_tokens = max(num_tokens - seq.kv.num_computed, 0)
         return num_tokens
 
     def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
@@ -324,7 +327,7 @@ class Scheduler:
         """Take a running sequence's blocks; it waits, and is computed again (mostly from the cache) later."""
         del self.running[seq.id]
         self.blocks.free(seq)
-        seq.forget_kv()
+        seq.kv.forget()
         if self._by_sequence:
             seq.forget_mirror()
             self._freed.append(seq.id)
@@ -336,9 +339,9 @@ class Scheduler:
     def commit(self, scheduled: list[Scheduled]) -> None:
         """The plan was computed: advance the counters and offer full blocks to the prefix cache."""
         for item in scheduled:
-            item.seq.num_computed = item.end
+            item.seq.kv.num_computed = item.end
             if item.end >= item.seq.target:
-                item.seq.is_prefilling = False
+                item.seq.kv.is_prefilling = False
             self.blocks.publish(item.seq)
         if self._suspects:
             self._suspects.difference_update(item.seq.id for item in scheduled)
@@ -359,7 +362,7 @@ class Scheduler:
 
 def _urgency(seq: Sequence) -> tuple[int, float, int]:
     """Sort key: smaller runs first."""
-    return seq.level, seq.request.turn, seq.id
+    return seq.queue.level, seq.request.turn, seq.id
 
 
 def _adapter(pick: _Pick) -> str:

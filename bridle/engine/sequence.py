@@ -8,26 +8,14 @@ again after a rewind are all the same state. The sequence knows nothing of batch
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
-from bridle.engine.decision import Decision
-from bridle.engine.interfaces import Ask, ControllerPool
-from bridle.engine.output_text import OutputText
 from bridle.engine.plan import PlanRow
-from bridle.engine.request import Request, StoppingCriteria
-from bridle.outputs import FinishReason, Logprob, Usage
+from bridle.engine.request import MaxLength, Request, StoppingCriteria
+from bridle.engine.sequence_state import ControlState, DrawState, KvState, OutputState, QueueState, SequenceStatus
+from bridle.outputs import Usage
 from bridle.sampling import SamplingParams
 
 _MASK64 = (1 << 64) - 1
-
-
-class SequenceStatus(Enum):
-    """Where a sequence stands with the scheduler."""
-
-    OPENING = auto()  # its controller is being made
-    WAITING = auto()  # holds no blocks
-    RUNNING = auto()  # holds blocks
-    FINISHED = auto()
 
 
 def mix64(value: int) -> int:
@@ -52,18 +40,11 @@ def fork_key(key: int, ordinal: int, branch: int) -> int:
     return mix64(mix64(key) + ((ordinal << 16) | branch))  # not `key ^ mix64(...)`: seeds are small numbers too
 
 
-@dataclass(slots=True)
-class UnsentToken:
-    """A token whose event waits for its log-probability."""
-
-    token: int
-    text: str
-    forced: bool
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """State of one output of a request. Mutated by the engine and the scheduler only."""
+    """State of one output of a request: its tokens, and a part for each of those who work on it.
+
+    Each part is written by its owner alone, tokens through the methods here."""
 
     id: int
     request: Request
@@ -73,61 +54,16 @@ class Sequence:
     sampling: SamplingParams
     max_len: int  # of tokens, prompt included
     key: int
-    max_turns: int = 1 << 62  # draws and splices, for controlled sequences
     stop_ids: frozenset[int] = frozenset()
     stopping: tuple[StoppingCriteria, ...] = ()
-    text: OutputText | None = None
-    pool: ControllerPool | None = None
-    status: SequenceStatus = SequenceStatus.WAITING
-    level: int = field(init=False)  # of urgency, smaller ones first: its request's, until it overtakes a higher one
-
-    num_computed: int = 0
-    is_prefilling: bool = False  # since it was given room, not all of its tokens have been computed
-    block_table: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, as far as known
-    num_hashed: int = 0  # blocks of the table that were offered to the prefix cache
-
-    # what the executor's mirror already has
-    num_mirrored_tokens: int = 0
-    num_mirrored_blocks: int = 0
-
-    # times of the engine's clock, in seconds
-    queued_at: float | None = None
-    queue_seconds: float | None = None  # until it was first given room
-    opened_at: float | None = None  # its controller was asked for
-    opening_seconds: float = 0.0  # until that was made
-    held_at: float = 0.0  # the last step in which its controller kept it from going on
-    held_seconds: float = 0.0  # that its controller kept it from going on, so far
-
-    # randomness and bounds
-    num_draws: int = 0
-    num_forks: int = 0
-    num_turns: int = 0
-    num_idle_steps: int = 0
-
-    # log-probabilities
-    num_scored: int = 0  # tokens whose score is known or not wanted
-    prompt_logprobs: list[Logprob | None] = field(default_factory=list)
-    unsent: list[UnsentToken] = field(default_factory=list)
-    prompt_sent: bool = False
-
-    # control
-    asked: bool = False  # an answer is due
-    answer: Decision | None = None  # arrived, not applied yet
-    is_late: bool = False  # missed a step: not computed until it answers
-    is_suspended: bool = False  # its controller said wait
-    news: Ask | None = None  # what to tell its controller next
-    is_dismissed: bool = False  # its controller was told that this is the end
-    was_forked: bool = False  # the request's own n outputs exist
-
-    sits_out: bool = False  # its adapter has no place in the step under way
-
-    # ending
-    ending: tuple[FinishReason, int | str | None] | None = None  # finish once every token is scored
-    usage: Usage = field(default_factory=Usage)
+    queue: QueueState = field(init=False)
+    kv: KvState = field(default_factory=KvState)
+    control: ControlState = field(default_factory=ControlState)
+    draws: DrawState = field(default_factory=DrawState)
+    output: OutputState = field(default_factory=OutputState)
 
     def __post_init__(self) -> None:
-        self.level = self.request.priority
+        self.queue = QueueState(self.request.priority)
 
     @property
     def num_generated(self) -> int:
@@ -135,27 +71,29 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        return self.status is SequenceStatus.FINISHED
+        return self.queue.status is SequenceStatus.FINISHED
 
     @property
     def is_controlled(self) -> bool:
-        return self.pool is not None
+        return self.control.pool is not None
 
     @property
     def is_held(self) -> bool:
         """Whether its controller holds it up."""
-        return self.is_late or self.is_suspended
+        control = self.control
+        return control.is_late or control.is_suspended
 
     @property
     def is_ready(self) -> bool:
         """Whether there is something to compute that neither its controller nor its adapter holds up."""
-        return not (self.is_late or self.is_suspended or self.sits_out)
+        control = self.control
+        return not (control.is_late or control.is_suspended or self.queue.sits_out)
 
     @property
     def target(self) -> int:
         """How many tokens must go through the model: all, so that the next one can be drawn; all but the last
         if only scores are still wanted."""
-        return len(self.tokens) - (self.ending is not None)
+        return len(self.tokens) - (self.output.ending is not None)
 
     @property
     def num_to_score(self) -> int:
@@ -167,7 +105,7 @@ class Sequence:
     @property
     def wants_scores(self) -> bool:
         """Whether a log-probability that was asked for is still unknown."""
-        return self.num_scored < self.num_to_score
+        return self.output.num_scored < self.num_to_score
 
     @property
     def max_reusable(self) -> int:
@@ -175,69 +113,77 @@ class Sequence:
         the last token, and everything that predicts a token to be scored, is computed."""
         limit = len(self.tokens) - 1
         if self.wants_scores:
-            limit = min(limit, self.num_scored - 1)
+            limit = min(limit, self.output.num_scored - 1)
         return max(limit, 0)
-
-    def append(self, token: int) -> None:
-        """One more token."""
-        self.tokens.append(token)
 
     def cut(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens. The caller trims the blocks."""
         del self.tokens[num_tokens:]
         self.num_prompt = min(self.num_prompt, num_tokens)
-        self.num_mirrored_tokens = min(self.num_mirrored_tokens, num_tokens)
-        self.num_scored = min(self.num_scored, num_tokens)
+        self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, num_tokens)
+        self.output.num_scored = min(self.output.num_scored, num_tokens)
         self.clamp_computed()
+
+    def set_prompt(self, prompt: tuple[int, ...], max_len: int) -> None:
+        """Begin with `prompt`, and grow to at most `max_len` tokens."""
+        self.tokens, self.num_prompt, self.max_len = list(prompt), len(prompt), max_len
+        self.stopping = (MaxLength(max_len), *self.request.stopping)
+        scored_from = max(self.sampling.prompt_logprobs_start, 1)  # nothing predicts the first token
+        is_scored = self.sampling.prompt_logprobs is not None
+        self.output.num_scored = min(scored_from, len(prompt)) if is_scored else len(prompt)
+
+    def go_on_from(self, tokens: tuple[int, ...]) -> None:
+        """The output has `tokens` already, drawn elsewhere, and its client knows them."""
+        self.tokens += tokens
+        self.draws.num_draws = self.output.usage.sampled_tokens = len(tokens)
+        self.output.num_scored, self.output.prompt_sent = len(self.tokens), True
 
     def clamp_computed(self) -> None:
         """At least one token goes through the model before the next draw (engine invariant 1)."""
-        self.num_computed = min(self.num_computed, self.max_reusable)
-
-    def forget_kv(self) -> None:
-        """Everything is computed again: after a preemption."""
-        self.num_computed = 0
-        self.num_mirrored_blocks = 0
-        self.num_hashed = 0
+        kv, most = self.kv, self.max_reusable
+        if kv.num_computed > most:
+            kv.num_computed = most
 
     def forget_mirror(self) -> None:
         """The executor lost this sequence: after a reset."""
-        self.forget_kv()
-        self.num_mirrored_tokens = 0
+        self.kv.forget()
+        self.kv.num_mirrored_tokens = 0
 
     def plan_row(self, num_tokens: int) -> PlanRow:
         """The row that computes the next `num_tokens`: what the executor's mirror does not know yet, and which logits
         are wanted. The mirror is up to date from then on."""
+        kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
         row = PlanRow(
             seq_id=self.id,
-            start=self.num_computed,
+            start=kv.num_computed,
             num_scheduled=num_tokens,
             num_logits=self._num_logits(num_tokens),
-            num_kept=self.num_mirrored_tokens,
-            new_tokens=tuple(self.tokens[self.num_mirrored_tokens :]),
-            num_kept_blocks=self.num_mirrored_blocks,
-            new_blocks=tuple(self.block_table[self.num_mirrored_blocks :]),
+            num_kept=kv.num_mirrored_tokens,
+            new_tokens=tuple(tokens[kv.num_mirrored_tokens :]),
+            num_kept_blocks=kv.num_mirrored_blocks,
+            new_blocks=tuple(blocks[kv.num_mirrored_blocks :]),
             num_prompt=self.num_prompt,
             adapter=self.request.adapter,
         )
-        self.num_mirrored_tokens = len(self.tokens)
-        self.num_mirrored_blocks = len(self.block_table)
+        kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens), len(blocks)
         return row
 
     def _num_logits(self, num_tokens: int) -> int:
         """How many of the last scheduled positions must give logits: those that predict a token to be scored, and
         the last one if the next token is drawn from it."""
-        start, end = self.num_computed, self.num_computed + num_tokens
+        start = self.kv.num_computed
+        end = start + num_tokens
         draws = end == len(self.tokens)
         if not self.wants_scores:
             return int(draws)
-        first = max(self.num_scored, start + 1) - 1  # predicts the first token to score
+        first = max(self.output.num_scored, start + 1) - 1  # predicts the first token to score
         if first < min(end, self.num_to_score - 1):
             return end - first
         return int(draws)
 
     def fork(self, new_id: int, index: int, branch: int) -> Sequence:
         """A copy for branch `branch` of the fork under way; the caller shares the blocks."""
+        kv, control, output = self.kv, self.control, self.output
         child = Sequence(
             id=new_id,
             request=self.request,
@@ -246,27 +192,23 @@ class Sequence:
             num_prompt=self.num_prompt,
             sampling=self.sampling,
             max_len=self.max_len,
-            key=fork_key(self.key, self.num_forks, branch),
-            max_turns=self.max_turns,
+            key=fork_key(self.key, self.draws.num_forks, branch),
             stop_ids=self.stop_ids,
             stopping=self.stopping,
-            text=self.text.copy() if self.text else None,
-            pool=self.pool,
-            status=SequenceStatus.RUNNING,
-            num_computed=self.num_computed,
-            block_hashes=self.block_hashes.copy(),
-            num_hashed=self.num_hashed,
-            num_draws=self.num_draws,
-            num_turns=self.num_turns,
-            num_scored=len(self.tokens),
-            prompt_sent=True,
-            was_forked=True,
+            kv=KvState(num_computed=kv.num_computed, block_hashes=kv.block_hashes.copy(), num_hashed=kv.num_hashed),
+            control=ControlState(control.pool, control.max_moves, control.num_moves),
+            draws=DrawState(self.draws.num_draws, was_forked=True),
+            output=OutputState(
+                output.text.copy() if output.text else None,
+                num_scored=len(self.tokens),
+                prompt_sent=True,
+                usage=Usage(
+                    prompt_tokens=output.usage.prompt_tokens,
+                    cached_tokens=output.usage.cached_tokens,
+                    completion_tokens=output.usage.completion_tokens,
+                    shared_tokens=kv.num_computed,
+                ),
+            ),
         )
-        child.level = self.level
-        child.usage = Usage(
-            prompt_tokens=self.usage.prompt_tokens,
-            cached_tokens=self.usage.cached_tokens,
-            completion_tokens=self.usage.completion_tokens,
-            shared_tokens=self.num_computed,
-        )
+        child.queue = QueueState(self.queue.level, SequenceStatus.RUNNING)
         return child

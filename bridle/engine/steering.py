@@ -72,7 +72,7 @@ class Steering:
         """A controlled sequence begins; `first` introduces it to its pool at the next `ask`."""
         self.sequences[seq.id] = seq
         self._watch.add(seq)
-        seq.news = first
+        seq.control.news = first
 
     def forget(self, seq: Sequence) -> None:
         """The sequence never was; its pool has not heard of it."""
@@ -88,13 +88,15 @@ class Steering:
         candidates: Candidates = None,
     ) -> None:
         """Tokens of `seq` became known: its controller will be asked what next."""
-        if seq.is_controlled:
-            seq.answer = None
-            if seq.news is None:
-                seq.news = Ask(seq.id, tokens, backtrack, sampled, candidates)
-            else:  # a fork's first ask also names its parent
-                news = seq.news
-                seq.news = replace(news, tokens=tokens, backtrack=backtrack, sampled=sampled, candidates=candidates)
+        control = seq.control
+        if control.pool is None:
+            return
+        control.num_moves += 1
+        control.answer, news = None, control.news
+        if news is None:
+            control.news = Ask(seq.id, tokens, backtrack, sampled, candidates)
+        else:  # a fork's first ask also names its parent
+            control.news = replace(news, tokens=tokens, backtrack=backtrack, sampled=sampled, candidates=candidates)
 
     def ask(self) -> None:
         """Send all news of this step, a parent and its forks in the same call. One that waits is asked again once
@@ -102,17 +104,19 @@ class Steering:
         asks: dict[ControllerPool, list[Ask]] = {}
         self._watch.next_round()
         for seq in self.sequences.values():
-            if seq.is_suspended and not (seq.news or seq.asked or seq.answer):
-                seq.news = Ask(seq.id, turns=self._watch.turns_due(seq))
-            if seq.news is not None and seq.ending is not None:
-                seq.news, seq.is_dismissed = replace(seq.news, final=True), True
-            if seq.news is not None and seq.pool is not None:
-                asks.setdefault(seq.pool, []).append(seq.news)
-                seq.news, seq.asked = None, True
-                self._watch.note_ask(seq)
+            control = seq.control
+            if control.is_suspended and not (control.news or control.asked or control.answer):
+                control.news = Ask(seq.id, turns=self._watch.turns_due(seq))
+            if control.news is None or control.pool is None:
+                continue
+            if seq.output.ending is not None:
+                control.news, control.is_dismissed = replace(control.news, final=True), True
+            asks.setdefault(control.pool, []).append(control.news)
+            control.news, control.asked = None, True
+            self._watch.note_ask(seq)
         for seq in self._goodbyes:
-            if seq.pool is not None:
-                asks.setdefault(seq.pool, []).append(replace(seq.news or Ask(seq.id), final=True))
+            if seq.control.pool is not None:
+                asks.setdefault(seq.control.pool, []).append(replace(seq.control.news or Ask(seq.id), final=True))
         self._goodbyes.clear()
         for pool, batch in asks.items():
             batch.sort(key=lambda ask: ask.seq_id)
@@ -120,16 +124,16 @@ class Steering:
 
     def end(self, seq: Sequence, event: Finished) -> bool:
         """An output ended. True if its `Finished` event waits for the controller's last words."""
-        if self.sequences.pop(seq.id, None) is None or seq.pool is None:
+        if self.sequences.pop(seq.id, None) is None or seq.control.pool is None:
             return False
         self._watch.drop(seq)
         if event.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE):
-            seq.pool.close([seq.id])
+            seq.control.pool.close([seq.id])
             return False
-        if seq.is_dismissed and not seq.asked:
-            seq.pool.close([seq.id])
+        if seq.control.is_dismissed and not seq.control.asked:
+            seq.control.pool.close([seq.id])
             return False
-        if not seq.is_dismissed:
+        if not seq.control.is_dismissed:
             self._goodbyes.append(seq)
         self._held[seq.id] = seq, event, self._clock() + self._last_words
         return True
@@ -141,7 +145,7 @@ class Steering:
         if not (self.sequences or self._held or any(pool.is_busy for pool in self.pools)):
             return
         for pool in self.pools:
-            ids = [seq.id for seq in due if seq.pool is pool]
+            ids = [seq.id for seq in due if seq.control.pool is pool]
             for seq_id, answer in pool.collect(ids, deadline if ids else None).items():
                 self._hear(seq_id, answer)
         if self._held:
@@ -149,7 +153,7 @@ class Steering:
 
     def gather_any(self, deadline: float) -> None:
         """Nothing can be computed: wait for anyone's answer that is due."""
-        self.gather([seq for seq in self.sequences.values() if seq.asked], deadline)
+        self.gather([seq for seq in self.sequences.values() if seq.control.asked], deadline)
 
     def _hear(self, seq_id: int, answer: Answer) -> None:
         """Often between the end of a forward pass and the draw: the usual answer, to draw, takes the short way."""
@@ -159,15 +163,15 @@ class Steering:
             return
         if answer.log or answer.stored:
             self._tell(seq, answer)
-        seq.asked = False
-        if seq.is_dismissed:
+        seq.control.asked = False
+        if seq.control.is_dismissed:
             return
         if answer.error is not None:
             self._lose(seq, answer.error)
         elif answer.decision is not None:
-            seq.answer = answer.decision
-            seq.is_late = False
-            if seq.is_suspended or not answer.decision.is_draw:
+            seq.control.answer = answer.decision
+            seq.control.is_late = False
+            if seq.control.is_suspended or not answer.decision.is_draw:
                 self._watch_wait(seq, answer.decision, answer.turns)
 
     def _hear_last_words(self, seq_id: int, answer: Answer) -> None:
@@ -186,8 +190,8 @@ class Steering:
         """The controller is dead: nothing more can be asked of it."""
         del self.sequences[seq.id]
         self._watch.drop(seq)
-        if seq.pool is not None:
-            seq.pool.close([seq.id])
+        if seq.control.pool is not None:
+            seq.control.pool.close([seq.id])
         self._progress.fail(seq, error)
 
     def _tell(self, seq: Sequence, answer: Answer) -> None:
@@ -205,34 +209,34 @@ class Steering:
 
     def _let_go(self, seq: Sequence, event: Finished) -> None:
         self._emit(seq, event)
-        if seq.pool is not None:
-            seq.pool.close([seq.id])
+        if seq.control.pool is not None:
+            seq.control.pool.close([seq.id])
 
     # -- applying what needs no logits row ---------------------------------------------------------------
 
     def apply_early(self) -> None:
         """Apply stops, waits and forced tokens that are already known, so that they join this very step."""
-        for seq in [seq for seq in self.sequences.values() if seq.is_late]:
+        for seq in [seq for seq in self.sequences.values() if seq.control.is_late]:
             self.idle(seq)
         for _ in range(_MAX_ROUNDS):
             self.gather()
-            forced = [seq for seq in list(self.sequences.values()) if seq.answer and self._apply_early(seq)]
+            forced = [seq for seq in list(self.sequences.values()) if seq.control.answer and self._apply_early(seq)]
             if not forced:
                 return
             self.ask()
 
     def _apply_early(self, seq: Sequence) -> bool:
         """Apply one answer if it needs no logits row; True if tokens were forced."""
-        decision = seq.answer
-        if decision is None or seq.ending is not None:
+        decision = seq.control.answer
+        if decision is None or seq.output.ending is not None:
             return False
         if decision.is_stop:
             self._progress.finish(seq, FinishReason.CONTROLLER, decision.reason)
         elif decision.is_wait or decision.is_noop:
             self.suspend(seq)
         else:
-            seq.is_suspended = False
-            seq.num_idle_steps = 0
+            seq.control.is_suspended = False
+            seq.control.num_idle_steps = 0
             if decision.is_forced and self.check(seq, decision):
                 splice = decision.branches[0].splices[0]
                 self.force(seq, splice.backtrack, splice.ff_tokens)
@@ -248,7 +252,6 @@ class Steering:
         candidates: Candidates = None,
     ) -> None:
         """Take tokens back and append others; `sampled` was drawn, among `candidates`, and is replaced by them."""
-        seq.num_turns += 1
         self._progress.rewind(seq, backtrack)
         num_kept = len(seq.tokens)
         self._progress.force(seq, tokens)
@@ -257,26 +260,26 @@ class Steering:
 
     def suspend(self, seq: Sequence) -> None:
         """Its controller waits: keep the KV, compute nothing, ask again."""
-        seq.answer = None
-        seq.is_suspended = True
+        seq.control.answer = None
+        seq.control.is_suspended = True
         seq.clamp_computed()
         self.idle(seq)
 
     def miss(self, seq: Sequence) -> None:
         """Its controller did not answer in time for its row."""
         self._statistics.num_late_answers += 1
-        seq.is_late = True
+        seq.control.is_late = True
         seq.clamp_computed()
         self.idle(seq)
 
     def idle(self, seq: Sequence) -> None:
         """Count a step without progress; too many in a row end the output."""
         now = self._clock()
-        seq.held_seconds += now - seq.held_at if seq.num_idle_steps else 0.0
-        seq.held_at = now
-        seq.num_idle_steps += 1
-        if seq.num_idle_steps > self._max_idle_steps:
-            message = f"waited for {seq.num_idle_steps} steps in a row; at most {self._max_idle_steps}"
+        seq.control.held_seconds += now - seq.control.held_at if seq.control.num_idle_steps else 0.0
+        seq.control.held_at = now
+        seq.control.num_idle_steps += 1
+        if seq.control.num_idle_steps > self._max_idle_steps:
+            message = f"waited for {seq.control.num_idle_steps} steps in a row; at most {self._max_idle_steps}"
             self._progress.fail(seq, ControllerTimeout(message))
 
     # -- checking ----------------------------------------------------------------------------------------
@@ -285,7 +288,7 @@ class Steering:
         """How `seq` goes on from its logits row: no branch if it does not, because it ended, waits or is late."""
         if not seq.is_controlled:
             return _PLAIN
-        decision = seq.answer
+        decision = seq.control.answer
         if decision is None:
             self.miss(seq)
             return ()
@@ -298,15 +301,15 @@ class Steering:
                 return ()
         if not self.check(seq, decision):
             return ()
-        seq.num_idle_steps = 0
-        seq.is_suspended = False
+        seq.control.num_idle_steps = 0
+        seq.control.is_suspended = False
         return decision.branches
 
     def check(self, seq: Sequence, decision: Decision) -> bool:
         """Whether the rules allow `decision`; if not, the sequence ends with an error that says what is wrong."""
         try:
-            if seq.num_turns >= seq.max_turns:
-                raise ControllerError(f"the output took {seq.num_turns} turns without coming to its end")
+            if seq.control.num_moves >= seq.control.max_moves:
+                raise ControllerError(f"the output took {seq.control.num_moves} turns without coming to its end")
             for branch in decision.branches:
                 self._check_branch(seq, branch)
         except ControllerError as error:

@@ -23,18 +23,18 @@ from bridle.engine.sequence import Sequence as TokenSequence
 def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[TokenSequence]:
     """`waiting`, which is in order of level and within a level of urgency, as it is to be admitted. A level is worth
     `seconds` of waiting."""
-    if not waiting or waiting[0].level == waiting[-1].level:
+    if not waiting or waiting[0].queue.level == waiting[-1].queue.level:
         return list(waiting)
-    levels = [_dated(level, list(members), seconds) for level, members in groupby(waiting, attrgetter("level"))]
+    levels = [_dated(level, list(members), seconds) for level, members in groupby(waiting, attrgetter("queue.level"))]
     return [seq for _, _, seq in heapq.merge(*levels, key=lambda item: item[:2])]
 
 
 def overtaken_levels(order: Sequence[TokenSequence], waiting: Sequence[TokenSequence]) -> Iterable[int]:
     """For each place in the order of those that are `waiting` the highest level (the smallest number) that is ready
     there or after it. There is mostly one."""
-    if waiting and waiting[0].level == waiting[-1].level:
-        return repeat(waiting[0].level)
-    ready = [seq.level if seq.is_ready else _NOBODY for seq in reversed(order)]
+    if waiting and waiting[0].queue.level == waiting[-1].queue.level:
+        return repeat(waiting[0].queue.level)
+    ready = [seq.queue.level if seq.is_ready else _NOBODY for seq in reversed(order)]
     return list(accumulate(ready, min))[::-1]
 
 
@@ -43,7 +43,7 @@ _NOBODY = 1 << 30
 
 def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
     """Each member with when its level is due while it is the first of it: the dates only grow, as merging needs it."""
-    ages = (seq.queued_at or 0.0 for seq in reversed(members))
+    ages = (seq.queue.queued_at or 0.0 for seq in reversed(members))
     oldest = reversed(list(accumulate(ages, min)))
     dates: Iterable[float] = (level * seconds + since for since in oldest)
     return [(date, level, seq) for date, seq in zip(dates, members, strict=True)]

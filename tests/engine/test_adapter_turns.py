@@ -176,7 +176,7 @@ def test_held_up_sequences_want_no_adapter() -> None:
     store = FakeStore(Random(0))
     turns = AdapterTurns(4, store)
     held, free = make_sequence(1, [1], adapter="a"), make_sequence(2, [1], adapter="b")
-    held.is_suspended = True
+    held.control.is_suspended = True
     for seq in (held, free):
         turns.open(seq.request)
     for _ in range(20):

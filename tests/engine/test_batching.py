@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from bridle.config import EngineConfig
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import ExecutorInfo
-from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import SequenceStatus
 from bridle.engine.waiting import PromptGate
 from bridle.errors import ContextOverflow, InvalidRequest
 from tests.engine.support import Lab, make_request
@@ -153,9 +154,9 @@ def play(loop: Loop, random: Random, num_requests: int, longest: int) -> Iterato
             left -= 1
         if not (left or loop.live):
             return
-        queued = [seq for seq in loop.live if seq.status is SequenceStatus.WAITING]
+        queued = [seq for seq in loop.live if seq.queue.status is SequenceStatus.WAITING]
         step = observe(loop, known)
-        step.num_queued = sum(seq.status is SequenceStatus.WAITING for seq in queued)
+        step.num_queued = sum(seq.queue.status is SequenceStatus.WAITING for seq in queued)
         step.num_admitted = len(queued) - step.num_queued
         yield step
     raise AssertionError(f"{len(loop.live)} sequences starve")

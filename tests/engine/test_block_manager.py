@@ -66,32 +66,32 @@ class Blocks(RuleBasedStateMachine):
     @rule(number=PICK, num_tokens=st.integers(1, 9))
     def compute(self, number: int, num_tokens: int) -> None:
         seq = self.pick(number)
-        start, end = seq.num_computed, min(seq.num_computed + num_tokens, len(seq.tokens))
+        start, end = seq.kv.num_computed, min(seq.kv.num_computed + num_tokens, len(seq.tokens))
         needed, free = self.blocks.num_needed(seq, end), self.blocks.num_free
         if needed > free or start == end:
             return
         copies = self.blocks.allocate(seq, end)
         assert self.blocks.num_free == free - needed
-        assert len(seq.block_table) * self.blocks.block_size >= end
+        assert len(seq.kv.block_table) * self.blocks.block_size >= end
         self.kv.copy(copies)
         self.check_writable(seq, start, end)
-        self.kv.write(seq.block_table, start, seq.tokens[start:end], digests(seq)[start:end])
-        seq.num_computed = end
+        self.kv.write(seq.kv.block_table, start, seq.tokens[start:end], digests(seq)[start:end])
+        seq.kv.num_computed = end
         self.blocks.publish(seq)
 
     def check_writable(self, seq: Sequence, start: int, end: int) -> None:
         """A block is written only if one sequence refers to it (its hash shows in later contents)."""
         size = self.blocks.block_size
-        written = set(seq.block_table[start // size : -(-end // size)])
+        written = set(seq.kv.block_table[start // size : -(-end // size)])
         for other in self.live:
-            assert other is seq or not written & set(other.block_table)
+            assert other is seq or not written & set(other.kv.block_table)
 
     @precondition(lambda self: self.live)
     @rule(number=PICK, tokens=TOKENS)
     def append(self, number: int, tokens: list[int]) -> None:
         seq = self.pick(number)
         for token in tokens[: seq.max_len - len(seq.tokens)]:
-            seq.append(token)
+            seq.tokens.append(token)
 
     @precondition(lambda self: self.live)
     @rule(number=PICK)
@@ -103,7 +103,7 @@ class Blocks(RuleBasedStateMachine):
         self.blocks.fork(parent, child)
         self.live.append(child)
         assert (self.blocks.num_free, self.blocks.num_copied) == (free, copied)
-        assert child.block_table == parent.block_table
+        assert child.kv.block_table == parent.kv.block_table
 
     @precondition(lambda self: self.live)
     @rule(number=PICK, num_tokens=st.integers(0, 9))
@@ -111,8 +111,8 @@ class Blocks(RuleBasedStateMachine):
         seq = self.pick(number)
         seq.cut(max(len(seq.tokens) - num_tokens, 1))
         self.blocks.truncate(seq)
-        assert seq.num_computed <= len(seq.tokens) - 1
-        assert len(seq.block_table) <= self.blocks.blocks_for(len(seq.tokens))
+        assert seq.kv.num_computed <= len(seq.tokens) - 1
+        assert len(seq.kv.block_table) <= self.blocks.blocks_for(len(seq.tokens))
 
     @precondition(lambda self: self.live)
     @rule(number=PICK)
@@ -121,7 +121,7 @@ class Blocks(RuleBasedStateMachine):
         exclusive, free = self.blocks.num_exclusive(seq), self.blocks.num_free
         self.blocks.free(seq)
         assert self.blocks.num_free == free + exclusive
-        seq.forget_kv()
+        seq.kv.forget()
         self.adopt(seq)
 
     @precondition(lambda self: self.live)
@@ -171,7 +171,7 @@ TestBlocks = Blocks.TestCase
 def compute_all(blocks: BlockManager, seq: Sequence) -> int:
     """Compute every token; gives the number of copies."""
     copies = blocks.allocate(seq, len(seq.tokens))
-    seq.num_computed = len(seq.tokens)
+    seq.kv.num_computed = len(seq.tokens)
     blocks.publish(seq)
     return len(copies)
 
@@ -202,7 +202,7 @@ def test_last_sibling_to_write_keeps_the_shared_block() -> None:
         blocks.fork(parent, child)
     num_copies = []
     for seq in (children[0], parent, children[1]):
-        seq.append(7)
+        seq.tokens.append(7)
         num_copies.append(compute_all(blocks, seq))
     assert num_copies == [1, 1, 0]
     assert blocks.num_copied == 2
@@ -216,7 +216,7 @@ def test_rewind_into_an_own_published_block_takes_no_other() -> None:
     seq.cut(2)
     blocks.truncate(seq)
     for token in [9] * 6:
-        seq.append(token)
+        seq.tokens.append(token)
     assert blocks.num_needed(seq, 8) == 1 == blocks.num_free
     assert compute_all(blocks, seq) == 0
     blocks.free(seq)
@@ -232,7 +232,7 @@ def test_rewind_into_a_published_block_of_others_copies_it() -> None:
     blocks.adopt_prefix(other, blocks.match_prefix(other))
     seq.cut(2)
     blocks.truncate(seq)
-    seq.append(9)
+    seq.tokens.append(9)
     assert blocks.num_needed(seq, 3) == 1
     assert compute_all(blocks, seq) == 1
     assert blocks.match_prefix(make_sequence(3, [1, 2, 3, 4, 5])) == 4

@@ -31,9 +31,9 @@ def waiting(members: list[tuple[int, float, int]]) -> list[Sequence]:
     found = []
     for number, (priority, queued_at, turn) in enumerate(members):
         seq = make_sequence(number, [1], priority=priority, turn=float(turn))
-        seq.queued_at = queued_at
+        seq.queue.queued_at = queued_at
         found.append(seq)
-    return sorted(found, key=lambda seq: (seq.level, seq.request.turn, seq.id))
+    return sorted(found, key=lambda seq: (seq.queue.level, seq.request.turn, seq.id))
 
 
 @given(_AGES)
@@ -41,8 +41,8 @@ def test_order_within_a_level_stays(members: list[tuple[int, float, int]]) -> No
     queue = waiting(members)
     order = admission_order(queue, SECONDS)
     assert sorted(order, key=lambda seq: seq.id) == sorted(queue, key=lambda seq: seq.id)
-    for level, group in groupby(queue, lambda seq: seq.level):
-        assert [seq for seq in order if seq.level == level] == list(group)
+    for level, group in groupby(queue, lambda seq: seq.queue.level):
+        assert [seq for seq in order if seq.queue.level == level] == list(group)
 
 
 @given(_AGES)
@@ -50,18 +50,18 @@ def test_nobody_is_passed_by_what_came_later_than_the_head_start(members: list[t
     """Before anybody of another level comes somebody of ours who is due no later than the last of us."""
     order = admission_order(waiting(members), SECONDS)
     for place, seq in enumerate(order):
-        ours = [other for other in order[place:] if other.level == seq.level]
-        since = min(other.queued_at or 0.0 for other in ours)
+        ours = [other for other in order[place:] if other.queue.level == seq.queue.level]
+        since = min(other.queue.queued_at or 0.0 for other in ours)
         for later in order[place + 1 :]:
-            if later.level != seq.level:
-                assert seq.level * SECONDS + since <= later.level * SECONDS + (later.queued_at or 0.0)
+            if later.queue.level != seq.queue.level:
+                assert seq.queue.level * SECONDS + since <= later.queue.level * SECONDS + (later.queue.queued_at or 0.0)
 
 
 def test_overtaken_levels_tell_who_is_behind() -> None:
     queue = waiting([(0, 0.0, 0), (2, 0.0, 0), (3, 0.0, 0)])
     order = queue[::-1]
     assert list(overtaken_levels(order, queue)) == [0, 0, 0]
-    order[-1].is_suspended = True
+    order[-1].control.is_suspended = True
     assert list(overtaken_levels(order, queue))[:2] == [2, 2]
     alike = waiting([(1, 0.0, 0), (1, 1.0, 0)])
     assert list(islice(overtaken_levels(alike, alike), 2)) == [1, 1]
@@ -108,13 +108,13 @@ def test_what_has_waited_is_not_preempted_at_once() -> None:
     engine.add(make_request(id="0", max_tokens=1))
     engine.step()  # room for both
     (low,) = [seq for seq in engine._scheduler.running.values() if seq.request.id == "low"]
-    assert low.level == 1
+    assert low.queue.level == 1
     engine._scheduler.preempt(low)
     clock.wait_until(clock() + 10.0)
     for number in range(1, 4):
         engine.add(make_request(id=f"{number}", max_tokens=1))
     engine.step()
-    assert low.level == 0 and low.id in engine._scheduler.running
+    assert low.queue.level == 0 and low.id in engine._scheduler.running
 
 
 # -- deadlines -----------------------------------------------------------------------------------------------

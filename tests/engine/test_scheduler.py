@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan
 from bridle.engine.scheduler import Scheduler
-from bridle.engine.sequence import Sequence, SequenceStatus
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import SequenceStatus
 from bridle.engine.waiting import PromptGate
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
@@ -61,7 +62,7 @@ class Loop:
             batch.rows.append(SampleRow(item.seq.id, item.first_logit + item.row.num_logits - 1, GREEDY))
         result = self.executor.sample(batch)
         for item, token in zip(drawing, result.tokens, strict=True):
-            item.seq.append(token)
+            item.seq.tokens.append(token)
             if len(item.seq.tokens) >= item.seq.max_len:
                 self.finish(item.seq)
         self.blocks.check_integrity(self.live)
@@ -110,7 +111,7 @@ def test_random_lives(seed: int, kv: Literal["paged", "sequences"]) -> None:
         assert plan.num_tokens <= budget
         assert len(plan.rows) <= max_num_seqs
     for seq in loop.live:
-        seq.is_suspended = False
+        seq.control.is_suspended = False
     loop.run_dry()
     assert not loop.executor.violations
 
@@ -118,7 +119,7 @@ def test_random_lives(seed: int, kv: Literal["paged", "sequences"]) -> None:
 def meddle(loop: Loop, random: Random, seq: Sequence) -> None:
     """Something that a controller or a client could do to `seq` between two steps."""
     verb = random.choice(["fork", "rewind", "splice", "suspend", "resume", "cancel"])
-    drawn = seq.status is SequenceStatus.RUNNING and seq.num_computed == len(seq.tokens) - 1
+    drawn = seq.queue.status is SequenceStatus.RUNNING and seq.kv.num_computed == len(seq.tokens) - 1
     if verb == "fork" and drawn and len(loop.live) < 8:
         loop.fork(seq)
     elif verb == "rewind":
@@ -126,11 +127,11 @@ def meddle(loop: Loop, random: Random, seq: Sequence) -> None:
         loop.scheduler.rewound(seq)
     elif verb == "splice":
         for token in range(min(random.randint(1, 5), seq.max_len - 1 - len(seq.tokens))):
-            seq.append(token % 3)
+            seq.tokens.append(token % 3)
     elif verb == "cancel" and random.random() < 0.3:
         loop.finish(seq)
     else:
-        seq.is_suspended = verb == "suspend"
+        seq.control.is_suspended = verb == "suspend"
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 9), st.integers(1, 4))
@@ -161,7 +162,7 @@ def test_every_running_sequence_gets_one_token_before_any_gets_two() -> None:
     for _ in range(3):
         loop.step()
     for token in [1] * 10:
-        seqs[0].append(token)
+        seqs[0].tokens.append(token)
     plan = loop.step()
     assert {row.seq_id: row.num_scheduled for row in plan.rows} == {1: 2, 2: 1, 3: 1}
 
@@ -214,12 +215,12 @@ def test_the_victim_is_one_that_frees_blocks() -> None:
     siblings = [parent, *(loop.fork(parent) for _ in range(2))]
     assert [loop.blocks.num_exclusive(seq) for seq in siblings] == [0, 0, 0]
     for seq in (other, *siblings):
-        seq.is_suspended = True
+        seq.control.is_suspended = True
     needy = loop.add([2] * 4, 32)
     while loop.scheduler.num_preemptions == 0:
         loop.step()
-    assert [seq for seq in loop.live if seq.status is SequenceStatus.WAITING] == [other]
-    assert needy.status is SequenceStatus.RUNNING
+    assert [seq for seq in loop.live if seq.queue.status is SequenceStatus.WAITING] == [other]
+    assert needy.queue.status is SequenceStatus.RUNNING
 
 
 def test_suspended_sequences_are_preempted_first() -> None:
@@ -227,15 +228,15 @@ def test_suspended_sequences_are_preempted_first() -> None:
     held = loop.add([1] * 8, 12)
     busy = loop.add([2] * 8, 24)
     loop.step()
-    held.is_suspended = True
+    held.control.is_suspended = True
     newest = loop.add([3] * 7, 8)
     loop.step()
     assert newest not in loop.live
-    while held.status is SequenceStatus.RUNNING:
+    while held.queue.status is SequenceStatus.RUNNING:
         loop.step()
     assert loop.scheduler.num_preemptions == 1
-    assert busy.status is SequenceStatus.RUNNING
-    held.is_suspended = False
+    assert busy.queue.status is SequenceStatus.RUNNING
+    held.control.is_suspended = False
     loop.run_dry()
 
 
@@ -272,10 +273,10 @@ def test_kv_kept_by_sequence_is_counted_until_the_backend_gives_it_up() -> None:
     loop.step()
     rewound.cut(3)
     loop.scheduler.rewound(rewound)
-    rewound.is_suspended = True
+    rewound.control.is_suspended = True
     loop.add([2] * 5, 7)
     loop.step()
-    assert rewound.status is SequenceStatus.WAITING  # preempted, as nothing less makes room
-    rewound.is_suspended = False
+    assert rewound.queue.status is SequenceStatus.WAITING  # preempted, as nothing less makes room
+    rewound.control.is_suspended = False
     loop.run_dry()
     assert not loop.executor.violations

@@ -1,0 +1,112 @@
+"""What is known of a sequence beside its tokens, in parts: each has one owner, who alone writes it.
+
+Anybody may read them. Plain data: what follows from several parts is worked out by `Sequence`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from bridle.engine.decision import Decision
+from bridle.engine.interfaces import Ask, ControllerPool
+from bridle.engine.output_text import OutputText
+from bridle.outputs import FinishReason, Logprob, Usage
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands with the scheduler."""
+
+    OPENING = auto()  # its controller is being made
+    WAITING = auto()  # holds no blocks
+    RUNNING = auto()  # holds blocks
+    FINISHED = auto()
+
+
+@dataclass(slots=True)
+class UnsentToken:
+    """A token whose event waits for its log-probability."""
+
+    token: int
+    text: str
+    forced: bool
+
+
+@dataclass(slots=True)
+class QueueState:
+    """Where a sequence stands with the scheduler, and its times there.
+
+    Written by the scheduler, and `sits_out` by those who choose the adapters of a step."""
+
+    level: int  # of urgency, smaller ones first: its request's, until it overtakes a higher one
+    status: SequenceStatus = SequenceStatus.OPENING
+    sits_out: bool = False  # its adapter has no place in the step under way
+    queued_at: float | None = None  # of the engine's clock
+    seconds: float | None = None  # until it was first given room
+
+
+@dataclass(slots=True)
+class KvState:
+    """What is computed, where it lies, and what the executor's mirror has of it.
+
+    Written by the scheduler and the manager of its blocks."""
+
+    num_computed: int = 0
+    is_prefilling: bool = False  # since it was given room, not all of its tokens have been computed
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, as far as known
+    num_hashed: int = 0  # blocks of the table that were offered to the prefix cache
+    num_mirrored_tokens: int = 0
+    num_mirrored_blocks: int = 0
+
+    def forget(self) -> None:
+        """Everything is computed again."""
+        self.num_computed = self.num_mirrored_blocks = self.num_hashed = 0
+
+
+@dataclass(slots=True)
+class ControlState:
+    """What its controller was asked and has answered.
+
+    Written by those who make controllers and by those who ask them."""
+
+    pool: ControllerPool | None = None  # where the controller lives
+    max_moves: int = 1 << 62
+    num_moves: int = 0  # draws and splices
+    asked: bool = False  # an answer is due
+    answer: Decision | None = None  # arrived, not applied yet
+    news: Ask | None = None  # what to tell it next
+    is_late: bool = False  # missed a step: not computed until it answers
+    is_suspended: bool = False  # it said wait
+    is_dismissed: bool = False  # it was told that this is the end
+    num_idle_steps: int = 0
+    opened_at: float | None = None  # it was asked for; all times are of the engine's clock
+    opening_seconds: float = 0.0  # until it was made
+    held_at: float = 0.0  # the last step in which it kept the sequence from going on
+    held_seconds: float = 0.0  # that it did so, so far
+
+    def let_go(self) -> None:
+        """It no longer keeps the sequence from going on."""
+        self.is_late = self.is_suspended = False
+
+
+@dataclass(slots=True)
+class DrawState:
+    """How far the random numbers have come, and which forks there were. Written by those who branch."""
+
+    num_draws: int = 0
+    num_forks: int = 0
+    was_forked: bool = False  # the request's own n outputs exist
+
+
+@dataclass(slots=True)
+class OutputState:
+    """What the client was told and is still owed, and the counts. Written where the output is told of."""
+
+    text: OutputText | None = None
+    unsent: list[UnsentToken] = field(default_factory=list)
+    prompt_sent: bool = False
+    num_scored: int = 0  # tokens whose log-probability is known or not wanted
+    prompt_logprobs: list[Logprob | None] = field(default_factory=list)
+    ending: tuple[FinishReason, int | str | None] | None = None  # finish once every token is scored
+    usage: Usage = field(default_factory=Usage)

@@ -1,0 +1,118 @@
+"""Each part of a sequence has one owner: nobody else in the engine writes it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from bridle.engine import Sequence, sequence_state
+from tests.sources import PACKAGE, tree
+
+#: The files that write each part. `Sequence` itself keeps its parts in step with its tokens.
+OWNERS = {
+    "queue": {"scheduler", "adapter_turns"},
+    "kv": {"scheduler", "block_manager"},
+    "control": {"steering", "intake"},
+    "draws": {"branching"},
+    "output": {"progress"},
+}
+ALWAYS = {"sequence", "sequence_state"}
+#: What changes a list in place.
+CHANGES = {"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort", "add", "update"}
+PARTS = {name: kind for name, kind in get_type_hints(Sequence).items() if name in OWNERS}
+FILES = sorted((PACKAGE / "engine").glob("*.py"))
+
+
+def written(node: ast.AST) -> Iterator[ast.expr]:
+    """What a statement or a call writes, as expressions."""
+    match node:
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            for target in targets:
+                yield from target.elts if isinstance(target, ast.Tuple) else [target]
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            yield target
+        case ast.Call(func=ast.Attribute(attr=attr, value=value)) if attr in CHANGES:
+            yield value
+
+
+def parts_written(module: ast.Module) -> Iterator[tuple[str, int]]:
+    """(part, line) of all that a file writes of sequences: `seq.kv.x = 1`, and `kv.x = 1` after `kv = seq.kv`."""
+    for node in ast.walk(module):
+        for target in written(node):
+            part = part_of(target)
+            if part is not None:
+                yield part, target.lineno
+
+
+def part_of(target: ast.expr) -> str | None:
+    """The part that an expression reaches into, by its fields: `a.kv.b`, `kv.b[1:]`, `a.output.usage.c`."""
+    names: list[str] = []
+    while isinstance(target, (ast.Attribute, ast.Subscript)):
+        if isinstance(target, ast.Attribute):
+            names.append(target.attr)
+        target = target.value
+    if isinstance(target, ast.Name):
+        names.append(target.id)
+    for inner, outer in pairwise(names):
+        if outer in PARTS and inner in {field.name for field in fields(PARTS[outer])}:
+            return outer
+    return None
+
+
+def test_every_part_is_known() -> None:
+    parts = {name for name, kind in get_type_hints(Sequence).items() if is_dataclass(kind) and name != "request"}
+    assert parts - {"sampling"} == set(OWNERS)
+    states = {value for name, value in vars(sequence_state).items() if name.endswith("State")}
+    assert states == set(PARTS.values())
+    names = [field.name for kind in PARTS.values() for field in fields(kind)]
+    assert len(names) == len(set(names))  # a field belongs to one part
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_only_its_owner_writes_a_part(path: Path) -> None:
+    wrong = [
+        f"{part} (line {line})" for part, line in parts_written(tree(path)) if path.stem not in OWNERS[part] | ALWAYS
+    ]
+    assert not wrong, f"{path.name} writes what is not its own: {wrong}"
+
+
+@pytest.mark.parametrize("part", OWNERS)
+def test_every_owner_does_write(part: str) -> None:
+    for owner in OWNERS[part]:
+        assert part in {name for name, _ in parts_written(tree(PACKAGE / "engine" / f"{owner}.py"))}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_tokens_are_written_where_outputs_grow(path: Path) -> None:
+    """Tokens, and what a sequence is, change in `Sequence`, but for the token that an output gains."""
+    own = {"tokens", "num_prompt", "max_len", "stopping", "sampling", "request", "key", "stop_ids", "index"}
+    wrong = [
+        target.lineno
+        for node in ast.walk(tree(path))
+        for target in written(node)
+        if isinstance(target, ast.Attribute) and target.attr in own and ast.unparse(target.value).endswith("seq")
+    ]
+    allowed = 1 if path.stem == "progress" else 0
+    assert len(wrong) == allowed, f"{path.name} changes sequences in lines {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("seq.kv.num_computed = 1", "kv"),
+        ("a.b.control.news, x = 1, 2", "control"),
+        ("kv = seq.kv\nkv.block_table[0] = 3", "kv"),
+        ("seq.output.usage.sampled_tokens += 1", "output"),
+        ("seq.output.unsent.append(3)", "output"),
+        ("del child.kv.block_table[1:]", "kv"),
+        ("x = seq.kv.num_computed", None),
+    ],
+)
+def test_writing_is_seen(text: str, part: str | None) -> None:
+    assert next((name for name, _ in parts_written(ast.parse(text))), None) == part
