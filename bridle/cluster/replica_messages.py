@@ -6,10 +6,14 @@ ends are processes of one server, on a unix socket that only its user can open.
 
 from __future__ import annotations
 
+import functools
+import operator
 import struct
 from array import array
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from operator import attrgetter
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -22,24 +26,10 @@ from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import ProtocolError, UnsupportedFeature
 from bridle.lora import AdapterLimits
-from bridle.outputs import (
-    Embedded,
-    Event,
-    Finished,
-    FinishReason,
-    Forked,
-    Log,
-    Logprob,
-    PromptEvent,
-    Resuming,
-    Rewind,
-    Stored,
-    TokenEvent,
-    Usage,
-)
+from bridle.outputs import Event
 from bridle.sampling import SamplingParams
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 20
 HEADER = struct.Struct(">I")
 
@@ -52,8 +42,7 @@ class _Wire(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class Submit(_Wire):
-    """A request. `controller` is the plain form of what steers it, `generated` are tokens that it had elsewhere
-    already, `metadata` what goes along with it, such as the trace that it belongs to."""
+    """A `Request`, field by field. `controller` is the plain form of what steers it."""
 
     id: str
     prompt: tuple[int, ...]
@@ -89,84 +78,59 @@ class Hello(_Wire):
     adapters: AdapterLimits | None = None  # what it takes as adapters
 
 
-class Prompt(_Wire):
-    request_id: str
-    index: int
-    tokens: tuple[int, ...]
-    num_cached: int
-    logprobs: tuple[Logprob | None, ...]
-    queued: float
-    opening: float = 0.0
+#: Fields of events that do not travel as they are: what they are on the wire, and the way there and back. A vector is
+#: 32-bit numbers in this machine's order.
+_FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "error": (
+        tuple[str, str, str | None] | None,
+        lambda error: None if error is None else pack_error(error),
+        lambda form: None if form is None else unpack_error(*form),
+    ),
+    "vector": (bytes, lambda vector: vector.tobytes(), lambda data: array("f", data)),
+}
 
 
-class Token(_Wire):
-    request_id: str
-    index: int
-    token: int
-    text: str
-    logprob: Logprob | None
-    forced: bool
-
-
-class TakenBack(_Wire):
-    request_id: str
-    index: int
-    num_tokens: int
-    num_chars: int
-
-
-class Fork(_Wire):
-    request_id: str
-    index: int
-    parent: int
-    num_tokens: int
-    text: str
-
-
-class Said(_Wire):
-    request_id: str
-    index: int
-    text: str
-
-
-class Wrote(_Wire):
-    request_id: str
-    index: int
-    name: str
-    value: bytes
-    is_append: bool
-
-
-class Waits(_Wire):
-    request_id: str
-    index: int
-
-
-class End(_Wire):
-    request_id: str
-    index: int
-    reason: FinishReason
-    usage: Usage
-    text: str
-    stop: int | str | None
-    error: tuple[str, str, str | None] | None
-    is_last: bool
-    held: float = 0.0
-
-
-class Vector(_Wire):
-    """What became of a prompt, as 32-bit numbers in this machine's order."""
+class WireEvent(_Wire):
+    """An event on the wire."""
 
     request_id: str
     index: int
-    values: bytes
 
 
-WireEvent = Vector | Prompt | Token | TakenBack | Fork | Said | Wrote | Waits | End
+class _Form:
+    """How one kind of event travels: a message of the same name with the same fields, in their order."""
+
+    def __init__(self, kind: type[Event]) -> None:
+        self.kind = kind
+        types = get_type_hints(kind, localns={"array": list})  # arrays of something are no types before Python 3.12
+        self.names = tuple(field.name for field in fields(kind))
+        self.converted = [(i, *_FORMS[name][1:]) for i, name in enumerate(self.names) if name in _FORMS]
+        own = [name for name in self.names if name not in WireEvent.__struct_fields__]
+        wire = [(name, _FORMS[name][0] if name in _FORMS else types[name]) for name in own]
+        self.message: type[Any] = msgspec.defstruct(kind.__name__, wire, bases=(WireEvent,), module=__name__)
+        self._values = attrgetter(*self.names)
+
+    def pack(self, event: Event) -> WireEvent:
+        values = list(self._values(event))
+        for i, pack, _ in self.converted:
+            values[i] = pack(values[i])
+        packed: WireEvent = self.message(*values)
+        return packed
+
+    def unpack(self, message: WireEvent) -> Event:
+        values = list(self._values(message))
+        for i, _, unpack in self.converted:
+            values[i] = unpack(values[i])
+        return self.kind(*values)
+
+
+_FORM_OF: dict[type[Event], _Form] = {kind: _Form(kind) for kind in Event.__subclasses__()}
+_KIND_OF = {form.message: form for form in _FORM_OF.values()}
+_AnyEvent = functools.reduce(operator.or_, _KIND_OF)
 
 
 class Events(_Wire):
-    events: list[WireEvent]
+    events: list[_AnyEvent]  # type: ignore[valid-type]
 
 
 class Broken(_Wire):
@@ -230,101 +194,24 @@ def pack_request(request: Request) -> Submit:
     """Raises `UnsupportedFeature` for what exists in one process only."""
     if request.stopping:
         raise UnsupportedFeature("stopping criteria of your own need an engine in this process", "stopping")
-    return Submit(
-        request.id,
-        request.prompt,
-        request.sampling,
-        pack_controller(request.controller),
-        request.adapter,
-        request.deadline,
-        request.tenant,
-        request.priority,
-        request.turn,
-        request.detokenize,
-        request.tell_resuming,
-        request.generated,
-        request.metadata,
-        request.embeds,
-    )
+    values = {name: getattr(request, name) for name in Submit.__struct_fields__}
+    return Submit(**values | {"controller": pack_controller(request.controller)})
 
 
 def unpack_request(message: Submit, grammar: Grammar | None = None) -> Request:
     """The request; `grammar` is that of `form_to_compile`, if it has one."""
-    return Request(
-        message.id,
-        message.prompt,
-        message.sampling,
-        controller=unpack_controller(message.controller, grammar),
-        adapter=message.adapter,
-        deadline=message.deadline,
-        tenant=message.tenant,
-        priority=message.priority,
-        turn=message.turn,
-        detokenize=message.detokenize,
-        tell_resuming=message.tell_resuming,
-        generated=message.generated,
-        metadata=message.metadata,
-        embeds=message.embeds,
-    )
+    values = {name: getattr(message, name) for name in Submit.__struct_fields__}
+    return Request(**values | {"controller": unpack_controller(message.controller, grammar)})
 
 
 def pack_event(event: Event) -> WireEvent:
-    match event:
-        case TokenEvent(request_id, index, token, text, logprob, forced):
-            return Token(request_id, index, token, text, logprob, forced)
-        case PromptEvent():
-            logprobs = event.logprobs
-            return Prompt(
-                event.request_id, event.index, event.tokens, event.num_cached, logprobs, event.queued, event.opening
-            )
-        case Embedded(request_id, index, vector):
-            return Vector(request_id, index, vector.tobytes())
-        case Rewind(request_id, index, num_tokens, num_chars):
-            return TakenBack(request_id, index, num_tokens, num_chars)
-        case Forked(request_id, index, parent, num_tokens, text):
-            return Fork(request_id, index, parent, num_tokens, text)
-        case Log(request_id, index, text):
-            return Said(request_id, index, text)
-        case Stored(request_id, index, name, value, is_append):
-            return Wrote(request_id, index, name, value, is_append)
-        case Finished():
-            error = None if event.error is None else pack_error(event.error)
-            return End(
-                event.request_id,
-                event.index,
-                event.reason,
-                event.usage,
-                event.text,
-                event.stop,
-                error,
-                event.is_last,
-                event.held,
-            )
-        case _:
-            return Waits(event.request_id, event.index)
+    """The event as a message of the same name."""
+    return _FORM_OF[type(event)].pack(event)
 
 
 def unpack_event(message: WireEvent) -> Event:
-    match message:
-        case Token(request_id, index, token, text, logprob, forced):
-            return TokenEvent(request_id, index, token, text, logprob, forced)
-        case Prompt(request_id, index, tokens, num_cached, logprobs, queued, opening):
-            return PromptEvent(request_id, index, tokens, num_cached, logprobs, queued, opening)
-        case Vector(request_id, index, values):
-            return Embedded(request_id, index, array("f", values))
-        case TakenBack(request_id, index, num_tokens, num_chars):
-            return Rewind(request_id, index, num_tokens, num_chars)
-        case Fork(request_id, index, parent, num_tokens, text):
-            return Forked(request_id, index, parent, num_tokens, text)
-        case Said(request_id, index, text):
-            return Log(request_id, index, text)
-        case Wrote(request_id, index, name, value, is_append):
-            return Stored(request_id, index, name, value, is_append)
-        case End(request_id, index, reason, usage, text, stop, error, is_last, held):
-            known = None if error is None else unpack_error(*error)
-            return Finished(request_id, index, reason, usage, text, stop, known, is_last, held)
-        case _:
-            return Resuming(message.request_id, message.index)
+    """The event that a message tells of."""
+    return _KIND_OF[type(message)].unpack(message)
 
 
 def pack_beat(is_healthy: bool, statistics: EngineStatistics, adapters: dict[str, AdapterNews] | None = None) -> Beat:

@@ -14,10 +14,10 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bridle.cluster.replica_messages import Cancel, End, Prompt, Submit, Token, WireEvent
+from bridle.cluster.replica_messages import Cancel, Submit, WireEvent, pack_event
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.sequence import root_key
-from bridle.outputs import FinishReason, Usage
+from bridle.outputs import Finished, FinishReason, PromptEvent, TokenEvent, Usage
 from lab.simulation.core import Work
 from lab.simulation.cost import StepCost
 from lab.simulation.quick_cache import Chain, Hold, QuickCache
@@ -207,7 +207,7 @@ class QuickCore:
         heapq.heappush(self._decoding, (seq.last_step, self._order, seq))
         if not seq.num_before:
             cached = seq.hold.num_found * self._info.block_size
-            self._events.append(Prompt(seq.message.id, 0, (), cached, (), 0.0))
+            self._events.append(pack_event(PromptEvent(seq.message.id, 0, num_cached=cached)))
         self._tell(seq, seq.num_before, seq.num_before + 1)
 
     # -- going -----------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class QuickCore:
             self._cache.release(seq.hold)
         cached = seq.hold.num_found * self._info.block_size if seq.hold and not seq.num_before else 0
         usage = Usage(len(seq.message.prompt), cached, seq.num_before + self._num_drawn(seq))
-        self._events.append(End(seq.message.id, 0, reason, usage, "", None, None, True))
+        self._events.append(pack_event(Finished(seq.message.id, 0, reason, usage)))
 
     def _num_drawn(self, seq: _Sequence) -> int:
         """Tokens that were drawn here."""
@@ -257,7 +257,7 @@ class QuickCore:
 
     def _tell(self, seq: _Sequence, first: int, end: int) -> None:
         key = root_key(seq.turn.seed)
-        self._events += [Token(seq.message.id, 0, drawn_token(key, i), "", None, False) for i in range(first, end)]
+        self._events += [pack_event(TokenEvent(seq.message.id, 0, drawn_token(key, i))) for i in range(first, end)]
 
 
 def _turn(seq: _Sequence) -> float:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, fields
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bridle.cluster import replica_messages
 from bridle.cluster.replica_messages import (
     Events,
+    Submit,
     frame,
     pack_event,
     pack_request,
@@ -16,6 +22,8 @@ from bridle.cluster.replica_messages import (
     unpack_event,
     unpack_request,
 )
+from bridle.engine.request import Request
+from bridle.errors import BridleError, ContextOverflow, ControllerError, InvalidRequest
 from bridle.outputs import Embedded, Event, Finished, FinishReason, PromptEvent, Usage
 from tests.engine.support import make_request
 
@@ -41,3 +49,63 @@ def test_times_and_vectors_come_back(event: Event) -> None:
     assert back == event
     for name in ("queued", "opening", "held"):
         assert getattr(back, name, None) == getattr(event, name, None)
+
+
+FLOATS = st.floats(allow_nan=False, width=32)
+ERRORS = st.one_of(
+    st.none(),
+    st.builds(InvalidRequest, st.text(max_size=9), st.none() | st.text(max_size=9)),
+    st.builds(ControllerError, st.text(max_size=9)),
+    st.builds(ContextOverflow, st.text(max_size=9), st.just("prompt")),
+)
+st.register_type_strategy(int, st.integers(-(1 << 63), (1 << 63) - 1))  # as MessagePack has them
+st.register_type_strategy(BridleError, ERRORS.filter(lambda error: error is not None))
+KINDS = [kind for kind in Event.__subclasses__() if kind is not Embedded]  # its type is none before Python 3.12
+
+
+def sent(event: Event) -> Event:
+    message = read_by_router(frame(Events([pack_event(event)]))[4:])
+    assert isinstance(message, Events)
+    return unpack_event(message.events[0])
+
+
+VECTORS = st.builds(Embedded, st.text(max_size=9), st.integers(0, 9), st.builds(array, st.just("f"), st.lists(FLOATS)))
+
+
+@given(st.sampled_from(KINDS).flatmap(st.from_type) | VECTORS)
+def test_every_event_comes_back(event: Event) -> None:
+    back = sent(event)
+    assert type(back) is type(event)
+    for each in fields(event):
+        ours, theirs = getattr(event, each.name), getattr(back, each.name)
+        if isinstance(ours, BridleError):
+            ours, theirs = (type(ours), str(ours)), (type(theirs), str(theirs))
+        assert theirs == ours or (ours != ours and theirs != theirs)
+
+
+@pytest.mark.parametrize("kind", Event.__subclasses__())
+def test_events_keep_their_names_and_fields(kind: type[Event]) -> None:
+    form = replica_messages._FORM_OF[kind]
+    assert form.message.__name__ == kind.__name__
+    assert form.message.__struct_fields__ == tuple(field.name for field in fields(kind))
+
+
+def test_an_event_with_a_new_field_travels() -> None:
+    """Nothing is written a second time: what an event gains goes along by itself."""
+
+    @dataclass(slots=True)
+    class Moved(PromptEvent):
+        where: str = ""
+        error: BridleError | None = None
+
+    Moved.__annotations__.update(where=str, error=BridleError | None)
+    form = replica_messages._Form(Moved)
+    data = replica_messages.encode(form.pack(Moved("r", 1, (1, 2), where="there", error=ControllerError("gone"))))
+    back = form.unpack(msgspec.msgpack.decode(data, type=form.message))
+    assert isinstance(back, Moved)
+    assert (back.request_id, back.tokens, back.where, str(back.error)) == ("r", (1, 2), "there", "gone")
+
+
+def test_all_of_a_request_goes_along() -> None:
+    """But for its stopping criteria: they are code of one process."""
+    assert {*Submit.__struct_fields__, "stopping"} == {field.name for field in fields(Request)}

@@ -150,9 +150,9 @@ class Blocks(RuleBasedStateMachine):
     @invariant()
     def contents_are_right(self) -> None:
         for seq in getattr(self, "live", ()):
-            held = self.kv.read(seq.block_table, seq.num_computed)
-            assert held.tokens.tolist() == seq.tokens[: seq.num_computed]
-            assert held.digests.tolist() == digests(seq)[: seq.num_computed]
+            held = self.kv.read(seq.kv.block_table, seq.kv.num_computed)
+            assert held.tokens.tolist() == seq.tokens[: seq.kv.num_computed]
+            assert held.digests.tolist() == digests(seq)[: seq.kv.num_computed]
 
     def teardown(self) -> None:
         for seq in getattr(self, "live", ()):
@@ -248,7 +248,7 @@ def test_cache_survives_while_plain_blocks_last() -> None:
     compute_all(blocks, other)
     assert blocks.num_evicted == 0
     assert blocks.match_prefix(make_sequence(3, [1, 1, 1])) == 2
-    other.append(3)
+    other.tokens.append(3)
     compute_all(blocks, other)
     assert blocks.num_evicted == 1
     assert blocks.match_prefix(make_sequence(4, [1, 1, 1])) == 0
