@@ -54,17 +54,19 @@ _ENGINE_COUNTS = (
 class ModelConfig:
     """Which checkpoint to load, and how.
 
-    `model` is a folder, a Hugging Face hub id, or `demo`. `dtype` `auto` is float32 on a CPU and the
-    checkpoint's own on a GPU. The KV cache has `num_blocks` blocks, or room for `kv_tokens` tokens, or takes
-    `kv_memory` bytes; with none of them it is sized by what is left beside the largest step, which `warm_up` runs:
-    `max_kv_memory` bytes are the most, and `num_sharers` processes like this one divide what is there. Of the device's
-    memory it leaves `reserved_memory` bytes alone, for what comes later: adapters. `step_tokens`
-    prompt tokens and `step_seqs` sequences are what the largest step holds (None: what suits the device).
+    `model` is a folder, a GGUF file, a Hugging Face hub id, or `demo`. `backend` computes it. `dtype` `auto` is
+    float32 on a CPU and the checkpoint's own on a GPU. The KV cache has `num_blocks` blocks, or room for
+    `kv_tokens` tokens, or takes `kv_memory` bytes; with none of them it is sized by what is left beside the largest
+    step, which `warm_up` runs: `max_kv_memory` bytes are the most, and `num_sharers` processes like this one divide
+    what is there. Of the device's memory it leaves `reserved_memory` bytes alone, for what comes later: adapters.
+    `step_tokens` prompt tokens and `step_seqs` sequences are what the largest step holds (None: what suits the
+    device).
     """
 
     model: str = "demo"
     revision: str | None = None
     tokenizer: str | None = None
+    backend: Literal["torch", "llamacpp"] = "torch"
     dtype: DType = "auto"
     device: str = "auto"
     kernel: str = "auto"

@@ -32,6 +32,8 @@ class ModelOptions:
     "Branch, tag or commit of a hub model."
     tokenizer: str | None = None
     "Folder or hub id of another tokenizer than the checkpoint's own."
+    backend: Literal["torch", "llamacpp"] = "torch"
+    "What computes: torch, or llama.cpp, which reads GGUF files."
     dtype: DType = "auto"
     "Type of the weights; `auto` is float32 on a CPU, the checkpoint's own on a GPU."
     device: str = "auto"
@@ -54,6 +56,7 @@ class ModelOptions:
             model=model,
             revision=self.revision,
             tokenizer=self.tokenizer,
+            backend=self.backend,
             dtype=self.dtype,
             device=self.device,
             quantization=self.quantization,

@@ -21,6 +21,7 @@ EXTRAS = {
     "aici": "Wasm controllers",
     "cluster": "shards: models in processes of their own",
     "otel": "traces",
+    "llamacpp": "llama.cpp as the backend",
     "gguf": "writing GGUF files, and rare types of their weights",
     "controllers": "building controllers from their sources",
 }

@@ -97,10 +97,10 @@ def shard(
 
 def _serve(config: ModelConfig, shards: int, listen: ListenOptions, place: PlaceOptions) -> int:
     """Load, then compute for routers until a signal comes; gives the exit status."""
+    from bridle.backends import load_executor
     from bridle.cluster.process import run_shard
     from bridle.deploy.group import load_group
     from bridle.deploy.spare import stand_by
-    from bridle.model import load_executor
     from bridle.telemetry import traced_process
 
     def announce(address: str) -> None:

@@ -23,6 +23,8 @@ def load_group(config: ModelConfig, count: int) -> GroupExecutor:
 
     if count < 1:
         raise InvalidRequest(f"shards is {count}; must be at least 1", "shards")
+    if config.backend != "torch":
+        raise InvalidRequest(f"backend {config.backend!r} computes a model in one process; shards is {count}", "shards")
     folder = make_socket_folder()
     with ExitStack() as undo:
         members = Members([_command(config, count, rank, folder / STORE) for rank in range(1, count)])

@@ -86,7 +86,7 @@ def load_watched(
     config: ModelConfig, progress: Callable[[str, float], None] | None, sampler: Sampler | None
 ) -> WatchedExecutor:
     """A model in this process, which ends if a step hangs: its router starts it again."""
-    from bridle.model import load_executor
+    from bridle.backends import load_executor
 
     return WatchedExecutor(load_executor(config, progress, sampler), _end_stuck)
 

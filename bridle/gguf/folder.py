@@ -21,6 +21,8 @@ from bridle.gguf.vocabulary import Vocabulary, read_vocabulary
 
 #: What points from a folder to the file whose weights it stands for.
 POINTER = "gguf.json"
+#: What a configuration says where torch has no class for the model.
+REFUSED = "bridle_refused"
 #: Of the folders' contents: a change makes all of them anew.
 _EDITION = b"1"
 _MAX_LINKS = 4096
@@ -33,10 +35,20 @@ def unpack(path: Path) -> Path:
     folder = cache_folder() / _name_of(model)
     if (folder / POINTER).is_file():
         return folder
-    config = read_config(model, find_family(model))
+    config = _config(model)
     vocabulary = read_vocabulary(model)
     _write(folder, _files(path, config, vocabulary))
     return folder
+
+
+def _config(model: GgufModel) -> dict[str, Any]:
+    """The configuration; of an architecture that only llama.cpp computes, why it is refused elsewhere."""
+    try:
+        family = find_family(model)
+    except UnsupportedModel as error:
+        num_tokens = len(model.texts("tokenizer.ggml.tokens"))
+        return {"model_type": "gguf", REFUSED: str(error), "vocab_size": num_tokens}
+    return read_config(model, family)
 
 
 def cache_folder() -> Path:

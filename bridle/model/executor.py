@@ -84,7 +84,7 @@ class LocalExecutor:
         if not batch.rows and not batch.scores:
             return StepResult(batch.step)
         logits = self._logits
-        self._check_batch(batch, 0 if logits is None else logits.shape[0])
+        check_batch(batch, 0 if logits is None else logits.shape[0])
         try:
             with torch.inference_mode():
                 return self._sampler(logits, batch, self._history)
@@ -183,22 +183,24 @@ class LocalExecutor:
             raise UnsupportedFeature("this backend applies no adapters", "adapter")
         return self._adapters
 
-    def _check_batch(self, batch: SampleBatch, num_rows: int) -> None:
-        for row in batch.rows:
-            if not 0 <= row.logits_index < num_rows:
-                raise InternalError(
-                    f"sequence {row.seq_id} reads logits row {row.logits_index} of {num_rows} in step {batch.step}"
-                )
-        for run in batch.scores:
-            if run.logits_start < 0 or run.logits_start + len(run.tokens) > num_rows:
-                raise InternalError(
-                    f"sequence {run.seq_id} scores {len(run.tokens)} tokens from logits row {run.logits_start} "
-                    f"of {num_rows} in step {batch.step}"
-                )
-
     def _lose(self, error: Exception, what: str) -> InternalError:
         """A step failed in the middle: no mirror can be trusted. It is a fault of that step, not the loss of a device
         in another process, so the engine looks for the sequence that causes it."""
         self._mirrors.clear()
         self._logits = None
         return InternalError(f"{what} failed on {self._device}: {type(error).__name__}: {error}")
+
+
+def check_batch(batch: SampleBatch, num_rows: int) -> None:
+    """Raise `InternalError` if `batch` reads beyond the `num_rows` rows of logits."""
+    for row in batch.rows:
+        if not 0 <= row.logits_index < num_rows:
+            raise InternalError(
+                f"sequence {row.seq_id} reads logits row {row.logits_index} of {num_rows} in step {batch.step}"
+            )
+    for run in batch.scores:
+        if run.logits_start < 0 or run.logits_start + len(run.tokens) > num_rows:
+            raise InternalError(
+                f"sequence {run.seq_id} scores {len(run.tokens)} tokens from logits row {run.logits_start} "
+                f"of {num_rows} in step {batch.step}"
+            )

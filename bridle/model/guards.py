@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.gguf.folder import REFUSED
 from bridle.model.checkpoint import Checkpoint
 
 #: Families whose packed, paged results are compared with their own eager attention in the test-suite, or were by
@@ -73,6 +74,8 @@ _REFUSED = {
 def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     """The library's configuration of a checkpoint that can be served. Raises `UnsupportedModel` with the reason."""
     name = checkpoint.config.get("model_type")
+    if checkpoint.gguf is not None and REFUSED in checkpoint.config:
+        raise UnsupportedModel(str(checkpoint.config[REFUSED]))
     if "auto_map" in checkpoint.config and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UnsupportedModel(f"model type {name!r} needs Python code from the checkpoint, which bridle never runs")
     try:

@@ -176,7 +176,8 @@ def _load_parts(
     executors: ExecutorLoader | None,
 ) -> _Parts:
     """Tokenizer, weights and control runtime. If one of them fails, none is left behind."""
-    from bridle.model import load_executor, resolve_model
+    from bridle.backends import load_executor
+    from bridle.model import resolve_model
     from bridle.text import Tokenizer
 
     path = resolve_model(config.model, config.revision)

@@ -53,7 +53,9 @@ def pair(family: str, kind: str = "F32", **overrides: Any) -> tuple[Path, Path]:
     if key not in _made:
         original = tiny.cached_checkpoint(family, **{**NEEDED.get(family, {}), **overrides})
         file = folder() / f"{family}-{len(_made)}-{kind}.gguf"
-        _made[key] = original, quantize_model(str(original), file, kind)
+        neutral = folder() / f"model-{len(_made)}"  # llama.cpp takes some names in a file for those of real models
+        neutral.symlink_to(original)
+        _made[key] = original, quantize_model(str(neutral), file, kind)
     return _made[key]
 
 

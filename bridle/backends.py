@@ -1,0 +1,25 @@
+"""Which backend computes a model: torch, or llama.cpp if the configuration says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bridle.config import ModelConfig
+    from bridle.engine.interfaces import Sampler
+    from bridle.llamacpp.executor import LlamaExecutor
+    from bridle.model.executor import LocalExecutor
+
+
+def load_executor(
+    config: ModelConfig, progress: Callable[[str, float], None] | None = None, sampler: Sampler | None = None
+) -> LocalExecutor | LlamaExecutor:
+    """Load a model and make it ready to compute. Raises what the backend raises."""
+    if config.backend == "llamacpp":
+        from bridle.llamacpp import load_executor as load_into_llamacpp
+
+        return load_into_llamacpp(config, progress, sampler)
+    from bridle.model import load_executor as load_into_torch
+
+    return load_into_torch(config, progress, sampler)

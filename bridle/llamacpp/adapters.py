@@ -1,0 +1,119 @@
+"""LoRA adapters for llama.cpp: PEFT's weights, put into a file of the form that it reads.
+
+llama.cpp knows adapters by its own names of tensors and in its own order of query and key rows; the scale of each layer
+is multiplied into B.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bridle.errors import AdapterRefused, InternalError
+from bridle.gguf import GgufModel
+from bridle.gguf.families import Family
+from bridle.gguf.rows import file_order, heads_of
+from bridle.gguf.settings import Config
+from bridle.llamacpp.library import Model
+from bridle.lora import AdapterFiles, LayerShape
+from bridle.lora.weights import HostAdapter, read_weights
+from bridle.threads import run_apart
+
+
+class Adapters:
+    """The adapters of one model, by key: on the host as they were read, on the device as llama.cpp's handles."""
+
+    def __init__(self, source: GgufModel, family: Family | None, config: Config) -> None:
+        self._places = dict(_places(source, family, config))
+        self.layers: Mapping[str, LayerShape] = {name: place[1] for name, place in self._places.items()}
+        self._arch = "" if family is None else family.arch
+        self._on_host: dict[str, HostAdapter] = {}
+        self._on_device: dict[str, Any] = {}
+
+    def read(self, key: str, files: AdapterFiles) -> None:
+        """From disk to the host. Raises `AdapterRefused`."""
+        self._on_host[key] = run_apart(lambda: read_weights(files))
+
+    def place(self, key: str, model: Model) -> None:
+        """From the host to llama.cpp. Raises `AdapterRefused`."""
+        adapter = self._on_host.get(key)
+        if adapter is None:
+            raise InternalError(f"adapter {key!r} is to be placed, but was not read")
+        with tempfile.TemporaryDirectory(prefix="bridle-adapter-") as folder:
+            path = Path(folder) / "adapter.gguf"
+            self._write(path, adapter)
+            handle = model.read_adapter(path)
+        if not handle:
+            raise AdapterRefused("llama.cpp refuses the adapter; the log says why", "source")
+        self._on_device[key] = handle
+
+    def displace(self, key: str, model: Model) -> None:
+        handle = self._on_device.pop(key, None)
+        if handle is not None:
+            model.free_adapter(handle)
+
+    def drop(self, key: str) -> None:
+        self._on_host.pop(key, None)
+
+    def clear(self, model: Model) -> None:
+        for key in list(self._on_device):
+            self.displace(key, model)
+        self._on_host.clear()
+
+    @contextmanager
+    def applied(self, key: str | None, model: Model) -> Iterator[None]:
+        """Everything is computed with this adapter meanwhile. Raises `InternalError` if it is not on the device."""
+        if key is None:
+            yield
+            return
+        if key not in self._on_device:
+            raise InternalError(f"adapter {key!r} is not on the device")
+        model.use_adapter(self._on_device[key])
+        try:
+            yield
+        finally:
+            model.use_adapter(None)
+
+    def _write(self, path: Path, adapter: HostAdapter) -> None:
+        from gguf import GGUFWriter
+
+        writer = GGUFWriter(path, self._arch)
+        writer.add_type("adapter")
+        writer.add_string("adapter.type", "lora")
+        writer.add_float32("adapter.lora.alpha", 0.0)  # no scale beside the one in B
+        for layer, shape in adapter.files.shapes.items():
+            name, _, num_heads = self._places[layer]
+            a, b = adapter.pair(layer)  # [rank, in], [out, rank]
+            writer.add_tensor(f"{name}.lora_a", a.float().contiguous().numpy())
+            writer.add_tensor(f"{name}.lora_b", _ordered(b.float() * shape.scale, num_heads).numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
+def _ordered(rows: Tensor, num_heads: int) -> Tensor:
+    return (rows[file_order(rows.shape[0], num_heads)] if num_heads else rows).contiguous()
+
+
+_Place = tuple[str, LayerShape, int]  # the file's tensor, the layer's shape, heads whose rows are in another order
+
+
+def _places(source: GgufModel, family: Family | None, config: Config) -> Iterator[tuple[str, _Place]]:
+    """The layers that adapters may name: matrices of single layers, but for the head and what experts have."""
+    for rule in () if family is None else family.rules:
+        if "{}" not in rule.model or len(rule.file) != 1:
+            continue
+        num_heads = heads_of(rule.change, config["num_attention_heads"], config["num_key_value_heads"])
+        for layer in range(config["num_hidden_layers"]):
+            name = rule.file[0].format(layer) + ".weight"
+            entry = source.tensors.get(name)
+            if entry is not None and len(entry.shape) == 2 and "ffn_gate_inp" not in name:
+                num_outputs, num_inputs = entry.shape
+                shape = LayerShape(num_inputs, num_outputs, False)
+                yield rule.model.format(layer), (name, shape, num_heads)

@@ -1,0 +1,190 @@
+"""The backend over llama.cpp: plans in, tokens out.
+
+A plan's tokens go into as few batches as adapters and their size allow: llama.cpp applies an adapter to whatever it
+computes, so each adapter of a step has batches of its own. One thread computes; adapters may come and go meanwhile. An
+error in one step forgets all sequences, as in every backend.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from threading import Lock
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bridle.engine.interfaces import ExecutorInfo, Sampler
+from bridle.engine.plan import PlanRow, SampleBatch, StepPlan, StepResult
+from bridle.errors import BridleError, InternalError, ShardUnavailable
+from bridle.llamacpp.adapters import Adapters
+from bridle.llamacpp.library import MAX_SLOTS, Cell, Model
+from bridle.llamacpp.slots import Held, Slots
+from bridle.lora import AdapterFiles, LayerShape
+from bridle.model.executor import check_batch
+
+
+class LlamaExecutor:
+    """Implements `bridle.engine.interfaces.Executor` over a model of llama.cpp."""
+
+    def __init__(self, info: ExecutorInfo, model: Model, sampler: Sampler, adapters: Adapters, kv_bytes: int) -> None:
+        self._info = info
+        self._model: Model | None = model
+        self._sampler = sampler
+        self._adapters = adapters
+        self._kv_bytes = kv_bytes
+        self._slots = Slots(model, MAX_SLOTS, info.vocab_size, info.max_model_len)
+        self._step: int | None = None
+        self._logits: Tensor | None = None  # [R, V] of the last step
+        self._rows: list[tuple[int, int]] = []  # sequence and position of each row of logits
+        self._used: dict[int, str | None] = {}  # adapters of the last step's sequences
+        self._lock = Lock()  # adapters are not changed while something is computed
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that weights and KV cache take; none once it is closed."""
+        return 0 if self._model is None else self._model.num_bytes + self._kv_bytes
+
+    def forward(self, plan: StepPlan) -> None:
+        """Apply the plan and compute its rows. Raises `InternalError` for a stale plan, and whatever stops a step;
+        all sequences are forgotten then."""
+        model = self._require_model()
+        if self._step is not None and plan.step <= self._step:
+            raise InternalError(f"the plan of step {plan.step} is stale: step {self._step} has been run")
+        self._step, self._logits, self._rows = plan.step, None, []
+        try:
+            held = self._slots.apply(plan)
+            with self._lock:
+                self._logits = self._run(model, plan.rows, held)
+        except BridleError as error:
+            self._forget()
+            raise InternalError(f"step {plan.step} ({plan.num_tokens} tokens) failed: {error}") from error
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        """Tokens and log-probabilities off the logits of the last step."""
+        self._require_model()
+        if batch.step != self._step:
+            raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
+        if not batch.rows and not batch.scores:
+            return StepResult(batch.step)
+        check_batch(batch, 0 if self._logits is None else self._logits.shape[0])
+        with torch.inference_mode():
+            return self._sampler(self._logits, batch, self._history)
+
+    def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
+        """What these rows were before the head, each of length 1. llama.cpp does not keep it: the tokens from there on
+        are computed again."""
+        model = self._require_model()
+        if step != self._step:
+            raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
+        for row in logits_rows:
+            if not 0 <= row < len(self._rows):
+                raise InternalError(f"step {step} has {len(self._rows)} logits rows; row {row} is to be embedded")
+        with self._lock, torch.inference_mode():
+            vectors = [self._embed(model, *self._rows[row]) for row in logits_rows]
+        return [array("f", functional.normalize(vector, dim=-1).numpy().tobytes()) for vector in vectors]
+
+    def reset(self) -> None:
+        """Forget all sequences; step numbers may start anew."""
+        self._forget()
+        self._step = None
+
+    def close(self) -> None:
+        """Release model and context. Idempotent."""
+        self.reset()
+        if self._model is not None:
+            self.drop_adapters()
+            self._model.close()
+        self._model = None
+
+    # -- adapters: `bridle.lora.AdapterDevice`, from any thread ----------------------------------------------------
+
+    @property
+    def adapter_layers(self) -> Mapping[str, LayerShape]:
+        return self._adapters.layers
+
+    @property
+    def adapter_epoch(self) -> int:
+        """Always the same: what was read is never lost."""
+        return 0
+
+    def read_adapter(self, key: str, files: AdapterFiles) -> None:
+        self._adapters.read(key, files)
+
+    def place_adapter(self, key: str) -> None:
+        with self._lock:
+            self._adapters.place(key, self._require_model())
+
+    def displace_adapter(self, key: str) -> None:
+        with self._lock:
+            self._adapters.displace(key, self._require_model())
+
+    def drop_adapter(self, key: str) -> None:
+        self._adapters.drop(key)
+
+    def drop_adapters(self) -> None:
+        """Give up all of them."""
+        if self._model is not None:
+            with self._lock:
+                self._adapters.clear(self._model)
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _run(self, model: Model, rows: Sequence[PlanRow], held: Sequence[Held]) -> Tensor:
+        """All rows, adapter by adapter; gives logits [R, V] in the order of the rows."""
+        starts: dict[str | None, list[int]] = {}
+        for at, row in enumerate(rows):
+            starts.setdefault(row.adapter, []).append(at)
+        self._used = {row.seq_id: row.adapter for row in rows}
+        found: dict[int, Tensor] = {}
+        for adapter, members in starts.items():
+            with self._adapters.applied(adapter, model):
+                logits = self._decode(model, [cell for at in members for cell in _cells(rows[at], held[at])])
+            sizes = [rows[at].num_logits for at in members]
+            found |= dict(zip(members, torch.split(logits, sizes), strict=True))
+        for row in rows:
+            end = row.start + row.num_scheduled
+            self._rows += [(row.seq_id, place) for place in range(end - row.num_logits, end)]
+        ordered = [found[at] for at in range(len(rows))]
+        return torch.cat(ordered) if ordered else torch.empty(0, self._info.vocab_size)
+
+    def _decode(self, model: Model, cells: Sequence[Cell]) -> Tensor:
+        size = model.max_batch
+        parts = [model.decode(cells[at : at + size]) for at in range(0, len(cells), size)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _embed(self, model: Model, seq_id: int, position: int) -> Tensor:
+        held = self._slots[seq_id]
+        model.cut(held.slot, position)
+        tail = held.tokens[position : held.length]
+        cells = [Cell(token, place, held.slot, True) for place, token in enumerate(tail, position)]
+        with self._adapters.applied(self._used[seq_id], model):
+            parts = [model.embed(cells[at : at + model.max_batch]) for at in range(0, len(cells), model.max_batch)]
+        return parts[0][0]
+
+    def _history(self, seq_id: int) -> tuple[Sequence[int], int]:
+        held = self._slots[seq_id]
+        return held.tokens, held.num_prompt
+
+    def _forget(self) -> None:
+        if self._model is not None:
+            self._model.clear()
+        self._slots.clear()
+        self._logits, self._rows = None, []
+
+    def _require_model(self) -> Model:
+        if self._model is None:
+            raise ShardUnavailable(f"the executor of {self._info.model!r} is closed")
+        return self._model
+
+
+def _cells(row: PlanRow, held: Held) -> Iterator[Cell]:
+    end = row.start + row.num_scheduled
+    first = end - row.num_logits
+    for position in range(row.start, end):
+        yield Cell(held.tokens[position], position, held.slot, position >= first)

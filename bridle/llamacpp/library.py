@@ -1,0 +1,200 @@
+"""The parts of llama.cpp that the executor uses, as calls that check what comes back. Knows no plans and no sequences
+of the engine: slots are llama.cpp's own sequence numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bridle.errors import InternalError, OutOfBlocks, UnsupportedModel
+
+_log = logging.getLogger(__name__)
+
+#: Most sequences that llama.cpp tells apart in one context.
+MAX_SLOTS = 256
+_KV_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
+_ERROR = 4
+
+
+class Cell(NamedTuple):
+    """A token to compute: where it stands in which slot, and whether its logits are wanted."""
+
+    token: int
+    position: int
+    slot: int
+    has_logits: bool
+
+
+@cache
+def library() -> Any:
+    """The functions. Raises `UnsupportedModel` without the extra."""
+    if find_spec("llama_cpp") is None:
+        raise UnsupportedModel("backend 'llamacpp' needs the extra: pip install 'bridle[llamacpp]'")
+    import llama_cpp
+
+    llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+@cache
+def _log_callback() -> Any:
+    """What llama.cpp says goes to our log: its errors as warnings, since ours tell what came of them."""
+    import llama_cpp
+
+    def take(level: int, text: bytes, data: object) -> None:
+        _log.log(logging.WARNING if level == _ERROR else logging.DEBUG, "%s", text.decode("utf-8", "replace").rstrip())
+
+    return llama_cpp.llama_log_callback(take)
+
+
+class Model:
+    """A loaded model with one context of `num_cells` cells, which all sequences share."""
+
+    def __init__(
+        self, path: Path, *, num_cells: int, max_batch: int, kv_type: str, num_threads: int, on_gpu: bool
+    ) -> None:
+        self._lib = library()
+        self.max_batch = max_batch
+        self._context: Any = None
+        self._batch: Any = None
+        settings = self._lib.llama_model_default_params()
+        settings.n_gpu_layers = -1 if on_gpu else 0
+        self._model = self._lib.llama_model_load_from_file(str(path).encode(), settings)
+        if not self._model:
+            raise UnsupportedModel(f"{path} cannot be loaded by llama.cpp; the log says why")
+        try:
+            self._check_kind(path)
+            self._open_context(num_cells, kv_type, num_threads)
+        except Exception:
+            self.close()
+            raise
+        self._memory = self._lib.llama_get_memory(self._context)
+        self.vocab_size = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
+        self.hidden_size = int(self._lib.llama_model_n_embd(self._model))
+
+    def _check_kind(self, path: Path) -> None:
+        lib, model = self._lib, self._model
+        if lib.llama_model_has_encoder(model):
+            raise UnsupportedModel(f"{path} is an encoder-decoder; bridle serves decoder-only models")
+        if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model):
+            raise UnsupportedModel(f"{path} is recurrent: its state cannot be taken back to an earlier token")
+
+    def _open_context(self, num_cells: int, kv_type: str, num_threads: int) -> None:
+        lib = self._lib
+        settings = lib.llama_context_default_params()
+        settings.n_ctx = max(num_cells, self.max_batch)  # a batch is never larger than the context
+        settings.n_batch = settings.n_outputs_max = self.max_batch
+        settings.n_ubatch = min(self.max_batch, 512)
+        settings.n_seq_max = MAX_SLOTS
+        settings.n_threads = settings.n_threads_batch = num_threads
+        settings.type_k = settings.type_v = _KV_TYPES[kv_type]
+        settings.flash_attn_type = 0 if kv_type == "float32" else -1
+        settings.kv_unified = settings.swa_full = True  # slots share cells, and windows may be taken back
+        settings.no_perf = True
+        self._context = lib.llama_init_from_model(self._model, settings)
+        if not self._context:
+            raise OutOfBlocks(f"llama.cpp cannot make a context of {num_cells} tokens; the log says why")
+        self._batch = lib.llama_batch_init(self.max_batch, 0, 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take."""
+        return int(self._lib.llama_model_size(self._model)) if self._model else 0
+
+    # -- computing ------------------------------------------------------------------------------------------------
+
+    def decode(self, cells: Sequence[Cell]) -> Tensor:
+        """Compute at most `max_batch` tokens; gives logits [R, V] of those that want them, in order."""
+        self._fill(cells)
+        self._run(len(cells))
+        count = sum(cell.has_logits for cell in cells)
+        if not count:
+            return torch.empty(0, self.vocab_size)
+        rows = np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), (count, self.vocab_size))
+        return torch.from_numpy(rows.copy())
+
+    def embed(self, cells: Sequence[Cell]) -> Tensor:
+        """Compute tokens for what went into the head: [T, hidden]."""
+        self._lib.llama_set_embeddings(self._context, True)
+        try:
+            self._fill(cells)
+            self._run(len(cells))
+            rows = [
+                np.ctypeslib.as_array(self._lib.llama_get_embeddings_ith(self._context, at), (self.hidden_size,)).copy()
+                for at in range(len(cells))
+            ]
+        finally:
+            self._lib.llama_set_embeddings(self._context, False)
+        return torch.from_numpy(np.stack(rows))
+
+    def _fill(self, cells: Sequence[Cell]) -> None:
+        batch = self._batch
+        batch.n_tokens = len(cells)
+        for at, cell in enumerate(cells):
+            batch.token[at], batch.pos[at], batch.logits[at] = cell.token, cell.position, cell.has_logits
+            batch.n_seq_id[at] = 1
+            batch.seq_id[at][0] = cell.slot
+
+    def _run(self, count: int) -> None:
+        status = self._lib.llama_decode(self._context, self._batch)
+        if status == 1:
+            raise OutOfBlocks(f"llama.cpp finds no {count} free cells")
+        if status != 0:
+            raise InternalError(f"llama.cpp answers {status} to a batch of {count} tokens")
+
+    # -- what it remembers ----------------------------------------------------------------------------------------
+
+    def cut(self, slot: int, length: int) -> None:
+        """Forget the positions of a slot from `length` on."""
+        if not self._lib.llama_memory_seq_rm(self._memory, slot, length, -1):
+            raise InternalError(f"llama.cpp cannot cut slot {slot} to {length} tokens")
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let slot `target`, which is empty, begin with the first `length` positions of `source`."""
+        if length:
+            self._lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def clear(self) -> None:
+        if self._context:
+            self._lib.llama_memory_clear(self._memory, False)
+
+    # -- adapters ---------------------------------------------------------------------------------------------------
+
+    def read_adapter(self, path: Path) -> Any:
+        """An adapter's handle; None if llama.cpp refuses it."""
+        return self._lib.llama_adapter_lora_init(self._model, str(path).encode())
+
+    def free_adapter(self, handle: Any) -> None:
+        self._lib.llama_adapter_lora_free(handle)
+
+    def use_adapter(self, handle: Any | None) -> None:
+        """All that is computed from now on is computed with this adapter, or with none."""
+        if handle is None:
+            status = self._lib.llama_set_adapters_lora(self._context, None, 0, None)
+        else:
+            handles = (ctypes.c_void_p * 1)(ctypes.cast(handle, ctypes.c_void_p))
+            pointer = ctypes.cast(handles, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))
+            status = self._lib.llama_set_adapters_lora(self._context, pointer, 1, (ctypes.c_float * 1)(1.0))
+        if status != 0:
+            raise InternalError("llama.cpp refuses an adapter that it has read")
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        if self._batch is not None:
+            self._lib.llama_batch_free(self._batch)
+        if self._context:
+            self._lib.llama_free(self._context)
+        if self._model:
+            self._lib.llama_model_free(self._model)
+        self._batch = self._context = self._model = None

@@ -1,0 +1,156 @@
+"""From a `ModelConfig` to a running executor over llama.cpp. What this backend cannot do is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from bridle.config import ModelConfig
+from bridle.control_group import num_cores
+from bridle.engine.interfaces import ExecutorInfo, Sampler
+from bridle.errors import InvalidRequest, OutOfBlocks, UnsupportedModel
+from bridle.gguf import GgufModel
+from bridle.gguf.families import Family
+from bridle.gguf.settings import Config, find_family, read_config
+from bridle.llamacpp.adapters import Adapters
+from bridle.llamacpp.executor import LlamaExecutor
+from bridle.llamacpp.library import MAX_SLOTS, Model, library
+from bridle.model.checkpoint import inspect_checkpoint
+from bridle.model.loader import STEP_TOKENS
+from bridle.model.memory import free_memory, show_bytes
+from bridle.model.resolve import resolve_model
+from bridle.model.sampler import StandardSampler
+
+#: Without a wish: so many full contexts at most, in at most this share of the free memory.
+_CONTEXTS = 8
+_SHARE = 0.25
+_BLOCK_SIZE = 16
+_LEAST_TOKENS = 256
+
+
+def load_executor(
+    config: ModelConfig, progress: Callable[[str, float], None] | None = None, sampler: Sampler | None = None
+) -> LlamaExecutor:
+    """Load a GGUF model into llama.cpp. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`."""
+    report = progress or (lambda what, share: None)
+    lib = library()
+    _check(config, bool(lib.llama_supports_gpu_offload()))
+    report("finding the model", 0.0)
+    checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
+    source = checkpoint.gguf
+    if source is None:
+        raise UnsupportedModel(
+            f"backend 'llamacpp' reads GGUF files, and {config.model!r} is none; `bridle quantize` writes them"
+        )
+    arch = source.text("general.architecture")
+    trained = source.integer(f"{arch}.context_length", 2048, 1)
+    kv_type = "float16" if config.dtype == "auto" else config.dtype
+    cell_bytes = _cell_bytes(source, 4 if kv_type == "float32" else 2)
+    max_model_len = _longest(config, trained)
+    block_size = config.block_size or _BLOCK_SIZE
+    num_blocks = -(-_num_tokens(config, max_model_len, cell_bytes, block_size) // block_size)
+    num_cells = num_blocks * block_size
+    on_gpu = config.device.startswith("cuda")
+    step_tokens = config.step_tokens or STEP_TOKENS["cuda" if on_gpu else "cpu"]
+    report("reading weights", 0.05)
+    model = Model(
+        source.path,
+        num_cells=num_cells,
+        max_batch=max(step_tokens, MAX_SLOTS),
+        kv_type=kv_type,
+        num_threads=config.num_threads or num_cores(),
+        on_gpu=on_gpu,
+    )
+    info = ExecutorInfo(
+        model=config.model,
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len if config.max_model_len else min(max_model_len, num_cells),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv="sequences",
+        eos_token_ids=checkpoint.eos_token_ids,
+        dtype=kv_type,
+        device="cuda" if on_gpu else "cpu",
+        max_num_batched_tokens=step_tokens,
+        max_num_seqs=min(config.step_seqs or MAX_SLOTS // 2, MAX_SLOTS // 2),
+        embedding_size=model.hidden_size,
+    )
+    report("ready", 1.0)
+    adapters = Adapters(source, *_known(source))
+    return LlamaExecutor(info, model, sampler or StandardSampler(), adapters, num_cells * cell_bytes)
+
+
+def _check(config: ModelConfig, has_gpu: bool) -> None:
+    if config.quantization != "none":
+        raise InvalidRequest(
+            f"quantization {config.quantization!r} is not for backend 'llamacpp': its files are quantized already",
+            "quantization",
+        )
+    for name in ("kernel", "adapter_kernel"):
+        if getattr(config, name) != "auto":
+            raise InvalidRequest(f"{name} {getattr(config, name)!r} is not for backend 'llamacpp'", name)
+    if config.device not in ("auto", "cpu", "cuda"):
+        raise InvalidRequest(f"device is {config.device!r}; backend 'llamacpp' takes auto, cpu and cuda", "device")
+    if config.device == "cuda" and not has_gpu:
+        raise InvalidRequest("device is 'cuda', and this build of llama.cpp computes on CPUs only", "device")
+    if config.step_seqs is not None and config.step_seqs > MAX_SLOTS // 2:
+        raise InvalidRequest(
+            f"max_num_seqs is {config.step_seqs}; backend 'llamacpp' runs at most {MAX_SLOTS // 2} at once",
+            "max_num_seqs",
+        )
+
+
+def _longest(config: ModelConfig, trained: int) -> int:
+    if config.max_model_len is not None and config.max_model_len > trained:
+        raise InvalidRequest(
+            f"max_model_len (or max_total_tokens) is {config.max_model_len}; the model has {trained} positions",
+            "max_model_len",
+        )
+    return config.max_model_len or trained
+
+
+def _cell_bytes(source: GgufModel, item_size: int) -> int:
+    """What a token takes in the KV cache, at most."""
+    arch = source.text("general.architecture")
+    heads = source.integer(f"{arch}.attention.head_count", 1, 1) if _is_plain(source, arch, "head_count") else 64
+    kv_heads = heads
+    if _is_plain(source, arch, "head_count_kv"):
+        kv_heads = source.integer(f"{arch}.attention.head_count_kv", heads, 1)
+    width = source.integer(f"{arch}.embedding_length", 1, 1)
+    key = source.integer(f"{arch}.attention.key_length", width // heads, 1)
+    value = source.integer(f"{arch}.attention.value_length", key, 1)
+    return source.integer(f"{arch}.block_count", 1, 1) * kv_heads * (key + value) * item_size
+
+
+def _is_plain(source: GgufModel, arch: str | None, key: str) -> bool:
+    """Whether a count is one number for all layers; some architectures have a list."""
+    return isinstance(source.metadata.get(f"{arch}.attention.{key}", 0), int)
+
+
+def _num_tokens(config: ModelConfig, max_model_len: int, cell_bytes: int, block_size: int) -> int:
+    """Room of the KV cache, in tokens. llama.cpp takes all of it at once."""
+    free = free_memory(torch.device("cpu")) - (config.reserved_memory or 0)
+    if config.num_blocks is not None:
+        wanted = config.num_blocks * block_size
+    elif config.kv_tokens is not None:
+        wanted = config.kv_tokens
+    elif config.kv_memory is not None:
+        wanted = config.kv_memory // cell_bytes
+    else:
+        most = min(config.max_kv_memory or free, int(free * _SHARE / config.num_sharers))
+        return max(min(_CONTEXTS * max_model_len, most // cell_bytes), _LEAST_TOKENS)
+    if wanted < 1 or wanted * cell_bytes > free:
+        raise OutOfBlocks(
+            f"a KV cache of {wanted} tokens takes {show_bytes(wanted * cell_bytes)}; {show_bytes(free)} are free"
+        )
+    return wanted
+
+
+def _known(source: GgufModel) -> tuple[Family | None, Config]:
+    """The family and its configuration, for adapters; none for an architecture that only llama.cpp knows."""
+    try:
+        family = find_family(source)
+        return family, read_config(source, family)
+    except UnsupportedModel:
+        return None, {}

@@ -1,0 +1,120 @@
+"""Which sequence of the engine is which slot of llama.cpp, what it holds, and how plans change that.
+
+The engine numbers sequences without end; llama.cpp has a fixed number of slots. KV that two sequences share after a
+fork stays one there too, until one of them goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from bridle.engine.plan import ForkRow, PlanRow, StepPlan
+from bridle.errors import InternalError, OutOfBlocks
+
+
+class Memory(Protocol):
+    """What is told about slots."""
+
+    def cut(self, slot: int, length: int) -> None: ...
+
+    def copy(self, source: int, target: int, length: int) -> None: ...
+
+
+class Held:
+    """A sequence: its tokens, how many of them are prompt, its slot, and for how many of them that has KV."""
+
+    __slots__ = ("length", "num_prompt", "slot", "tokens")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.tokens: list[int] = []
+        self.num_prompt = 0
+        self.length = 0
+
+
+class Slots:
+    """The sequences of one context."""
+
+    def __init__(self, memory: Memory, num_slots: int, num_ids: int, max_model_len: int) -> None:
+        self._memory = memory
+        self._num_ids, self._max_model_len = num_ids, max_model_len
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._num_slots = num_slots
+        self._held: dict[int, Held] = {}
+
+    def __getitem__(self, seq_id: int) -> Held:
+        held = self._held.get(seq_id)
+        if held is None:
+            raise InternalError(f"sequence {seq_id} is not known")
+        return held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def clear(self) -> None:
+        """Forget all, after the memory has."""
+        self._held.clear()
+        self._free = list(range(self._num_slots - 1, -1, -1))
+
+    def apply(self, plan: StepPlan) -> list[Held]:
+        """Bring the sequences up to a plan, their slots cut to what is valid; gives that of each row, in order."""
+        _check_apart(plan)
+        kin = {seq_id for fork in plan.forks for seq_id in (fork.parent, fork.child)}
+        self._release(seq_id for seq_id in plan.freed if seq_id not in kin)  # their slots may serve the forks
+        for fork in plan.forks:
+            self._fork(fork)
+        self._release(seq_id for seq_id in plan.freed if seq_id in kin)
+        return [self._update(row) for row in plan.rows]
+
+    def _take(self, seq_id: int) -> Held:
+        if not self._free:
+            raise OutOfBlocks(f"all {self._num_slots} sequences that llama.cpp tells apart are in use")
+        held = self._held[seq_id] = Held(self._free.pop())
+        return held
+
+    def _release(self, seq_ids: Iterable[int]) -> None:
+        for seq_id in seq_ids:
+            held = self._held.pop(seq_id, None)
+            if held is not None:
+                self._memory.cut(held.slot, 0)
+                self._free.append(held.slot)
+
+    def _fork(self, fork: ForkRow) -> None:
+        parent = self[fork.parent]
+        if fork.child in self._held or fork.num_tokens > len(parent.tokens):
+            raise InternalError(f"fork {fork.child} of {fork.parent} at {fork.num_tokens} fits nothing that is there")
+        child = self._take(fork.child)
+        child.tokens = parent.tokens[: fork.num_tokens]
+        child.num_prompt = min(parent.num_prompt, fork.num_tokens)
+        child.length = min(parent.length, fork.num_tokens)
+        self._memory.copy(parent.slot, child.slot, child.length)
+
+    def _update(self, row: PlanRow) -> Held:
+        held = self._held.get(row.seq_id) or self._take(row.seq_id)
+        end = row.start + row.num_scheduled
+        if row.num_kept > len(held.tokens) or not 0 <= row.start <= min(held.length, row.num_kept):
+            have = f"{len(held.tokens)} tokens, KV of {held.length}"
+            raise InternalError(f"sequence {row.seq_id} keeps {row.num_kept} from {row.start}; it has {have}")
+        del held.tokens[row.num_kept :]
+        held.tokens.extend(row.new_tokens)
+        held.num_prompt = row.num_prompt
+        if row.num_scheduled < 1 or not 0 <= row.num_logits <= row.num_scheduled:
+            raise InternalError(f"sequence {row.seq_id} wants {row.num_logits} logits of {row.num_scheduled} tokens")
+        if end > min(len(held.tokens), self._max_model_len):
+            raise InternalError(f"sequence {row.seq_id} is computed to {end}; it has {len(held.tokens)} tokens")
+        if any(not 0 <= token < self._num_ids for token in row.new_tokens):
+            raise InternalError(f"sequence {row.seq_id} is given a token that is not among {self._num_ids}")
+        if held.length > row.start:
+            self._memory.cut(held.slot, row.start)
+        held.length = end
+        return held
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._held)
+
+
+def _check_apart(plan: StepPlan) -> None:
+    ids = [row.seq_id for row in plan.rows]
+    if len(set(ids)) != len(ids):
+        raise InternalError(f"the plan of step {plan.step} has two rows of one sequence")

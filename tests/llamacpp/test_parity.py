@@ -1,0 +1,143 @@
+"""llama.cpp means the same by a file as torch does: logits, draws and whole generations, with and without programs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("llama_cpp")
+
+from bridle import LLM, SamplingParams
+from bridle.config import ModelConfig
+from bridle.engine.plan import PlanRow, StepPlan
+from bridle.llamacpp import load_executor
+from bridle.llamacpp.executor import LlamaExecutor
+from tests.gguf.kit import ALL_FAMILIES, PROMPT, load, logits, pair
+from tests.model.test_engine_equality import Oracle, check_run, run
+
+#: llama.cpp takes GELU from a table of halves, and adds in another order.
+GAP = 0.05
+
+
+def started(family: str, kind: str = "F32", **settings: Any) -> LlamaExecutor:
+    _, file = pair(family, kind)
+    config = {"num_blocks": 32, "block_size": 8, "dtype": "float32", "num_threads": 1, **settings}
+    return load_executor(ModelConfig(str(file), backend="llamacpp", **config))
+
+
+def prompt_plan(step: int, seq_id: int, tokens: list[int], num_logits: int) -> StepPlan:
+    return StepPlan(step, [PlanRow(seq_id, 0, len(tokens), num_logits, 0, tuple(tokens), num_prompt=len(tokens))])
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_logits_are_those_of_the_original(family: str) -> None:
+    want = logits(load(pair(family)[0]))
+    executor = started(family)
+    executor.forward(prompt_plan(1, 0, PROMPT, len(PROMPT)))
+    assert executor._logits is not None
+    error = float((executor._logits - want).abs().max())
+    has_gelu = family in ("gemma", "gemma2", "gemma3_text", "starcoder2")
+    assert error <= (GAP if has_gelu else 1e-3)
+    executor.close()
+
+
+def test_logits_of_llama_3s_positions() -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    original, file = pair("llama", rope_parameters=rope)
+    executor = load_executor(ModelConfig(str(file), backend="llamacpp", dtype="float32", num_blocks=32, num_threads=1))
+    executor.forward(prompt_plan(1, 0, PROMPT, len(PROMPT)))
+    assert executor._logits is not None
+    assert float((executor._logits - logits(load(original))).abs().max()) <= 1e-3
+    executor.close()
+
+
+@pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0", "Q4_0", "Q5_K_M", "Q6_K"])
+def test_packed_weights_are_read_as_they_were_meant(kind: str) -> None:
+    """Both compute in whole numbers of their own, so the results are close, not equal: as close as the types are to
+    numbers, and closer to each other than to the original."""
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+    _, file = pair("llama", kind, **sizes)
+    want = logits(load(file))
+    executor = load_executor(ModelConfig(str(file), backend="llamacpp", dtype="float32", num_blocks=32, num_threads=1))
+    executor.forward(prompt_plan(1, 0, PROMPT, len(PROMPT)))
+    assert executor._logits is not None
+    error = (executor._logits - want).square().mean().sqrt() / want.square().mean().sqrt()
+    assert float(error) < 0.05
+    executor.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 10 or 1)
+@given(seed=st.integers(0, 1 << 32))
+def test_the_engine_draws_what_the_original_would(family: str, seed: int) -> None:
+    """The engine's equality law over KV by sequence: programs, forks, rewinds, waits, chunks and preemption."""
+    original, file = pair(family)
+
+    def load_small(config: ModelConfig) -> LlamaExecutor:
+        fields = {name: getattr(config, name) for name in ("model", "dtype", "num_blocks", "block_size")}
+        return load_executor(ModelConfig(**fields, backend="llamacpp", num_threads=1))
+
+    check_run(Oracle(original, GAP), *run(file, random.Random(seed), 300, load_small))
+
+
+def test_the_same_seeds_give_the_same_texts() -> None:
+    """Sampled, with penalties, a mask, several outputs and log-probabilities: one sampler draws for both backends."""
+    original, file = pair("qwen2")
+    requests: list[dict[str, Any]] = [
+        {"temperature": 0.8, "seed": 5, "n": 3},
+        {"temperature": 1.2, "seed": 6, "top_p": 0.9, "repetition_penalty": 1.3},
+        {"temperature": 0.0, "logprobs": 3},
+    ]
+    with (
+        LLM(str(original), num_blocks=64) as torch_llm,
+        LLM(str(file), num_blocks=64, backend="llamacpp", dtype="float32", num_threads=1) as llama_llm,
+    ):
+        for fields in requests:
+            sampling = SamplingParams(max_tokens=16, ignore_eos=True, **fields)
+            want = torch_llm.generate(["the one in an", "x"], sampling)
+            have = llama_llm.generate(["the one in an", "x"], sampling)
+            assert [[one.token_ids for one in each.outputs] for each in have] == [
+                [one.token_ids for one in each.outputs] for each in want
+            ]
+        constraint = {"regex": "(in|an|on) [0-9]{4}"}
+        pattern = [llm.generate("the", SamplingParams(max_tokens=12, seed=1), constraint=constraint)[0].text
+                   for llm in (torch_llm, llama_llm)]  # fmt: skip
+        assert pattern[0] == pattern[1] and len(pattern[0]) == 7
+
+
+def test_embeddings_are_those_of_torch() -> None:
+    from bridle.model.loader import load_executor as load_into_torch
+
+    original, _ = pair("llama")
+    executor = started("llama")
+    executor.forward(prompt_plan(1, 0, PROMPT, 2))
+    executor.sample(_nothing(1))
+    have = executor.embed(1, [1, 0])
+    there = load_into_torch(ModelConfig(str(original), num_blocks=32, block_size=8))
+    blocks = tuple(range(-(-len(PROMPT) // 8)))
+    row = PlanRow(0, 0, len(PROMPT), 2, 0, tuple(PROMPT), 0, blocks, len(PROMPT))
+    there.forward(StepPlan(1, [row]))
+    want = there.embed(1, [1, 0])
+    assert torch.allclose(torch.tensor(have), torch.tensor(want), atol=1e-4)
+    executor.forward(StepPlan(2, [PlanRow(0, len(PROMPT), 1, 1, len(PROMPT), (7,), num_prompt=len(PROMPT))]))
+    assert executor._logits is not None
+    assert torch.allclose(executor._logits, logits(load(original), [*PROMPT, 7])[-1:], atol=1e-3)
+    executor.close()
+
+
+def _nothing(step: int) -> Any:
+    from bridle.engine.plan import SampleBatch
+
+    return SampleBatch(step)
