@@ -28,6 +28,7 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "
 _MANY = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 _APPLICATORS = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas")
 _OLD_DRAFTS = re.compile(r"draft-0[34567]|2019-09")
+_DIALECT = re.compile(r"\Ahttps?://json-schema\.org/(draft-0[4-7]|draft/20(?:19-09|20-12))/schema#?\Z")
 _MAX_LISTS = 400  # that a list of distinct values is spelled out as
 _MAX_PLACES = 16  # where an item of a kind is looked for
 _MAX_BRANCHES = 24
@@ -69,7 +70,16 @@ def equivalent_text(schema: str) -> str:
 def equivalent(schema: Schema) -> Schema:
     """An equivalent in fewer keywords. Raises `InvalidRequest` if it would be too large."""
     dialect = _Dialect.of(schema)
-    return _Rewriter(dialect).schema(schema)
+    made = _Rewriter(dialect).schema(schema)
+    if isinstance(made, dict) and isinstance(name := made.get("$schema"), str):
+        made["$schema"] = _DIALECT.sub(_spelled, name)
+    return made
+
+
+def _spelled(name: re.Match[str]) -> str:
+    """A draft's own name, which some write with another scheme or ending."""
+    draft = name[1]
+    return f"http://json-schema.org/{draft}/schema#" if draft[5] == "-" else f"https://json-schema.org/{draft}/schema"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from bridle.errors import EngineClosed
+from bridle.heap import return_free_memory
 from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
 from bridle.http.transport.sockets import SocketFront
@@ -16,6 +17,8 @@ from bridle.service import Admission, ModelRegistry
 from bridle.service.story import Story
 from bridle.service.tracing import Tracing
 from bridle.service.turns import Turns
+
+_CROWD = 16  # requests in flight that leave something worth giving back
 
 
 @dataclass(slots=True)
@@ -25,7 +28,8 @@ class HttpState:
 
     `live` are the requests that a model works on, by id. While it `is_draining`, new generations are turned away;
     `idle` is set once the running ones are over. Large bodies are parsed one at a time, under `parsing`: parsers that
-    take turns would keep everybody else from running. `turns` bound what clients cost that are told no, or say nothing.
+    take turns would keep everybody else from running. `turns` bound what clients cost that are told no, or say nothing;
+    `num_crowd` is the most that was in flight since nothing was.
     """
 
     registry: ModelRegistry
@@ -41,6 +45,7 @@ class HttpState:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     turns: Turns = field(default_factory=Turns)
+    num_crowd: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -59,7 +64,12 @@ class HttpState:
             await front.close()
 
     def note_end(self) -> None:
-        """A call is over, and what it had reserved is free again."""
+        """A call is over, and what it had reserved is free again. What a crowd has left of the heap goes back to the
+        system once all of it is gone."""
+        self.num_crowd = max(self.num_crowd, self.admission.num_requests)
+        if self.admission.num_requests == 0 and self.num_crowd >= _CROWD:
+            self.num_crowd = 0
+            asyncio.get_running_loop().run_in_executor(None, return_free_memory)
         if self.is_draining and self.admission.num_requests == 0:
             self.idle.set()
 

@@ -251,6 +251,30 @@ def test_what_is_accepted_is_valid(compiler: Compiler, schema: Any, instances: l
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "https://json-schema.org/draft-07/schema",
+        "https://json-schema.org/draft-04/schema#",
+        "http://json-schema.org/draft/2019-09/schema#",
+        "http://json-schema.org/draft/2020-12/schema",
+    ],
+)
+def test_a_draft_is_known_however_its_name_is_written(compiler: Compiler, name: str) -> None:
+    matcher = compiler.compile(JsonSchema({"$schema": name, "type": "boolean"})).result()
+    assert not matcher.is_failed
+    with pytest.raises(InvalidRequest, match="does not fetch"):
+        compiler.compile(JsonSchema({"$schema": name.replace("json-schema", "example"), "type": "null"})).result()
+
+
+def test_only_a_client_can_say_that_a_keyword_is_not_to_be_enforced(compiler: Compiler) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    with pytest.raises(InvalidRequest, match="uniqueItems"):
+        compiler.compile(JsonSchema(schema)).result()
+    matcher = compiler.compile(JsonSchema({**schema, "x-guidance": {"lenient": True}})).result()
+    assert matcher._backend.try_consume_tokens([ord(char) for char in "[1, 1]"]) == 6
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         {"type": "array", "uniqueItems": True},

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
 import pytest
+
+from bridle.http.metrics.metrics import Metrics
+from bridle.http.settings import HttpSettings
+from bridle.http.state import HttpState
+from bridle.service import Admission, ModelRegistry
 
 CODE = """
 import gc, resource, sys
@@ -28,3 +34,22 @@ def test_many_connections_may_be_open_and_collections_are_short() -> None:
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("found")] == ["found 756 True", "found 300"]
     assert "few files may be open" in done.stdout + done.stderr
+
+
+def test_what_a_crowd_leaves_of_the_heap_goes_back_once_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[int] = []
+    registry = ModelRegistry()
+    state = HttpState(registry, HttpSettings(), Admission(), Metrics(registry))
+    monkeypatch.setattr("bridle.http.state.return_free_memory", lambda: returned.append(state.admission.num_requests))
+
+    async def serve(count: int) -> None:
+        tickets = [state.admission.admit() for _ in range(count)]
+        for ticket in tickets:
+            state.note_end()
+            ticket.release()
+        state.note_end()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    for count, times in ((3, 0), (40, 1), (3, 1)):
+        asyncio.run(serve(count))
+        assert returned == [0] * times
