@@ -118,10 +118,16 @@ def test_a_fork_into_branches_of_its_own(js: Run) -> None:
 
 @pytest.mark.parametrize(
     ("script", "error"),
-    [("await fork(0)", "at least one way"), ("await fork(40)", "40"), ("await waitVars('never')", "never")],
+    [("await fork(0)", "at least one way"), ("await waitVars('never')", "never")],
 )
 def test_what_cannot_be(js: Run, script: str, error: str) -> None:
     assert error in js(f"start(async () => {{ await fixed('x'); {script} }})").error()
+
+
+def test_surplus_forks_are_refused(js: Run) -> None:
+    ran = js("start(async () => { await fixed('x'); await fork(40) })")
+    refused = [error for error in (ran.error(index=index) for index in range(40)) if error]
+    assert len(refused) == 24 and all("16" in error for error in refused)
 
 
 def test_waiting_with_a_deadline(js: Run) -> None:
