@@ -27,34 +27,47 @@ INL void find_slots(const attention *a, const int64_t *spans, cursor *c, int64_t
     }
 }
 
-INL void score(const float *q, const float *keys, const size_t *at, int dim, float *out) {   // LANES keys
+// One query by LANES keys that lie side by side.
+INL void score(const float *q, const float *keys, const int DIM, float *out) {
     vf v[LANES];
-    EACH(i, LANES) v[i] = load(q) * load(keys + at[i]);
-    for (int d = LANES; d < dim; d += LANES) {
+    EACH(i, LANES) v[i] = load(q) * load(keys + i * DIM);
+    for (int d = LANES; d < DIM; d += LANES) {
         const vf x = load(q + d);
-        EACH(i, LANES) v[i] = fma_(x, load(keys + at[i] + d), v[i]);
+        EACH(i, LANES) v[i] = fma_(x, load(keys + i * DIM + d), v[i]);
     }
     store(out, sums_of(v));
 }
+// All queries by the keys of a tile. Keys are copied together first: their places are known when compiling then, and all
+// queries find them in the first-level cache.
+INL void score_all(const float *const *q, int n, const float *keys, const size_t *at, int begin, int end, const int DIM, float *p) {
+    float near[LANES * MAX_DIM];
+    for (int j = begin / LANES * LANES; j < end; j += LANES) {
+        for (int i = 0; i < LANES; i++)
+            for (int d = 0; d < DIM; d += LANES) store(near + i * DIM + d, load(keys + at[j + i] + d));
+        for (int e = 0; e < n; e++) score(q[e], near, DIM, p + e * TILE + j);
+    }
+}
 
+enum { BESIDE = LANES == 16 ? 6 : 2 };             // queries whose sums stay in registers
 // acc[e][:] += sum over j of p[e][j] values[j][:], for N queries and W vectors of their width.
 INL void gather(float *acc, const float *p, const float *values, const size_t *at, int begin, int end, int dim, const int N, const int W) {
     for (int d = 0; d < dim; d += W * LANES) {
-        vf s[N * W];
+        vf s[BESIDE * 4];
         EACH(e, N) EACH(k, W) s[e * W + k] = load(acc + e * dim + d + k * LANES);
         for (int j = begin; j < end; j++) {
-            vf v[W];
+            vf v[4];
             EACH(k, W) v[k] = load(values + at[j] + d + k * LANES);
             EACH(e, N) { const vf x = splat(p[e * TILE + j]); EACH(k, W) s[e * W + k] = fma_(x, v[k], s[e * W + k]); }
         }
         EACH(e, N) EACH(k, W) store(acc + e * dim + d + k * LANES, s[e * W + k]);
     }
 }
-enum { BESIDE = LANES == 16 ? 6 : 2 };
 INL void gather_all(float *acc, const float *p, const float *values, const size_t *at, int begin, int end, int dim, int n) {
     int e = 0;
     if (dim % (4 * LANES) == 0) {
         for (; e + BESIDE <= n; e += BESIDE) gather(acc + e * dim, p + e * TILE, values, at, begin, end, dim, BESIDE, 4);
+        if (BESIDE > 2 && e + 4 <= n) { gather(acc + e * dim, p + e * TILE, values, at, begin, end, dim, 4, 4); e += 4; }
+        if (e + 2 <= n) { gather(acc + e * dim, p + e * TILE, values, at, begin, end, dim, 2, 4); e += 2; }
         for (; e < n; e++) gather(acc + e * dim, p + e * TILE, values, at, begin, end, dim, 1, 4);
     } else for (; e < n; e++) gather(acc + e * dim, p + e * TILE, values, at, begin, end, dim, 1, 1);
 }
@@ -120,9 +133,11 @@ static void attend_chunk(const void *job, int number) {
         find_slots(a, spans, &c, j0 + begin, j0 + end, at + begin);
         for (int j = 0; j < begin; j++) at[j] = at[begin];
         for (int j = end; j < TILE; j++) at[j] = at[end - 1];
+        if (dim == 64) score_all(q, n, keys, at, begin, end, 64, p);
+        else if (dim == 128) score_all(q, n, keys, at, begin, end, 128, p);
+        else score_all(q, n, keys, at, begin, end, dim, p);
         for (int e = 0; e < n; e++) {
             const int64_t own = start + t0 + e / group, low = a->window && own >= a->window ? own - a->window + 1 : 0;
-            for (int j = begin / LANES * LANES; j < end; j += LANES) score(q[e], keys, at + j, dim, p + e * TILE + j);
             const float kept = weigh(a, p + e * TILE, begin, end, low, own, j0, top + e, total + e);
             if (kept != 1.0f) for (int d = 0; d < dim; d += LANES) store(acc + e * dim + d, load(acc + e * dim + d) * splat(kept));
         }
