@@ -19,12 +19,24 @@ typedef struct {
 
 typedef struct { int64_t span, passed; } cursor;   // the first position of the span
 
-// Where the keys of positions begin .. end - 1 lie, counted in numbers.
-INL void find_slots(const attention *a, const int64_t *spans, cursor *c, int64_t begin, int64_t end, size_t *at) {
-    for (int64_t p = begin; p < end; p++) {
-        while (p >= c->passed + spans[2 * c->span + 1]) { c->passed += spans[2 * c->span + 1]; c->span++; }
-        at[p - begin] = (size_t)(spans[2 * c->span] + p - c->passed) * (size_t)a->kv_heads * (size_t)a->dim;
+// A tile: where the keys of the positions begin .. end - 1 after `from` lie, counted in numbers. What is before or beyond
+// is filled up with what is there, so that it can be read.
+typedef struct { int64_t from; int begin, end; size_t at[TILE]; } tile;
+
+INL void find_tile(const attention *a, const int64_t *spans, cursor *c, int64_t from, int64_t first, int64_t last, tile *t) {
+    t->from = from;
+    t->begin = first > from ? (int)(first - from) : 0;
+    t->end = last + 1 - from < TILE ? (int)(last + 1 - from) : TILE;
+    for (int j = t->begin; j < t->end; j++) {
+        while (from + j >= c->passed + spans[2 * c->span + 1]) { c->passed += spans[2 * c->span + 1]; c->span++; }
+        t->at[j] = (size_t)(spans[2 * c->span] + from + j - c->passed) * (size_t)a->kv_heads * (size_t)a->dim;
     }
+    for (int j = 0; j < t->begin; j++) t->at[j] = t->at[t->begin];
+    for (int j = t->end; j < TILE; j++) t->at[j] = t->at[t->end - 1];
+}
+INL void fetch_tile(const tile *t, const float *keys, const float *values, int dim) {
+    for (int j = t->begin; j < t->end; j++)
+        for (int d = 0; d < dim; d += 16) { __builtin_prefetch(keys + t->at[j] + d); __builtin_prefetch(values + t->at[j] + d); }
 }
 
 // One query by LANES keys that lie side by side.
@@ -119,7 +131,6 @@ static void attend_chunk(const void *job, int number) {
     const int64_t start = row[CONTEXT] - row[LENGTH], last = start + t1 - 1;
     const int64_t first = a->window && start + t0 >= a->window ? start + t0 - a->window + 1 : 0;
     float acc[QUERIES * MAX_DIM], p[QUERIES * TILE], top[QUERIES], total[QUERIES];
-    size_t at[TILE];
     const float *q[QUERIES];
     for (int e = 0; e < n; e++) {
         q[e] = a->q + (size_t)(row[OFFSET] + t0 + e / group) * (size_t)a->q_stride + (size_t)(head * group + e % group) * dim;
@@ -128,11 +139,16 @@ static void attend_chunk(const void *job, int number) {
     memset(acc, 0, sizeof(float) * n * dim);
     const float *keys = a->keys + (size_t)head * dim, *values = a->values + (size_t)head * dim;
     cursor c = {0, 0};
-    for (int64_t j0 = first / TILE * TILE; j0 <= last; j0 += TILE) {
-        const int begin = first > j0 ? (int)(first - j0) : 0, end = last + 1 - j0 < TILE ? (int)(last + 1 - j0) : TILE;
-        find_slots(a, spans, &c, j0 + begin, j0 + end, at + begin);
-        for (int j = 0; j < begin; j++) at[j] = at[begin];
-        for (int j = end; j < TILE; j++) at[j] = at[end - 1];
+    tile tiles[2];
+    int now = 0;
+    find_tile(a, spans, &c, first / TILE * TILE, first, last, tiles);
+    for (int64_t j0 = tiles[0].from; j0 <= last; j0 += TILE, now ^= 1) {
+        const int begin = tiles[now].begin, end = tiles[now].end;
+        const size_t *at = tiles[now].at;
+        if (j0 + TILE <= last) {
+            find_tile(a, spans, &c, j0 + TILE, first, last, tiles + (now ^ 1));
+            fetch_tile(tiles + (now ^ 1), keys, values, dim);
+        }
         if (dim == 64) score_all(q, n, keys, at, begin, end, 64, p);
         else if (dim == 128) score_all(q, n, keys, at, begin, end, 128, p);
         else score_all(q, n, keys, at, begin, end, dim, p);
