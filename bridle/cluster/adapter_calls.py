@@ -1,7 +1,7 @@
-"""What a router tells a shard to do with adapters, and how a shard does it.
+"""How a router tells a shard to load and unload adapters, and how the shard does it.
 
-Only where an adapter lies travels, never its weights: the shard reads them itself, and makes sure that they are those
-that the router has looked at.
+A call carries the path of an adapter, never its weights. The shard reads the weights itself, and checks that they are
+the files that the router has looked at.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from bridle.cluster.proto import shard_pb2 as pb
 from bridle.errors import AdapterRefused, UnsupportedFeature
 from bridle.lora import AdapterDevice, AdapterFiles, LayerShape, as_device, open_adapter
 
-#: Names all adapters, where some are given up; no adapter has this name.
+#: Names all adapters in a request to unload; no adapter has this name.
 EVERY_ADAPTER = ""
 
 
 def read_call(key: str, files: AdapterFiles) -> pb.LoadAdapterRequest:
-    """Read it from disk."""
+    """A request that the shard read the adapter's files from disk."""
     return pb.LoadAdapterRequest(
         name=key, source=str(files.folder), root=str(files.root), digest=files.digest, tier=pb.HOST
     )
 
 
 def place_call(key: str) -> pb.LoadAdapterRequest:
-    """Bring it to the device."""
+    """A request that the shard bring the adapter to the device."""
     return pb.LoadAdapterRequest(name=key, tier=pb.DEVICE)
 
 
 def displace_call(key: str) -> pb.UnloadAdapterRequest:
-    """Give up its place on the device."""
+    """A request that the shard give up the adapter's place on the device."""
     return pb.UnloadAdapterRequest(name=key, tier=pb.DEVICE)
 
 
 def drop_call(key: str) -> pb.UnloadAdapterRequest:
-    """Give up its place on the host."""
+    """A request that the shard give up the adapter's place on the host."""
     return pb.UnloadAdapterRequest(name=key, tier=pb.HOST)
 
 
 def load(executor: object, request: pb.LoadAdapterRequest) -> None:
-    """Do what the request says. Raises `AdapterRefused`."""
+    """Load an adapter into `executor` as the request says. Raises `AdapterRefused`."""
     device = require_device(executor)
     if request.tier == pb.DEVICE:
         device.place_adapter(request.name)
@@ -54,7 +54,7 @@ def load(executor: object, request: pb.LoadAdapterRequest) -> None:
 
 
 def unload(executor: object, request: pb.UnloadAdapterRequest) -> None:
-    """Do what the request says."""
+    """Unload one adapter or all from `executor`, as the request says."""
     device = require_device(executor)
     if request.name == EVERY_ADAPTER:
         device.drop_adapters()
@@ -65,7 +65,7 @@ def unload(executor: object, request: pb.UnloadAdapterRequest) -> None:
 
 
 def attempt(work: Callable[[], None]) -> pb.Failure | None:
-    """What went wrong, if anything did."""
+    """Run `work`; return its error as a message, or None if it succeeded."""
     try:
         work()
     except Exception as error:
@@ -74,13 +74,13 @@ def attempt(work: Callable[[], None]) -> pb.Failure | None:
 
 
 def check(reply: Any) -> None:
-    """Raise what went wrong at the other end."""
+    """Raise the error that the other end reports in `reply`, if it reports one."""
     if reply.HasField("failure"):
         raise decode_failure(reply.failure)
 
 
 def encode_layers(executor: object) -> list[pb.AdapterLayer]:
-    """The layers that take adapters."""
+    """The layers of the model that take adapters, as messages."""
     device = as_device(executor)
     layers = {} if device is None else device.adapter_layers
     return [
@@ -96,7 +96,7 @@ def decode_layers(reply: pb.InfoReply) -> Mapping[str, LayerShape]:
 
 
 def require_device(executor: object) -> AdapterDevice:
-    """`executor` as one that applies adapters. Raises `UnsupportedFeature`."""
+    """Return `executor` as one that applies adapters. Raises `UnsupportedFeature` if it does not."""
     device = as_device(executor)
     if device is None:
         raise UnsupportedFeature("this shard's backend applies no adapters", "adapter")

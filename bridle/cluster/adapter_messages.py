@@ -1,7 +1,7 @@
-"""What a router and its replicas say to each other about adapters; parts of `replica_messages`.
+"""The messages about adapters between a router and its replicas; parts of `replica_messages`.
 
-A replica is told all that the router has found out about an adapter's files, so that it need not look at them before
-it reads them.
+The router sends a replica everything that it found out about an adapter's files, so that the replica need not look at
+them before it reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Wire(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class AddAdapter(_Wire):
-    """Requests may use it from now on."""
+    """Router to replica: requests may use this adapter from now on."""
 
     key: str
     folder: str
@@ -36,21 +36,21 @@ class RemoveAdapter(_Wire):
 
 
 class FetchAdapter(_Wire):
-    """Bring it into memory."""
+    """Router to replica: bring this adapter into memory."""
 
     key: str
 
 
 class AdapterFetched(_Wire):
-    """It is in memory, or why it is not."""
+    """Replica to router: the adapter is in memory, or `error` says why it is not."""
 
     key: str
     error: tuple[str, str, str | None] | None
 
 
-#: All that a replica is told.
+#: All messages about adapters that a router sends to a replica.
 AdapterMessage = AddAdapter | RemoveAdapter | FetchAdapter
-#: Where an adapter is at a replica: its state, its error, its users.
+#: The place of an adapter at a replica: its state, its error, its number of users.
 AdapterNews = tuple[AdapterState, str | None, int]
 
 

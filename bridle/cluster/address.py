@@ -1,7 +1,7 @@
 """Where a shard listens: a unix socket or a TCP port, with TLS where others could listen in.
 
-`unix:/path/to/socket` for a shard on this machine, `host:port` otherwise. Without TLS only loopback is allowed: who
-reaches a shard can make it compute and read what comes out.
+`unix:/path/to/socket` for a shard on this machine, `host:port` otherwise. Without TLS only loopback is allowed, because
+whoever reaches a shard can make it compute and read the results.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def open_channel(address: str, tls: Tls | None = None) -> grpc.Channel:
 
 
 def listen(server: grpc.Server, address: str, tls: Tls | None = None) -> str:
-    """Bind a server; gives the address with the port that was taken. Raises `InvalidRequest` if it cannot be."""
+    """Bind a server to `address`; returns the address with the real port. Raises `InvalidRequest` if that fails."""
     check_address(address)
     if tls is None and not address.startswith("unix:") and not _is_loopback(address):
         raise InvalidRequest(f"{address} can be reached by others: give it a TLS certificate, or use 127.0.0.1", "tls")
@@ -87,7 +87,7 @@ def listen(server: grpc.Server, address: str, tls: Tls | None = None) -> str:
 
 
 def make_server_options() -> list[tuple[str, int]]:
-    """Options of the server that belong to the address: bounds, and how soon a peer that vanished is noticed."""
+    """gRPC server options that belong to the address: size bounds, and how soon a vanished peer is noticed."""
     return [*_OPTIONS, ("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
 
 

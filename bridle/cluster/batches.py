@@ -12,7 +12,7 @@ from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun
 
 
 def encode_batch(batch: SampleBatch, names: SamplingNames) -> pb.Batch:
-    """The batch in columns; sampling parameters that `names` does not know are sent along."""
+    """The batch as columns, with the sampling parameters that `names` has not sent yet."""
     rows = batch.rows
     slots, new = names.name([row.sampling for row in rows])
     message = pb.Batch(
@@ -51,7 +51,7 @@ def _add_scores(message: pb.Batch, scores: Sequence[ScoreRun]) -> None:
 
 
 def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
-    """The batch. Raises `ProtocolError` if the columns do not fit each other."""
+    """The batch that the message describes. Raises `ProtocolError` if its columns do not fit each other."""
     what = f"batch of step {message.step}"
     for sampling in message.samplings:
         slots.learn(sampling)

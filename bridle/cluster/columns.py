@@ -1,4 +1,4 @@
-"""Rows as columns: cutting a flat list into each row's share, with the checks that a foreign message needs."""
+"""Rows as columns: a flat list is cut into each row's share, with the checks that a foreign message needs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What steers a request as plain data, so that it can be made again in another process.
+"""The controller of a request as plain data, from which another process can make it again.
 
-Constraints and Wasm controllers travel: both are descriptions. So do free parts (thoughts and calls of tools), whose
-grammar is compiled again where they arrive. Any other Python object is code of one process and does not. The packages
-of the control runtime are touched only where somebody has a Wasm controller.
+Constraints and Wasm controllers can be sent, because both are descriptions. Free parts (thoughts and tool calls) can be
+sent too; the receiver compiles their grammar again. Any other Python object is code of one process and cannot be sent.
+The packages of the control runtime are imported only when a request has a Wasm controller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FREE_FIELDS = ("end", "opening", "budget", "closing", "gap", "may_stop")
 
 
 def pack_controller(controller: object | None) -> dict[str, Any] | None:
-    """Raises `UnsupportedFeature` for what exists in one process only."""
+    """The controller as plain data. Raises `UnsupportedFeature` for one that exists in this process only."""
     if controller is None:
         return None
     if isinstance(controller, Constraint):
@@ -37,18 +37,20 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
 
 
 def is_repeatable(controller: object | None) -> bool:
-    """Whether an output under it comes out the same when it is begun again: no code of somebody else has a say."""
+    """Whether an output under this controller comes out the same when it is begun again. User code gives no such
+    promise."""
     return controller is None or isinstance(controller, (Constraint, FreePart))
 
 
 def form_to_compile(plain: dict[str, Any] | None) -> Constraint | None:
-    """What must be compiled before the controller can be unpacked; None for most."""
+    """The constraint that must be compiled before the controller can be unpacked; None for most controllers."""
     form = plain.get("free", {}).get("then") if plain else None
     return None if form is None else parse(form)
 
 
 def unpack_controller(plain: dict[str, Any] | None, grammar: Grammar | None = None) -> object | None:
-    """The controller again, with the `grammar` of what was to be compiled. Raises `ProtocolError` for what is none."""
+    """Make the controller again from its plain form; `grammar` is the compiled form of `form_to_compile`. Raises
+    `ProtocolError` if `plain` is not a controller's form."""
     match plain:
         case None:
             return None

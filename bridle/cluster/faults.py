@@ -1,6 +1,6 @@
-"""Errors on the wire: the kind, the sentence, the field at fault. What a shard raises, the engine sees.
+"""Errors on the wire: kind, sentence and the field at fault. The engine sees the error that the shard raised.
 
-The kinds keep apart what the engine must tell apart: a step that one request made fail, and a device that is lost.
+The kinds separate two cases that the engine treats differently: one request made a step fail, or a device is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridle.errors import (
     UnsupportedModel,
 )
 
-#: Kinds that may come out of an executor.
+#: The kinds of errors that an executor may raise.
 _KINDS: dict[str, type[BridleError]] = {
     kind.code: kind
     for kind in (
@@ -43,7 +43,7 @@ _MAX_CHARS = 4096
 
 
 def encode_failure(step: int, error: Exception) -> pb.Failure:
-    """What went wrong in a step. Anything that is not an error of ours is a bug of ours."""
+    """The failure of a step as a message. An error that is not a `BridleError` is reported as a bug of bridle."""
     if not isinstance(error, BridleError):
         error = InternalError(f"the shard failed: {error!r}")
     message = str(error)
@@ -56,7 +56,7 @@ def encode_failure(step: int, error: Exception) -> pb.Failure:
 
 
 def decode_failure(message: pb.Failure) -> BridleError:
-    """The error to raise."""
+    """The error that the message describes, ready to be raised."""
     kind = _KINDS.get(message.code, InternalError)
     if issubclass(kind, InvalidRequest):
         return kind(message.message, message.param if message.HasField("param") else None)
@@ -64,12 +64,12 @@ def decode_failure(message: pb.Failure) -> BridleError:
 
 
 def pack_error(error: BridleError) -> tuple[str, str, str | None]:
-    """Any error of ours as plain values: kind, sentence, field at fault."""
+    """Any `BridleError` as plain values: kind, sentence, field at fault."""
     return error.code, str(error)[:_MAX_CHARS], error.param if isinstance(error, InvalidRequest) else None
 
 
 def unpack_error(code: str, message: str, param: str | None) -> BridleError:
-    """The error again; one of an unknown kind is a bug of ours."""
+    """The error with these values. An unknown kind becomes an `InternalError`."""
     kind = _all_kinds().get(code, InternalError)
     return kind(message, param) if issubclass(kind, InvalidRequest) else kind(message)
 

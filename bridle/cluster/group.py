@@ -1,8 +1,9 @@
-"""Shards that compute a model together: rank 0 speaks to the router, and tells the others what it is told.
+"""Several processes that compute one model together: rank 0 speaks to the router and repeats its plans to the others.
 
-The others are rank 0's child processes. Plans reach them through pipes, which have no time limit while nothing is to be
-done; within a forward pass they meet in collectives, which have one. Each of them shows signs of life, from a thread of
-its own. When one ends or falls silent all end, and whoever started rank 0 starts the group again.
+The other ranks are child processes of rank 0. Plans reach them through pipes, which have no time limit, since a group
+may be idle. Within a forward pass the ranks meet in collectives, which have a time limit. Each rank shows signs of life
+from a thread of its own. When one rank ends or falls silent, all end, and whoever started rank 0 starts the group
+again.
 """
 
 from __future__ import annotations
@@ -45,19 +46,22 @@ MEMBER_LOST = 76
 _HEADER = struct.Struct(">I")
 
 
-#: A rank shows a sign of life so often, and is hung when none has come for so long, in seconds.
+#: How often a rank shows a sign of life, and how long it may be silent before it counts as hung, in seconds.
 _BEAT_SECONDS, _SILENCE_SECONDS = 0.25, 1.0
 
 
 def end_group(reason: str) -> None:
-    """This process ends at once: its other threads may wait for a lost rank in a collective."""
+    """End this process at once. An orderly exit could hang: other threads may wait for a lost rank in a collective."""
     _log.error("%s: the group ends", reason)
     os._exit(MEMBER_LOST)
 
 
 class Members:
-    """The processes of ranks 1 and up. `on_loss(reason)` is called, from a thread of its own, when one of them ends or
-    is hung; it may come from several at once."""
+    """The processes of ranks 1 and up.
+
+    `on_loss(reason)` is called when one of them ends or is hung, from a thread that watches this rank. Several such
+    calls may come at once.
+    """
 
     def __init__(self, commands: Sequence[Sequence[str]], on_loss: Callable[[str], None] = end_group) -> None:
         self._is_closed = False
@@ -66,15 +70,17 @@ class Members:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._telling = threading.Lock()
         self._are_started = threading.Event()
-        self._seen = threading.Semaphore(0)  # once for each that has shown a sign of life, or ended
-        # To the system the thread that starts them is their parent, so it lives as long as they do.
+        self._seen = threading.Semaphore(0)  # released once by each rank that has shown a sign of life or has ended
+        # Linux takes the thread that starts a process for its parent. This thread therefore lives as long as the ranks
+        # do.
         self._thread = threading.Thread(target=self._run, name="bridle-members", daemon=True)
         self._thread.start()
         self._are_started.wait()
 
     def _run(self) -> None:
         for command in self._commands:
-            # In a session of its own: Ctrl-C in a terminal is for rank 0, which then ends the others.
+            # Each rank has a session of its own, so that Ctrl-C in a terminal reaches rank 0 only, which then ends the
+            # others.
             process = subprocess.Popen(  # noqa: S603
                 command,
                 stdin=subprocess.PIPE,
@@ -94,8 +100,8 @@ class Members:
             watcher.join()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Until the process ends or falls silent. It says nothing while it loads, so silence counts from its first
-        sign of life on."""
+        """Watch one rank until its process ends or falls silent. A rank says nothing while it loads, so silence counts
+        only after its first sign of life."""
         assert process.stdout is not None
         silence: float | None = None
         while select.select([process.stdout], [], [], silence)[0]:
@@ -116,16 +122,16 @@ class Members:
 
     @property
     def pids(self) -> list[int]:
-        """Their processes, by rank."""
+        """The process ids of ranks 1 and up, in order of rank."""
         return [process.pid for process in self._processes]
 
     def wait(self) -> None:
-        """Until each of them has shown a sign of life, or ended."""
+        """Wait until each rank has shown a sign of life or has ended."""
         for _ in self._commands:
             self._seen.acquire()
 
     def tell(self, request: pb.StepRequest) -> None:
-        """Send a request to all of them. From any thread."""
+        """Send a request to all ranks. Safe from any thread."""
         data = request.SerializeToString()
         with self._telling:
             for process in self._processes:
@@ -134,7 +140,7 @@ class Members:
                 process.stdin.flush()
 
     def close(self) -> None:
-        """End them."""
+        """End the processes of all ranks."""
         self._is_closed = True
         for process in self._processes:
             process.kill()
@@ -147,7 +153,7 @@ class Members:
 
 
 class GroupExecutor:
-    """Implements `Executor` over this process's part of a model and those of `members`."""
+    """Implements `Executor`: rank 0 computes its own part of the model while `members` compute theirs."""
 
     def __init__(self, executor: Executor, members: Members) -> None:
         self._executor = executor
@@ -159,34 +165,35 @@ class GroupExecutor:
 
     @property
     def num_bytes(self) -> int:
-        """Of this process's part."""
+        """The memory of rank 0's part of the model, in bytes."""
         return getattr(self._executor, "num_bytes", 0)
 
     def forward(self, plan: StepPlan) -> None:
-        """All ranks run the plan. What goes wrong in the middle of it leaves them out of step: the group is lost."""
+        """Run the plan on all ranks. An error in the middle of a plan leaves the ranks out of step, so it ends the
+        group."""
         try:
             self._members.tell(pb.StepRequest(plan=encode_plan(plan)))
             self._executor.forward(plan)
         except OSError as error:
             raise ShardUnavailable(f"a rank of the group is gone: {error}") from error
         except InternalError as error:
-            if error.__cause__ is None:  # the plan was refused before anything began, by every rank alike
+            if error.__cause__ is None:  # every rank refused the plan alike, before any of them began
                 raise
             raise ShardUnavailable(f"the group is out of step: {error}") from error
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """This rank has all the logits."""
+        """Draw tokens on rank 0, which has all the logits."""
         return self._executor.sample(batch)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """And what they were made from: the head is whole in each rank."""
+        """Return the vectors of prompts from rank 0, whose head is whole: it has all the hidden states."""
         return require_embedder(self._executor).embed(step, logits_rows)
 
     def reset(self) -> None:
         self._members.tell(pb.StepRequest(reset=pb.Reset()))
         self._executor.reset()
 
-    # -- adapters: `bridle.lora.AdapterDevice`. The others are told what this rank could do ---------------------
+    # -- adapters: `bridle.lora.AdapterDevice`. Rank 0 does each call first; the others follow what it could do ----
 
     @property
     def adapter_layers(self) -> Mapping[str, LayerShape]:
@@ -224,7 +231,8 @@ class GroupExecutor:
 
 
 def beat(sink: BinaryIO) -> None:
-    """Show signs of life on `sink` from now on, from a thread that computes nothing."""
+    """Write signs of life to `sink` from now on. They come from a thread of their own, so that they go on while a step
+    computes."""
 
     def run() -> None:
         try:
@@ -239,7 +247,7 @@ def beat(sink: BinaryIO) -> None:
 
 
 def follow(executor: Executor, source: BinaryIO) -> int:
-    """What ranks 1 and up do: run what rank 0 runs, until it is gone. Gives the exit status."""
+    """The main loop of ranks 1 and up: run what rank 0 runs, until rank 0 is gone. Returns the exit status."""
     adapters = MemberAdapters(executor)
     while header := source.read(_HEADER.size):
         (size,) = _HEADER.unpack(header)

@@ -1,7 +1,8 @@
-"""One connection to a shard, from its first answer to its loss. A lost link stays lost: the next one is another.
+"""One connection to a shard, from its first answer to its loss. A lost link stays lost; a new link is made for the next
+try.
 
-The engine's thread sends and receives; a second thread `watch`es: it asks for signs of life, and cuts the link if none
-come or a step takes too long, which wakes the first.
+The engine's thread sends and receives. A second thread runs `watch`: it asks the shard for signs of life, and cuts the
+link if none come or a step takes too long. Cutting the link wakes the engine's thread.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ from bridle.errors import InternalError, ProtocolError, ShardUnavailable
 
 _log = logging.getLogger(__name__)
 
-#: What reading an adapter may take, in seconds. A shard that hangs is noticed long before.
+#: Time limit for reading an adapter, in seconds. A shard that hangs is noticed long before that.
 _ADAPTER_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """In seconds. A shard is asked for a sign of life every `beat`; it is hung after `max_missed` answers in a row that
-    took longer than `patience`. `connect` bounds one attempt to reach it. `least_step` and `first_step` bound a step
-    whose estimate is lower, or not known yet."""
+    """Time limits of a link, in seconds.
+
+    A shard is asked for a sign of life every `beat`. It counts as hung after `max_missed` answers in a row that took
+    longer than `patience`. `connect` bounds one attempt to reach it. `least_step` and `first_step` bound a step whose
+    estimate is lower, or not known yet.
+    """
 
     beat: float = 0.25
     patience: float = 0.5
@@ -45,8 +49,8 @@ class Timings:
 
 
 class Link:
-    """A connection. The constructor raises `ShardUnavailable` if there is none to be had, `ProtocolError` if the peer
-    is no shard that this router understands."""
+    """A connection to a shard. The constructor raises `ShardUnavailable` if no shard answers, and `ProtocolError` if
+    the peer is not a shard of this protocol version."""
 
     def __init__(self, address: str, tls: Tls | None, timings: Timings) -> None:
         self.address = address
@@ -54,7 +58,7 @@ class Link:
         self._is_closing = False
         self._timings = timings
         self._ended = threading.Event()
-        self._step: tuple[int, float, float] | None = None  # under way: number, limit, when it is over
+        self._step: tuple[int, float, float] | None = None  # under way: number, time limit, deadline
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._span: StreamSpan | None = None
         self._channel = open_channel(address, tls)
@@ -69,14 +73,15 @@ class Link:
             raise
 
     def _open(self) -> Any:
-        """The stream, once the shard has accepted it."""
+        """Open the step stream; returns it once the shard has accepted it."""
         self._span = StreamSpan("shard stream", {"server.address": self.address, "bridle.shard.pid": self.pid})
         call = self._channel.stream_stream(f"/{SERVICE}/Steps")(
             iter(self._outbox.get, None), metadata=self._span.metadata
         )
         timer = threading.Timer(self._timings.connect, call.cancel)
         timer.start()
-        # A refusal has metadata too, and may be told a moment later than that: only the shard's own word counts.
+        # A refusal has metadata too, and its status may arrive later than the metadata. So only the shard's own entry
+        # counts as acceptance.
         is_accepted = ACCEPTED in call.initial_metadata()
         timer.cancel()
         if not is_accepted:
@@ -107,19 +112,19 @@ class Link:
         self._outbox.put(data)
 
     def load_adapter(self, request: pb.LoadAdapterRequest) -> None:
-        """Have the shard read or place an adapter, however long that takes. From any thread."""
+        """Make the shard read or place an adapter, and wait until that is done. Safe from any thread."""
         check(self._ask("LoadAdapter", request, pb.LoadAdapterReply, _ADAPTER_SECONDS))
 
     def unload_adapter(self, request: pb.UnloadAdapterRequest) -> None:
-        """Have the shard give up an adapter's place. From any thread."""
+        """Make the shard give up an adapter's place. Safe from any thread."""
         check(self._ask("UnloadAdapter", request, pb.UnloadAdapterReply, _ADAPTER_SECONDS))
 
     def expect(self, step: int, seconds: float) -> None:
-        """The reply to `step` is due within `seconds`."""
+        """Note that the reply to `step` is due within `seconds`; `watch` cuts the link if it is late."""
         self._step = step, seconds, time.monotonic() + seconds
 
     def receive(self) -> pb.StepReply:
-        """The next reply. Raises `ShardUnavailable` once the link is lost."""
+        """Wait for the next reply. Raises `ShardUnavailable` once the link is lost."""
         try:
             data = next(self._call)
         except (grpc.RpcError, StopIteration) as error:
@@ -149,7 +154,7 @@ class Link:
             self.cut(f"the stream ended: {_details(self._call)}")
 
     def cut(self, reason: str) -> None:
-        """The link is lost. The first reason is the one that counts. From any thread."""
+        """Mark the link as lost. The first reason given is the one that is reported. Safe from any thread."""
         self.reason = self.reason or reason
         self._end_span("" if self._is_closing else self.reason)
         self._call.cancel()
@@ -157,7 +162,7 @@ class Link:
         self._ended.set()
 
     def leave(self) -> None:
-        """The router is done with it. From any thread."""
+        """End the conversation from the router's side. Safe from any thread."""
         self._is_closing = True
         self.cut("the router is done with it")
 
@@ -166,13 +171,13 @@ class Link:
             self._span.end(failure)
 
     def close(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection and free its resources. Idempotent."""
         self.leave()
         self._channel.close()
 
 
 def read_info(reply: pb.InfoReply) -> tuple[ExecutorInfo, int, int]:
-    """The model behind a shard, the memory that it takes, and the shard's process."""
+    """Read a shard's self-description: the model, the bytes of memory that it takes, and the shard's process id."""
     if reply.protocol != PROTOCOL:
         raise ProtocolError(f"the shard speaks protocol {reply.protocol} (bridle {reply.version}), not {PROTOCOL}")
     if reply.kv not in ("paged", "sequences"):

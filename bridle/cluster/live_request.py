@@ -1,4 +1,4 @@
-"""What a router remembers of a request that runs on a replica, so that it can go on elsewhere."""
+"""What a router remembers of a request that runs on a replica, so that another replica can continue it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from bridle.outputs import Event, Finished, Log, PromptEvent, Resuming, Stored, 
 
 @dataclass(slots=True)
 class LiveRequest:
-    """A request that is not over. `told` are the events that its client has, by output; `num_again` those of them that
-    came again after a new beginning, `num_losses` the replicas that were lost since it last got on. `load` is what it
-    counts for on its `replica` (None: it waits for one). What its controllers printed and stored is counted only, since
-    it may come in other portions another time."""
+    """A request that is not over.
+
+    `told` are the events that the client already has, by output. `num_again` counts those of them that came a second
+    time after a new beginning. `num_losses` counts the replicas that were lost since the request last made progress.
+    `load` is its share of the load of its `replica` (None while it waits for a replica). Output of controllers (logs,
+    stored values) is only counted, since it may come in other portions the second time.
+    """
 
     request: Request
     stream: EventStream
@@ -34,30 +37,33 @@ class LiveRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it can be continued from its tokens, and need not begin again from its seed."""
+        """Whether the output can be continued from its tokens, so that it need not begin again from its seed."""
         return self.request.sampling.n == 1 and self.request.controller is None
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What a plain output goes on from: the tokens that its client has."""
+        """The tokens that the client has; a plain output continues from them."""
         if not self.is_plain:
             return ()
         return tuple(event.token for event in self.told.get(0, ()) if isinstance(event, TokenEvent))
 
     @property
     def open_outputs(self) -> Sequence[int]:
-        """Outputs that are not over, as far as the client knows."""
+        """Indices of the outputs that are not over, as far as the client knows."""
         told = self.told or {0: []}
         return [index for index, events in told.items() if not (events and isinstance(events[-1], Finished))]
 
     def begin_again(self) -> None:
-        """It is sent to a replica anew."""
+        """Reset the counters, because the request is sent to a replica anew."""
         self.num_again = {}
         self.notes_again.clear()
 
     def is_news(self, event: Event) -> bool:
-        """Whether the client does not have this event yet; remembers it. Raises `InternalError`, or
-        `ControllerError` if a controller may be why, if an output that was begun again says something else."""
+        """Whether the client does not have this event yet. The event is remembered.
+
+        Raises an error if an output that was begun again differs from what the client has: `ControllerError` if a
+        controller may be the cause, otherwise `InternalError`.
+        """
         if isinstance(event, Resuming):
             return True
         if isinstance(event, (Log, Stored)):
@@ -77,7 +83,7 @@ class LiveRequest:
         return True
 
     def _is_news_note(self, event: Log | Stored) -> bool:
-        """Whether there is more in it than what the client has, by characters printed and by values stored."""
+        """Whether the note holds more than the client has, counted in printed characters and in stored values."""
         key, size = ((event.index, "log"), len(event.text)) if isinstance(event, Log) else ((event.index, "stored"), 1)
         self.notes_again[key] += size
         is_news = self.notes_again[key] > self.notes_told[key]

@@ -1,6 +1,6 @@
-"""Adapters of a rank that follows rank 0: done beside the steps, in the order in which they were asked for.
+"""Loads and unloads adapters in ranks 1 and up, beside the steps, in the order in which rank 0 asked.
 
-Rank 0 asks only for what it could do itself, so what fails here leaves this rank behind the others.
+Rank 0 asks only for what it could do itself, so an error here means that this rank has fallen behind the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MemberAdapters:
         self._last: dict[str, Future[None]] = {}  # what was asked for last, by adapter
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Begin what the request asks for; whether it is about adapters at all."""
+        """Begin to load or unload if the request is about adapters. Returns whether it is."""
         match request.WhichOneof("kind"):
             case "load_adapter":
                 name, work = request.load_adapter.name, lambda: load(self._executor, request.load_adapter)
@@ -37,7 +37,7 @@ class MemberAdapters:
         return True
 
     def await_plan(self, plan: StepPlan) -> None:
-        """Wait until what the plan needs is there. Raises what went wrong on the way."""
+        """Wait until the adapters that the plan names are loaded. Raises the error of a load that failed."""
         for name in {row.adapter for row in plan.rows if row.adapter is not None}:
             asked = self._last.pop(name, None)
             if asked is not None:

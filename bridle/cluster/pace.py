@@ -1,21 +1,22 @@
-"""How long steps take, and when one has taken too long.
+"""Estimates how long steps take, and tells when one has taken too long.
 
-A shard that shows signs of life can still be stuck in a step. What a step may take is an estimate from those before
-it, with a wide margin: a limit that is too tight would kill a healthy shard.
+A shard that shows signs of life can still be stuck in a step. The time limit of a step is an estimate from earlier
+steps, with a wide margin, because a limit that is too tight would kill a healthy shard.
 """
 
 from __future__ import annotations
 
-#: A step of no tokens at all counts as one of so many.
+#: A step is counted with this many tokens beside its own: the fixed cost of a step.
 _BASE_TOKENS = 32
-#: How many times its estimate a step may take.
+#: The time limit of a step, as a multiple of its estimate.
 _MARGIN = 30.0
-#: What the memory of a slow step loses with each one that is faster.
+#: The estimate of a slow step is multiplied by this after each step that is faster.
 _FADING = 0.99
 
 
 class Pace:
-    """Learns from steps. In seconds, a step may always take `least`, and `first` while none is known."""
+    """Learns the duration of steps. The limit is never below `least` seconds; it is `first` seconds while no step is
+    known."""
 
     def __init__(self, least: float = 15.0, first: float = 300.0) -> None:
         self._least = least
@@ -23,17 +24,17 @@ class Pace:
         self._seconds_per_token: float | None = None  # of the slowest recent steps
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """A step took that long."""
+        """Learn that a step of `num_tokens` tokens took `seconds`."""
         cost = seconds / (_BASE_TOKENS + num_tokens)
         self._seconds_per_token = max(cost, (self._seconds_per_token or 0.0) * _FADING)
 
     def estimate(self, num_tokens: int) -> float | None:
-        """Seconds that a step will take; None before any was seen."""
+        """The expected duration of a step in seconds; None before any step was seen."""
         if self._seconds_per_token is None:
             return None
         return self._seconds_per_token * (_BASE_TOKENS + num_tokens)
 
     def limit(self, num_tokens: int) -> float:
-        """Seconds after which a step is given up."""
+        """The time limit of a step in seconds: after it the step is given up."""
         estimate = self.estimate(num_tokens)
         return self._first if estimate is None else max(self._least, _MARGIN * estimate)

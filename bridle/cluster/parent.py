@@ -1,4 +1,4 @@
-"""A child process of ours: what it is told, and that it never outlives its parent, however that one ends."""
+"""What a child process of bridle inherits, and a guarantee that it never outlives its parent."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _OPTIONS = "BRIDLE_"
 
 
 def child_environment() -> dict[str, str]:
-    """Ours without the variables that stand for flags: they were for this process, and what of them is for its child
-    stands on the child's command line, where a default need not be said."""
+    """The environment for a child: ours, without the variables that stand for flags. Those variables were for this
+    process. Flags meant for the child stand on its command line, which leaves out defaults."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
 
 
 def die_with_parent(parent: int) -> None:
     """End this process at once when process `parent`, which started it, ends.
 
-    Linux kills it itself, even if it is stopped; elsewhere a thread looks every second. The parent must start it from
-    a thread that lives as long as it should: to Linux that thread is the parent.
+    On Linux the kernel kills it, even if it is stopped; elsewhere a thread looks every second. The parent must start it
+    from a thread that lives as long as the child should, because Linux takes that thread for the parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

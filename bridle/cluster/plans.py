@@ -11,7 +11,7 @@ from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
 
 
 def encode_plan(plan: StepPlan) -> pb.Plan:
-    """The plan in columns."""
+    """The plan as a message of columns."""
     rows = plan.rows
     message = pb.Plan(
         step=plan.step,
@@ -50,7 +50,7 @@ def _add_adapters(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
 
 
 def decode_plan(message: pb.Plan) -> StepPlan:
-    """The plan. Raises `ProtocolError` if the columns do not fit each other."""
+    """The plan that the message describes. Raises `ProtocolError` if its columns do not fit each other."""
     what = f"plan of step {message.step}"
     seq_ids = list(message.seq_ids)
     columns = (message.starts, message.num_scheduled, message.num_logits, message.num_kept, message.num_kept_blocks)

@@ -1,8 +1,9 @@
-"""Which replica takes a request: the one that has computed its beginning already, unless it has too much to do.
+"""Chooses the replica for a request: the one that has computed its beginning, unless that replica is too busy.
 
-The router remembers which replica was sent which prompts, as chained hashes of their blocks, and forgets the oldest. It
-is a guess (a replica evicts when it must), which costs a prefill when it is wrong and nothing else. No clock, no I/O.
-What it does for a request takes time for each of the prompt's blocks, and next to none for each replica.
+The router remembers which replica was sent which prompts, as chained hashes of their blocks, and forgets the oldest.
+This is a guess, because a replica evicts blocks when it must; a wrong guess costs one prefill and nothing else. The
+router has no clock and no I/O. Its time for a request grows with the prompt's blocks, and hardly with the number of
+replicas.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-#: The load of a replica that is away.
+#: The load of a replica that cannot be reached.
 AWAY = math.inf
-#: Blocks that are remembered, over all replicas: so many at least, and so many for each. One takes about 100 bytes.
+#: How many blocks are remembered over all replicas: the larger of `MIN_BLOCKS` and `BLOCKS_PER_REPLICA` for each
+#: replica. One block takes about 100 bytes.
 MIN_BLOCKS, BLOCKS_PER_REPLICA = 1 << 17, 1 << 11
 #: A replica with the prefix may be ahead of the least loaded one by the prefix, and by so many tokens, or this factor.
 _SLACK_TOKENS = 256
@@ -21,7 +23,7 @@ _SLACK_FACTOR = 1.5
 
 
 class Choice(NamedTuple):
-    """A replica, and how many of the prompt's tokens are in its cache already, as far as is known."""
+    """The replica that was chosen, and how many of the prompt's tokens its cache is believed to hold."""
 
     replica: int
     num_cached: int = 0
@@ -31,31 +33,32 @@ class Router(Protocol):
     """Chooses replicas."""
 
     def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> Choice | None:
-        """The replica for a prompt; None if none is up. `loads` are tokens to be computed, `AWAY` for a replica that is
-        not there; prompts share blocks only under an equal `salt`."""
+        """Return the replica for a prompt; None if none is up. `loads` are the tokens that each replica has to compute,
+        `AWAY` for one that cannot be reached. Prompts share blocks only under an equal `salt`."""
         raise NotImplementedError
 
     def forget(self, replica: int) -> None:
-        """The replica has lost its cache."""
+        """Note that the replica has lost its cache."""
 
 
 class PrefixRouter:
     """A `Router` among `num_replicas`. `block_size` is that of their KV caches: nothing shorter is ever shared. Of the
-    blocks that were sent somewhere the latest are remembered: half of `max_blocks` at least."""
+    blocks that were sent, at least the latest `max_blocks / 2` are remembered."""
 
     def __init__(self, num_replicas: int, block_size: int, max_blocks: int | None = None) -> None:
         self.num_replicas = num_replicas
         self._block_size = block_size
         self._half = max((max_blocks or max(MIN_BLOCKS, num_replicas * BLOCKS_PER_REPLICA)) // 2, 1)
-        # Hash of a chain of blocks: the life of the replica that was sent it last. Two dictionaries, of which the older
-        # is dropped whole, are smaller than one in order of use, and faster.
+        # Maps the hash of a chain of blocks to the life of the replica that was sent it last. There are two
+        # dictionaries, and the older one is dropped whole: this is smaller and faster than one dictionary in order of
+        # use.
         self._recent: dict[int, int] = {}
         self._older: dict[int, int] = {}
-        self._lives = list(range(num_replicas))  # by replica: its number, and `num_replicas` more for each loss
+        self._lives = list(range(num_replicas))  # by replica: its number, plus `num_replicas` per loss
         self._next = 0  # where to begin among equals
 
     def __len__(self) -> int:
-        """Blocks that are remembered."""
+        """The number of blocks that are remembered."""
         return len(self._recent) + len(self._older)
 
     def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> Choice | None:
@@ -73,11 +76,12 @@ class PrefixRouter:
         return Choice(chosen, num_blocks * self._block_size)
 
     def forget(self, replica: int) -> None:
-        """See `Router`. What it was sent in its last life is passed over from now on, and goes with time."""
+        """See `Router`. Entries of the replica's last life are ignored from now on, and are dropped as they age."""
         self._lives[replica] += self.num_replicas
 
     def _chain(self, prompt: Sequence[int], salt: object) -> list[int]:
-        """Hashes of the prompt's whole blocks, each with all before it. The last token is always computed."""
+        """Hashes of the prompt's whole blocks, each over all blocks before it. The last token is left out, since it is
+        always computed."""
         size, value, chain = self._block_size, hash((salt, self._block_size)), []
         for start in range(0, (len(prompt) - 1) // size * size, size):
             value = hash((value, tuple(prompt[start : start + size])))
@@ -85,7 +89,8 @@ class PrefixRouter:
         return chain
 
     def _home(self, chain: list[int], only: int | None = None) -> tuple[int | None, int]:
-        """The replica that has most of the chain, and how many blocks of it; with `only`, how many that one has."""
+        """The replica that holds most of the chain, and how many blocks of it. With `only`, the count is for that
+        replica."""
         for num_blocks in range(len(chain), 0, -1):
             value = chain[num_blocks - 1]
             life = self._recent.get(value)
@@ -106,7 +111,7 @@ class PrefixRouter:
 
 
 def first_from(start: int, loads: Sequence[float], load: float) -> int:
-    """The first replica with that load, counted from `start` and around: equals take turns."""
+    """The first replica with exactly this load, counted cyclically from `start`, so that equal replicas take turns."""
     start %= len(loads)
     try:
         return loads.index(load, start)

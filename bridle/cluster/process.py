@@ -1,4 +1,4 @@
-"""The life of a shard's process: load, warm up, listen, serve until a signal comes or the device is lost."""
+"""The life of a shard's process: load, warm up, listen, then serve until a signal comes or the device is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bridle.threads import run_apart
 
 _log = logging.getLogger(__name__)
 
-#: Exit status of a shard whose device is lost: whoever started it does well to start it again.
+#: Exit status of a shard whose device is lost; whoever started the shard should start it again.
 DEVICE_LOST = 75  # EX_TEMPFAIL
 _GRACE_SECONDS = 1.0
 
@@ -31,14 +31,16 @@ def run_shard(
     warm: bool = True,
     on_listening: Callable[[str], None] = lambda address: None,
 ) -> int:
-    """Serve `executor` until SIGTERM or SIGINT; gives the exit status. A second signal ends the process at once, since
-    a step may hang. Call it from the main thread. `on_listening` is told the address once routers can connect; the
-    largest step was run before that, unless `warm` is False."""
+    """Serve `executor` until SIGTERM or SIGINT; returns the exit status.
+
+    A second signal ends the process at once, since a step may hang. Call it from the main thread. `on_listening` is
+    called with the address once routers can connect; before that the largest step is run, unless `warm` is False.
+    """
     ended = threading.Event()
     losses: list[ShardUnavailable] = []
 
     def lose(error: ShardUnavailable) -> None:
-        """The router was told; a device that is lost is found again by a new process only."""
+        """Stop serving: the router has been told, and only a new process can find the lost device again."""
         _log.error("the device is lost, this shard ends: %s", error)
         losses.append(error)
         ended.set()

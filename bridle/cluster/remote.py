@@ -1,8 +1,8 @@
 """The engine's executor when the model is in another process: a stream to a shard that is found again when lost.
 
-The plan goes first, masks follow while the forward pass runs, and only tokens and log-probabilities come back. When
-the shard is lost every sequence is, which the engine treats as a preemption of all; a thread looks for the shard until
-it is there again. Knows nothing of who starts shards.
+The plan goes first, masks follow while the forward pass runs, and only tokens and log-probabilities come back. When the
+shard is lost, so is the KV of every sequence; the engine treats this as a preemption of all. A thread tries to reach
+the shard until it is there again. This module does not know who starts shards.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _PAUSES = (0.02, 0.05, 0.1, 0.2)
 class ShardExecutor:
     """Implements `Executor`, `Interruptible` and `Embedder` over a shard at `address`.
 
-    The constructor waits up to `start_timeout` seconds for the shard; `is_starting` says whether it is worth to wait.
-    `on_loss(pid, reason)` is called when the shard is lost, from a thread of its own, and may end what is left of it;
-    again, without a pid, whenever the next one has not come for `start_timeout` seconds. `on_proven(pid)` is called
-    when a shard has computed its first step.
+    The constructor waits up to `start_timeout` seconds for the shard, as long as `is_starting` says that one may come.
+    `on_loss(pid, reason)` is called from a thread of its own when the shard is lost, and may end what is left of it. It
+    is called again, without a pid, whenever no shard has come for another `start_timeout` seconds. `on_proven(pid)` is
+    called when a shard has computed its first step.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ShardExecutor:
         self._pace = Pace(self._timings.least_step, self._timings.first_step)
         self._names = SamplingNames()
         self._used: Link | None = None  # the link whose shard has our mirrors
-        self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # of the last forward: step, tokens, when
+        self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # the last plan: step, number of tokens, time of sending
         self._link: Link | None = self._first_link(start_timeout, is_starting)
         self._info, self.num_bytes = self._link.info, self._link.num_bytes
         self._adapter_layers, self._num_links = self._link.adapter_layers, 1
@@ -86,12 +86,13 @@ class ShardExecutor:
 
     @property
     def is_up(self) -> bool:
-        """Whether the shard is there, as far as is known. Safe from any thread."""
+        """Whether the shard is connected, as far as is known. Safe from any thread."""
         link = self._link
         return link is not None and not link.is_lost
 
     def forward(self, plan: StepPlan) -> None:
-        """Send the plan and come back. What goes wrong with it is raised by `sample`, except `ShardUnavailable`."""
+        """Send the plan without waiting. Its errors are raised by `sample`, except `ShardUnavailable`, which is raised
+        here."""
         link = self._reachable()
         if self._used not in (None, link):
             raise ShardUnavailable(f"the shard at {self.address} was lost; another one is there")
@@ -101,7 +102,7 @@ class ShardExecutor:
         link.send(pb.StepRequest(plan=encode_plan(plan)))
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Send the rows, wait for what was drawn. Raises what the shard raised, or `ShardUnavailable`."""
+        """Send the rows and wait for the drawn tokens. Raises the shard's error, or `ShardUnavailable`."""
         link = self._used
         if link is None:
             raise InternalError(f"a batch of step {batch.step} without a forward pass")
@@ -115,7 +116,7 @@ class ShardExecutor:
         return check_result(decode_result(reply.result), batch, self._info.vocab_size)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Ask for vectors, as many at a time as a message holds. Raises what the shard raised, or
+        """Ask for the vectors of these rows, in portions that fit a message. Raises the shard's error, or
         `ShardUnavailable`."""
         link, size = self._used, self._info.embedding_size
         if link is None:
@@ -129,8 +130,8 @@ class ShardExecutor:
         return vectors
 
     def _ask(self, link: Link, step: int, request: pb.StepRequest, kind: str) -> pb.StepReply:
-        """Send what a reply of that `kind` answers, and wait for it. Replies to earlier steps are dropped: nobody waits
-        for them any more."""
+        """Send a request whose reply is of that `kind`, and wait for the reply. Replies to earlier steps are dropped,
+        because those steps were given up."""
         link.expect(step, self._pace.limit(self._plan[1]))
         link.send(request)
         while True:
@@ -147,7 +148,7 @@ class ShardExecutor:
             return reply
 
     def reset(self) -> None:
-        """Forget every mirror and all KV. The next plan may go to another shard."""
+        """Forget all adapters and KV that the last shard had. The next plan may go to another shard."""
         link, self._used = self._used, None
         if link is not None and not link.is_lost:
             link.send(pb.StepRequest(reset=pb.Reset()))
@@ -160,7 +161,7 @@ class ShardExecutor:
 
     @property
     def adapter_epoch(self) -> int:
-        """Another number for each connection: a shard forgets its adapters with its router."""
+        """A number that differs for each connection, because a shard forgets its adapters when its router leaves."""
         return self._num_links
 
     def read_adapter(self, key: str, files: AdapterFiles) -> None:
@@ -185,7 +186,7 @@ class ShardExecutor:
         return link
 
     def close(self) -> None:
-        """Let the shard go. Idempotent."""
+        """Disconnect from the shard. Idempotent."""
         self._closed.set()
         link = self._link
         if link is not None:
@@ -205,7 +206,7 @@ class ShardExecutor:
             self._closed.wait(_PAUSES[1])
 
     def _keep(self) -> None:
-        """Watch the link, find the next one, until closed."""
+        """Watch the link, and find the next one when it is lost, until closed."""
         while not self._closed.is_set():
             link = self._link
             if link is None:
@@ -223,7 +224,7 @@ class ShardExecutor:
             self._link.close()
 
     def _find(self) -> None:
-        """Try to reach the shard, again and again."""
+        """Try to reach the shard again and again, until it answers or this executor is closed."""
         attempt, began = 0, time.monotonic()
         patience = self._start_timeout or math.inf
         while not self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
@@ -235,7 +236,7 @@ class ShardExecutor:
                 link = Link(self.address, self._tls, self._timings)
             except ShardUnavailable:
                 continue
-            except Exception as error:  # whatever it is, this thread has to go on looking
+            except Exception as error:  # this thread must go on trying, whatever the error is
                 self._note_unusable(str(error) if isinstance(error, BridleError) else repr(error))
                 continue
             if not can_replace(link.info, self._info):
@@ -254,7 +255,7 @@ class ShardExecutor:
         self._why = why
 
     def _give_up(self, seconds: float) -> None:
-        """What starts there may hang."""
+        """Call `on_loss`, so that whatever hangs while it starts can be ended."""
         reason = f"it has not come back for {seconds:.0f} s"
         _log.error("the shard at %s is still away: %s", self.address, reason)
         self._tell(lambda: self._on_loss(None, reason))
@@ -267,11 +268,11 @@ class ShardExecutor:
 
 
 def can_replace(new: ExecutorInfo, old: ExecutorInfo) -> bool:
-    """Whether what was planned for `old` can be computed by `new`: the same model, with no less room."""
+    """Whether `new` can compute plans made for `old`: it has the same model and no less room."""
     has_room = new.num_blocks >= old.num_blocks and new.max_model_len >= old.max_model_len
     return has_room and is_same_model(new, old)
 
 
 def is_same_model(one: ExecutorInfo, other: ExecutorInfo) -> bool:
-    """Whether both are the same but for their room."""
+    """Whether both describe the same model; the room that they have may differ."""
     return other == replace(one, num_blocks=other.num_blocks, max_model_len=other.max_model_len)

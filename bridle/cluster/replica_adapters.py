@@ -1,4 +1,5 @@
-"""The adapters of several replicas, as one home: each replica is told of all, and reads those that its requests want.
+"""The adapters of several replicas behind one `AdapterHome`. Each replica is told of all adapters, and reads those that
+its requests name.
 
 The router decides nothing about memory: every replica has an engine and an `AdapterPool` of its own.
 """
@@ -23,21 +24,21 @@ from bridle.cluster.faults import pack_error, unpack_error
 from bridle.errors import AdapterRefused, BridleError, EngineClosed, UnknownAdapter, UnsupportedFeature
 from bridle.lora import AdapterFiles, AdapterLimits, AdapterPool, AdapterState, AdapterStatus
 
-#: From least to most ready.
+#: The states of an adapter, from least to most ready.
 _STATES: tuple[AdapterState, ...] = ("failed", "known", "loading", "host", "device")
 
 
 class ReplicaAdapters:
-    """The router's end: an `AdapterHome` over replicas. `send(number, message)` reaches one of them."""
+    """The router's end: an `AdapterHome` over replicas. `send(number, message)` sends a message to replica `number`."""
 
     def __init__(self, send: Callable[[int, AdapterMessage], None]) -> None:
         self._send = send
         self._lock = threading.RLock()
         self._limits: AdapterLimits | None = None
         self._known: dict[str, AdapterFiles] = {}
-        self._up: dict[int, Mapping[str, AdapterNews]] = {}  # replicas that are there, and their last news
+        self._up: dict[int, Mapping[str, AdapterNews]] = {}  # connected replicas, and their last news
         self._fetches: dict[str, list[Future[None]]] = {}
-        self._failed: dict[str, dict[int, BridleError]] = {}  # why replicas could not fetch what is waited for
+        self._failed: dict[str, dict[int, BridleError]] = {}  # by awaited adapter: who failed, and why
 
     # -- for the registry ------------------------------------------------------------------------------------
 
@@ -58,7 +59,7 @@ class ReplicaAdapters:
                 self._settle(key, UnknownAdapter("the adapter was removed", "adapter"))
 
     def status(self, key: str) -> AdapterStatus:
-        """As at the replica that has got furthest; users of all."""
+        """The state at the replica where the adapter is most ready, and the users of all replicas together."""
         with self._lock:
             news = [known[key] for known in self._up.values() if key in known]
         if not news:
@@ -67,7 +68,8 @@ class ReplicaAdapters:
         return AdapterStatus(state, error, sum(num_users for _, _, num_users in news))
 
     def fetch(self, key: str) -> Future[None]:
-        """Done when one replica has it; failed when none of them can."""
+        """Ask the replicas to read the adapter. The future is done when one of them has it, and fails when none can
+        read it."""
         future: Future[None] = Future()
         with self._lock:
             if key not in self._known:
@@ -78,7 +80,7 @@ class ReplicaAdapters:
         return future
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """End all fetches that are under way."""
         with self._lock:
             for key in list(self._fetches):
                 self._settle(key, EngineClosed("the replicas were shut down"))
@@ -86,7 +88,7 @@ class ReplicaAdapters:
     # -- for the links -----------------------------------------------------------------------------------------
 
     def note_up(self, number: int, limits: AdapterLimits | None) -> None:
-        """A replica is there. It is told of all adapters before anything else reaches it."""
+        """Note that a replica is connected. It is told of all adapters before it gets any request."""
         with self._lock:
             self._limits = limits
             self._up[number] = {}
@@ -96,7 +98,7 @@ class ReplicaAdapters:
                 self._send(number, FetchAdapter(key))
 
     def note_lost(self, number: int) -> None:
-        """A replica is gone: nobody waits for what it might have fetched."""
+        """Note that a replica is gone, so that no fetch waits for it."""
         with self._lock:
             self._up.pop(number, None)
             for key, failed in list(self._failed.items()):
@@ -126,7 +128,7 @@ class ReplicaAdapters:
             self._send(number, message)
 
     def _give_up(self, key: str) -> None:
-        """If all that are there have failed."""
+        """Fail the fetch of an adapter if every connected replica has failed to read it."""
         failed = self._failed[key]
         if failed and failed.keys() >= self._up.keys():
             *_, error = failed.values()
@@ -144,7 +146,7 @@ class ReplicaAdapters:
 
 
 class ServedAdapters:
-    """A replica's end, for one router. `send` may be called from any thread."""
+    """The replica's end of these messages, for one router. `send` may be called from any thread."""
 
     def __init__(self, pool: AdapterPool | None, send: Callable[[AdapterFetched], None]) -> None:
         self._pool = pool
@@ -152,7 +154,7 @@ class ServedAdapters:
         self._keys: dict[str, None] = {}
 
     def handle(self, message: AdapterMessage) -> None:
-        """Do what the router says."""
+        """Do what the router's message says."""
         if self._pool is None:
             return
         if isinstance(message, AddAdapter):
@@ -165,7 +167,7 @@ class ServedAdapters:
             self._fetch(self._pool, message.key)
 
     def news(self) -> dict[str, AdapterNews]:
-        """Where those are that there is anything to tell of."""
+        """The state of each adapter of which there is something to report, by key."""
         found: dict[str, AdapterNews] = {}
         for key in self._keys if self._pool is not None else ():
             assert self._pool is not None
@@ -175,7 +177,7 @@ class ServedAdapters:
         return found
 
     def close(self) -> None:
-        """The router is gone, and what it had named with it."""
+        """The router has left: remove the adapters that it had named."""
         for key in self._keys if self._pool is not None else ():
             assert self._pool is not None
             self._pool.remove(key)

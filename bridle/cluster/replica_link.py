@@ -1,6 +1,7 @@
-"""A router's end of one replica: found again when it is lost. Two threads: one reads, one writes.
+"""The router's connection to one replica, made again when it is lost. It has two threads: one reads, one writes.
 
-Tells its owner what comes, and when the replica is there and gone. Knows nothing of what requests are for.
+The link tells its owner which messages come, and when the replica is connected and lost. It does not know what requests
+are for.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from bridle.errors import ProtocolError, ShardUnavailable
 
 _log = logging.getLogger(__name__)
 
-#: A replica that is silent for so long is hung, in seconds; it says something four times as often.
+#: A replica that is silent for this many seconds counts as hung; it sends a message four times as often.
 _SILENCE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 
 
 class LinkOwner(Protocol):
-    """Who has links. Called from the links' threads; `number` says which one it is."""
+    """The owner of links. The links' threads call these methods; `number` says which link it is."""
 
     def note_up(self, number: int, hello: Hello) -> None: ...
 
@@ -47,19 +48,20 @@ class LinkOwner(Protocol):
 
 
 class Link(Protocol):
-    """A way to one replica: it tells its owner what comes from there."""
+    """A connection to one replica, which passes the replica's messages to its owner."""
 
     def start(self) -> None: ...
 
     def send(self, message: ToReplica) -> None:
-        """Send without waiting; lost with the replica."""
+        """Send without waiting. The message is lost if the replica is."""
 
     def close(self) -> None:
-        """Let the replica go. Idempotent."""
+        """Disconnect from the replica. Idempotent."""
 
 
 class MakeLink(Protocol):
-    """How a `Link` is made: number, address and owner, whom to tell of a loss, whom of a first sign of good work."""
+    """How a `Link` is made: from its number, its address and its owner, with functions to call on a loss and on the
+    first good result."""
 
     def __call__(
         self,
@@ -73,7 +75,8 @@ class MakeLink(Protocol):
 
 
 class ReplicaLink:
-    """The connection to the replica at `path`. `on_loss(pid, reason)` may end what is left of it."""
+    """The connection to the replica at `path`. `on_loss(pid, reason)` is called when the replica is lost, and may end
+    what is left of it."""
 
     def __init__(
         self,
@@ -97,11 +100,11 @@ class ReplicaLink:
         self._thread.start()
 
     def send(self, message: ToReplica) -> None:
-        """Send without waiting; lost with the replica."""
+        """Send without waiting. The message is lost if the replica is."""
         self._outbox.put(frame(message))
 
     def close(self) -> None:
-        """Let the replica go. Idempotent."""
+        """Disconnect from the replica. Idempotent."""
         self._closed.set()
         self._cut()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -147,7 +150,7 @@ class ReplicaLink:
             reason = f"the connection ended: {error or 'closed by the replica'}"
         except (ProtocolError, ShardUnavailable) as error:
             reason = str(error)
-        except Exception as error:  # a bug of ours, or what it sent; the next one shall be found all the same
+        except Exception as error:  # a bug of bridle, or a bad message: log it, and connect again all the same
             _log.exception("what replica %d said was not understood", self.number)
             reason = f"what it said was not understood: {error!r}"
         finally:
@@ -191,7 +194,7 @@ class ReplicaLink:
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes; a peer that sends nothing for the socket's time-out has hung."""
+    """Read exactly `size` bytes. A peer that sends nothing within the socket's time-out counts as hung."""
     data = bytearray(size)
     view, position = memoryview(data), 0
     while position < size:

@@ -1,7 +1,7 @@
-"""What a router and a replica say to each other: requests one way, events the other, one frame per step.
+"""The messages between a router and a replica: requests one way, events the other, one frame per step.
 
-A replica is a whole engine in a process of its own. Messages are MessagePack in frames of four bytes of length; both
-ends are processes of one server, on a unix socket that only its user can open.
+A replica is a whole engine in a process of its own. Each message is MessagePack in a frame with four bytes of length.
+Both ends are processes of one server, on a unix socket that only its user can open.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Events(_Wire):
 
 
 class Broken(_Wire):
-    """A stream that ended without its last event."""
+    """A stream ended without its last event."""
 
     request_id: str
     error: tuple[str, str, str | None]
@@ -149,9 +149,9 @@ class Beat(_Wire):
     adapters: dict[str, AdapterNews] = {}
 
 
-#: All that a replica is told.
+#: All messages that a router sends to a replica.
 ToReplica = Submit | Cancel | AdapterMessage
-#: All that it says after its greeting.
+#: All messages that a replica sends to its router after its `Hello`.
 ToRouter = Events | Broken | Beat | AdapterFetched
 
 _TO_REPLICA = msgspec.msgpack.Decoder(ToReplica)
@@ -160,12 +160,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """A message for a carrier that keeps messages apart."""
+    """A message as bytes, for a carrier that keeps messages apart."""
     return _ENCODER.encode(message)
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """A message with its length in front."""
+    """A message as bytes, with its length in front."""
     data = encode(message)
     if len(data) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a message has {len(data)} bytes; at most {MAX_FRAME_BYTES}")
@@ -191,7 +191,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
 
 
 def pack_request(request: Request) -> Submit:
-    """Raises `UnsupportedFeature` for what exists in one process only."""
+    """The request as a message. Raises `UnsupportedFeature` if its controller exists in this process only."""
     if request.stopping:
         raise UnsupportedFeature("stopping criteria of your own need an engine in this process", "stopping")
     values = {name: getattr(request, name) for name in Submit.__struct_fields__}

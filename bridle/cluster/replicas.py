@@ -1,8 +1,9 @@
-"""Several engines as one: requests go to the replica that knows their beginning, and to another one if that is lost.
+"""Several engines behind one `EngineClient`. A request goes to the replica that has computed its beginning, and to
+another one if that replica is lost.
 
-Implements `EngineClient`. What a client has of an output is remembered here, so that the output goes on elsewhere
-without a token too many or too few: a plain one is continued from its tokens, any other is begun again from its seed
-and what the client has already is not sent twice.
+This process remembers what the client has of an output, so that another replica continues it without a token too many
+or too few. A plain output is continued from its tokens. Any other is begun again from its seed, and what the client
+already has is not sent twice.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ from bridle.outputs import Event, Finished, FinishReason, PromptEvent, Resuming
 
 _log = logging.getLogger(__name__)
 
-#: So many replicas may be lost under a request before it ends, unless it gets on in between. Others may be at fault,
-#: and it may have waited for its turn all the time; but one that makes them die must end.
+#: A request ends after this many replicas were lost under it without progress in between. Other requests may be to
+#: blame, and it may only have waited for its turn; but a request that makes replicas die must end.
 _MAX_LOSSES = 10
-#: What a running request counts for beside the tokens of its prompt that are to be computed, in tokens of load.
+#: The load of a running request in tokens, beside the tokens of its prompt that are still to be computed.
 _RUNNING_TOKENS = 32
 
 
 class ReplicaSet:
     """An `EngineClient` over replicas at unix sockets. `start` waits for the first of them.
 
-    `on_loss(number, pid)` may end what is left of a lost replica, `on_proven(number, pid)` hears of a good one.
-    `make_router(num_replicas, block_size)` chooses in another way, `make_link` reaches replicas otherwise than by a
-    socket, and `clock` is that of deadlines.
+    `on_loss(number, pid)` is called for a lost replica and may end what is left of it. `on_proven(number, pid)` is
+    called when a replica gave its first result. `make_router(num_replicas, block_size)` replaces the choice of
+    replicas, `make_link` the connection by socket, and `clock` the clock of deadlines.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class ReplicaSet:
         ]
         self._make_router = make_router
         self._router: Router | None = None
-        self._up: dict[int, Beat | None] = {}  # replicas that are there, and their last beat
+        self._up: dict[int, Beat | None] = {}  # the replicas that are connected, and the last beat of each
         self._loads = [AWAY] * len(self._links)
         self._live: dict[str, LiveRequest] = {}
         self._hello: Hello | None = None
@@ -117,7 +118,7 @@ class ReplicaSet:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether a replica is there. One whose engine does not run is not."""
+        """Whether at least one replica is connected. A replica whose engine does not run does not stay connected."""
         return bool(self._up)
 
     @property
@@ -125,7 +126,7 @@ class ReplicaSet:
         return len(self._up)
 
     def submit(self, request: Request) -> EventStream:
-        """Start a request on the replica that suits it; it waits if none is there."""
+        """Start a request on the replica that suits it best. The request waits if no replica is connected."""
         assert self._intake is not None, "not started"
         assert self._hello is not None
         self._intake.check(request)
@@ -164,7 +165,7 @@ class ReplicaSet:
         return total
 
     def close(self, drain: float = 0.0) -> None:
-        """Let the replicas go; streams that are not over end with `EngineClosed`. Idempotent."""
+        """Disconnect from the replicas. Streams that are not over end with `EngineClosed`. Idempotent."""
         with self._first:
             self._first.wait_for(lambda: not self._live, drain)
             self._is_closed = True
@@ -195,7 +196,7 @@ class ReplicaSet:
         self._links[live.replica].send(pack_request(request))
 
     def _leave(self, live: LiveRequest) -> None:
-        """The request is no longer on its replica."""
+        """Take the request and its load off its replica."""
         if live.replica is not None:
             self._loads[live.replica] -= live.load
             live.replica, live.load = None, 0
@@ -203,7 +204,7 @@ class ReplicaSet:
     # -- the links' threads ----------------------------------------------------------------------------------
 
     def note_up(self, number: int, hello: Hello) -> None:
-        """A replica is there: it may have what waits."""
+        """Note that a replica is connected, and send it requests that wait."""
         with self._first:
             self._learn(number, hello)
             self._up[number], self._loads[number] = None, 0
@@ -215,7 +216,7 @@ class ReplicaSet:
             self._first.notify_all()
 
     def _learn(self, number: int, hello: Hello) -> None:
-        """What is served, and the least room that a replica has for it."""
+        """Learn the served model from a replica's greeting, and the smallest room that any replica has for it."""
         if self._hello is None:
             self._router = self._make_router(len(self._links), hello.info.block_size)
         elif not is_same_model(hello.info, self._hello.info):
@@ -226,8 +227,8 @@ class ReplicaSet:
             self._intake = Intake(hello.info, config)
 
     def note_events(self, number: int, message: ToRouter) -> None:
-        """What a replica says, to the streams. Raises `ShardUnavailable` if it says that it cannot compute: as its
-        shard is gone, or its engine, it is as good as lost."""
+        """Pass a replica's events to the streams of clients. Raises `ShardUnavailable` if the replica says that it
+        cannot compute: without its shard or its engine it counts as lost."""
         woken: list[EventStream] = []
         with self._first:
             if isinstance(message, Beat):
@@ -244,7 +245,7 @@ class ReplicaSet:
         wake_all(woken)
 
     def note_lost(self, number: int, reason: str) -> None:
-        """A replica is gone: what it held goes on elsewhere."""
+        """Note that a replica is gone; its requests continue on other replicas."""
         with self._first:
             self._up.pop(number, None)
             self._loads[number] = AWAY
@@ -268,7 +269,7 @@ class ReplicaSet:
                 self._place(live)
 
     def note_absent(self, number: int) -> None:
-        """A replica is still away. Deadlines pass for what waits for one."""
+        """A replica is still away: end the waiting requests whose deadlines have passed."""
         now = self._clock()
         with self._first:
             for live in [live for live in self._live.values() if live.replica is None]:
@@ -286,7 +287,7 @@ class ReplicaSet:
         for request_id, batch in by_request.items():
             live = self._live.get(request_id)
             if live is None or live.replica != number:
-                continue  # it was cancelled, or goes on elsewhere
+                continue  # the request was cancelled, or runs on another replica
             if any(isinstance(event, PromptEvent) for event in batch):
                 self._note_prompt(live)
             try:
@@ -304,7 +305,7 @@ class ReplicaSet:
                 self._forget(live)
 
     def _note_prompt(self, live: LiveRequest) -> None:
-        """A prompt that is computed is no load any more."""
+        """The prompt is computed: take its tokens off the load of the replica."""
         if live.replica is not None:
             self._loads[live.replica] -= live.load - _RUNNING_TOKENS
             live.load = _RUNNING_TOKENS
@@ -317,7 +318,7 @@ class ReplicaSet:
             self._forget(live)
 
     def _end(self, live: LiveRequest, reason: FinishReason, error: BridleError | None) -> None:
-        """End all outputs that are not over."""
+        """End all outputs of the request that are not over."""
         *_, last = outputs = live.open_outputs
         finished = [Finished(live.request.id, index, reason, error=error, is_last=index == last) for index in outputs]
         self._put(live, list(finished))

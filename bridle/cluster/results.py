@@ -37,7 +37,7 @@ def _encode_logprobs(logprobs: Sequence[Logprob]) -> pb.Logprobs:
 
 
 def decode_result(message: pb.Result) -> StepResult:
-    """The result. Raises `ProtocolError` if the columns do not fit each other."""
+    """The result that the message describes. Raises `ProtocolError` if its columns do not fit each other."""
     what = f"result of step {message.step}"
     tokens = list(message.tokens)
     logprobs: list[Logprob | None] = [None] * len(tokens)
@@ -54,7 +54,7 @@ def decode_result(message: pb.Result) -> StepResult:
 
 
 def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> StepResult:
-    """The result, if it answers the batch. Raises `ProtocolError` otherwise: the engine relies on it."""
+    """Return the result if it answers the batch. Raises `ProtocolError` otherwise, because the engine relies on it."""
     what, tokens = f"result of step {result.step}", result.tokens
     check_lengths(what, len(batch.rows), tokens)
     if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:

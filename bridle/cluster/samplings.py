@@ -1,8 +1,8 @@
-"""Sampling parameters on the wire: each object is sent once and then named by a slot.
+"""Sampling parameters on the wire: each object is sent once and is then named by a slot.
 
-The sender keeps the slots; the least recently used one is given to a newcomer, which replaces what the receiver had
-there. Only the fields that choose a token travel: when an output is complete is none of a shard's business. A field
-of `SamplingParams` is either sent or named in `UNSENT`; a test sends each of them.
+The sender assigns the slots. A new object takes the slot that was not used for the longest time, and replaces what the
+receiver had there. Only fields that choose a token are sent; a shard does not decide when an output is complete. Each
+field of `SamplingParams` is either sent or named in `UNSENT`; a test sends each of them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from bridle.cluster.proto import shard_pb2 as pb
 from bridle.errors import InvalidRequest, ProtocolError
 from bridle.sampling import SamplingParams, Watermark
 
-#: Objects that are remembered; more, if one batch needs more.
+#: How many objects are remembered. One batch may need more, and gets them.
 NUM_SLOTS = 4096
-#: Fields that a shard has no use for: how many outputs there are, when each is complete, what is told of it, and what
-#: the rows of a step say in their own way (their keys come of the seed, the prompt's scores are runs of their own).
+#: Fields that a shard does not need: how many outputs there are, when each is complete, what the client is told of it,
+#: and what the rows of a step already say (their keys come from the seed, and the scores of a prompt are rows of their
+#: own).
 UNSENT = frozenset(
     {
         "n",
@@ -32,14 +33,14 @@ UNSENT = frozenset(
         "skip_special_tokens",
     }
 )
-#: Slots that a receiver lets a sender use.
+#: The largest number of slots that a receiver allows a sender.
 MAX_SLOTS = 1 << 16
 
 
 class SamplingNames:
-    """The sender's side: gives each object a slot, and collects the ones that must be sent first.
+    """The sender's side: gives each object a slot, and collects the objects that must be sent first.
 
-    Objects are told apart by identity, which is quick, and right: they are immutable, and kept alive here.
+    Objects are compared by identity. This is fast, and correct because they are immutable and kept alive here.
     """
 
     def __init__(self, num_slots: int = NUM_SLOTS) -> None:
@@ -47,7 +48,7 @@ class SamplingNames:
         self._known: OrderedDict[int, tuple[int, SamplingParams]] = OrderedDict()  # by id: slot, object
 
     def name(self, samplings: list[SamplingParams]) -> tuple[list[int], list[pb.Sampling]]:
-        """The slot of each object, and those that the receiver does not know yet."""
+        """The slot of each object, and the messages for objects that the receiver does not know yet."""
         self._num_slots = max(self._num_slots, len(samplings))  # none of these may push out another
         known, slots, new = self._known, [], []
         for sampling in samplings:
@@ -69,13 +70,13 @@ class SamplingNames:
 
 
 class SamplingSlots:
-    """The receiver's side."""
+    """The receiver's side: the objects by slot."""
 
     def __init__(self) -> None:
         self._slots: dict[int, SamplingParams] = {}
 
     def learn(self, message: pb.Sampling) -> None:
-        """Remember an object. Raises `ProtocolError` for one that is not allowed."""
+        """Remember the object of a message. Raises `ProtocolError` if its slot or its values are not allowed."""
         if message.slot >= MAX_SLOTS:
             raise ProtocolError(f"sampling slot {message.slot} is named; there are {MAX_SLOTS}")
         self._slots[message.slot] = decode_sampling(message)
@@ -89,7 +90,7 @@ class SamplingSlots:
 
 
 def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
-    """The fields that choose a token."""
+    """The fields that choose a token, as a message."""
     mark = sampling.watermark
     return pb.Sampling(
         slot=slot,
@@ -110,7 +111,7 @@ def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
 
 
 def decode_sampling(message: pb.Sampling) -> SamplingParams:
-    """The object, checked as if a client had sent it."""
+    """The object that the message describes, checked as if a client had sent it."""
     try:
         return SamplingParams(
             temperature=message.temperature,

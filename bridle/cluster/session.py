@@ -1,7 +1,7 @@
-"""A shard's side of one step stream: requests in, replies out, one after the other. No sockets.
+"""A shard's side of one step stream: requests come in, replies go out, one after the other. No sockets.
 
-The executor never fails the stream. A fault in a forward pass is told when its batch comes, so that there is exactly
-one reply for each batch, whatever happens, and one for each wish for vectors.
+An error of the executor never ends the stream. An error in a forward pass is reported when its batch comes. So each
+batch has exactly one reply, whatever happens, and so has each request for vectors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """One router's conversation. `on_device_lost` is told when the executor says that its device is gone. `num_steps`
-    counts batches that were answered."""
+    """One router's conversation. `on_device_lost` is called when the executor reports that its device is gone.
+    `num_steps` counts the batches that were answered."""
 
     def __init__(self, executor: Executor, on_device_lost: Callable[[ShardUnavailable], None]) -> None:
         self._executor = executor
@@ -36,7 +36,8 @@ class Session:
         self._fault: Exception | None = None  # of the last forward pass
 
     def handle(self, data: bytes) -> bytes | None:
-        """Do what a request says; gives the reply if it wants one. Raises `ProtocolError` for what is no request."""
+        """Do what a request says; returns the reply if the request has one. Raises `ProtocolError` if `data` is not a
+        request."""
         try:
             request = pb.StepRequest.FromString(data)
         except DecodeError as error:

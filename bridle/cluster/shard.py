@@ -1,7 +1,7 @@
 """A shard: an executor behind gRPC, for one router at a time.
 
-Steps run in the thread of the router's stream; everything else is answered by other threads, so that a sign of life
-comes however long a step takes. Knows nothing of requests, text or controllers.
+Steps run in the thread of the router's stream. Other calls are answered by other threads, so that a sign of life comes
+however long a step takes. A shard knows nothing of requests, text or controllers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 SERVICE = "bridle.shard.v1.Shard"
-#: What a shard sends ahead of its first reply once the stream is the router's.
+#: The metadata that a shard sends before its first reply, once it has accepted the router's stream.
 ACCEPTED = ("bridle-accepted", "1")
-#: Calls that may be under way, each in a thread that ends with it; further ones are refused.
+#: How many calls may be under way at once. Each has a thread that ends with it; further calls are refused.
 _MAX_CALLS = 64
 
 
@@ -61,7 +61,7 @@ class Shard:
     # -- the conversation with a router --------------------------------------------------------------------
 
     def steps(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The step stream. A second router is turned away while there is one."""
+        """The step stream. A second router is refused while one is connected."""
         if not self._taken.acquire(blocking=False):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the shard has a router; it serves one at a time")
         trace, num_before = incoming_context(context.invocation_metadata()), self.num_steps
@@ -121,7 +121,7 @@ class Shard:
         )
 
     def warm_up(self, request: pb.WarmUpRequest, context: grpc.ServicerContext) -> pb.WarmUpReply:
-        """Refused while a router is connected: its sequences would be forgotten."""
+        """Run the largest step. Refused while a router is connected, because its sequences would be forgotten."""
         if not self._taken.acquire(blocking=False):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a router is connected; warm up before that")
         try:
@@ -146,15 +146,15 @@ class Shard:
         return pb.UnloadAdapterReply(failure=attempt(lambda: unload(self.executor, request)))
 
     def _forget_adapters(self) -> None:
-        """A router knows of those only that it had loaded itself."""
+        """Drop all adapters: a new router knows only of those that it has loaded itself."""
         device = as_device(self.executor)
         if device is not None:
             device.drop_adapters()
 
 
 def start_shard(shard: Shard, address: str, tls: Tls | None = None) -> tuple[grpc.Server, str]:
-    """Serve on `address`; gives the server and the address with its real port. Raises `InvalidRequest` if the address
-    cannot be used."""
+    """Start to serve on `address`; returns the server and the address with its real port. Raises `InvalidRequest` if
+    the address cannot be used."""
     threads = ThreadPerCall("bridle-shard")
     server = grpc.server(threads, options=make_server_options(), maximum_concurrent_rpcs=_MAX_CALLS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _handlers(shard)),))

@@ -1,8 +1,8 @@
-"""W3C trace context between processes: what names the trace that a call belongs to, as metadata of the call.
+"""W3C trace context between processes: the metadata of a call names the trace that the call belongs to.
 
-OpenTelemetry's API fills it in where an application has set one up; without it nothing is sent. A stream between a
-router and a shard is a span at either end, the shard's within the router's: it lives as long as the connection, which
-carries the steps of all requests.
+OpenTelemetry's API fills it in if the application has set one up; otherwise nothing is sent. A stream between a router
+and a shard is a span at either end, and the shard's span lies within the router's. Such a span lives as long as the
+connection, which carries the steps of all requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_CHARS = 512
 
 
 class StreamSpan:
-    """One end of a stream, from now on. Without tracing it is nothing."""
+    """The span of one end of a stream; it begins when this object is made. Without tracing this class does nothing."""
 
     def __init__(
         self, name: str, attributes: Mapping[str, str | int], carrier: Mapping[str, str] | None = None
@@ -35,11 +35,11 @@ class StreamSpan:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What names it to the other end."""
+        """Metadata that names this span to the other end."""
         return outgoing_context(trace.set_span_in_context(self._span))
 
     def end(self, failure: str = "", **attributes: str | int) -> None:
-        """The stream is over; `failure` says why, unless all is well. Only the first word counts."""
+        """End the span; `failure` says why the stream failed, if it did. Only the first call counts."""
         if not self._is_open:
             return
         self._is_open = False
@@ -57,7 +57,7 @@ def outgoing_context(context: Context | None = None) -> tuple[tuple[str, str], .
 
 
 def incoming_context(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """What a caller sent of it; a malformed one is ignored, as the standard demands."""
+    """The trace context in a caller's metadata. A malformed one is ignored, as the standard demands."""
     found = {name: value for name, value in metadata if name in _NAMES and isinstance(value, str)}
     if not _TRACEPARENT.fullmatch(found.get("traceparent", "")):
         return {}

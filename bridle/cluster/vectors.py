@@ -1,4 +1,4 @@
-"""Vectors on the wire: what a model has made of texts, as packed 32-bit numbers, bit for bit."""
+"""Vectors of texts on the wire, as packed 32-bit numbers, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bridle.engine.interfaces import Embedder, Executor
 from bridle.errors import ProtocolError, UnsupportedFeature
 
 _NUMBER_BYTES = 4
-#: The numbers of one message. More vectors than that are asked for one part after another.
+#: How many numbers one message may hold. More vectors are fetched in several messages.
 MAX_NUMBERS = MAX_MESSAGE_BYTES // (2 * _NUMBER_BYTES)
 
 
 def require_embedder(executor: Executor) -> Embedder:
-    """The executor as one that gives vectors. Raises `UnsupportedFeature` if it gives none."""
+    """Return the executor as one that gives vectors. Raises `UnsupportedFeature` if it gives none."""
     if isinstance(executor, Embedder) and executor.info.embedding_size:
         return executor
     raise UnsupportedFeature("the model gives no embeddings here, only tokens", "model")
 
 
 def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:
-    """The vectors that are asked for. Raises `ProtocolError` if they are more than a message holds."""
+    """Compute the vectors that `message` asks for. Raises `ProtocolError` if one message cannot hold them."""
     embedder, size = require_embedder(executor), executor.info.embedding_size
     num_rows = len(message.logits_rows)
     if num_rows * size > MAX_NUMBERS:
@@ -38,7 +38,7 @@ def encode_vectors(step: int, size: int, vectors: Sequence[array[float]]) -> pb.
 
 
 def decode_vectors(message: pb.Vectors, num_rows: int, size: int) -> list[array[float]]:
-    """The vectors. Raises `ProtocolError` unless they are `num_rows` of `size` numbers."""
+    """The vectors of the message. Raises `ProtocolError` unless they are `num_rows` vectors of `size` numbers."""
     num_bytes = _NUMBER_BYTES * size
     if message.size != size or len(message.values) != num_rows * num_bytes:
         raise ProtocolError(
@@ -50,7 +50,7 @@ def decode_vectors(message: pb.Vectors, num_rows: int, size: int) -> list[array[
 
 
 def _swapped(vector: array[float]) -> array[float]:
-    """From this machine's order of bytes to the wire's, or back."""
+    """The vector converted between this machine's byte order and the wire's, in either direction."""
     if sys.byteorder == "little":
         return vector
     swapped = array("f", vector)

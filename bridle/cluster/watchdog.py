@@ -1,7 +1,8 @@
-"""An executor under watch: a step that takes far longer than its size explains is stuck, and someone is told.
+"""An executor that is watched: when a step takes far longer than its size explains, it is stuck, and `on_stuck` is
+called.
 
-For a process whose model computes in it: its signs of life come from another thread and go on while a step hangs, so
-that nobody else can tell. A shard needs none, since its router watches its steps.
+This is for a process that computes the model itself. Its signs of life come from another thread and go on while a step
+hangs, so nobody outside can tell. A shard needs no watchdog, since its router watches its steps.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _LOOK_SECONDS = 1.0
 
 
 class WatchedExecutor:
-    """Implements `Executor` over another one. `on_stuck(reason)` is called from its own thread, once for a step."""
+    """Implements `Executor` over another one. `on_stuck(reason)` is called from the watchdog's own thread, at most once
+    for a step."""
 
     def __init__(
         self,
@@ -34,13 +36,13 @@ class WatchedExecutor:
         self._on_stuck = on_stuck
         self._pace = pace or Pace()
         self._look_seconds = look_seconds
-        self._step: tuple[int, int, float] | None = None  # under way: number, tokens, when it began
+        self._step: tuple[int, int, float] | None = None  # the step under way: its number, its tokens, when it began
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="bridle-step-watch", daemon=True)
         self._thread.start()
 
     def __getattr__(self, name: str) -> Any:
-        """What a kind of executor has beside the protocol is there as well."""
+        """Pass on what the wrapped executor has beside the protocol, such as adapters."""
         return getattr(self._executor, name)
 
     @property
@@ -61,7 +63,8 @@ class WatchedExecutor:
             raise
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Between forward and this the engine waits for controllers, which has a limit of its own."""
+        """Draw tokens; the watch begins again here, since between `forward` and `sample` the engine waits for
+        controllers, which has its own limit."""
         step = self._step
         try:
             result = self._executor.sample(batch)
@@ -72,7 +75,7 @@ class WatchedExecutor:
         return result
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Waits for the device, like `sample`; no longer than a step may take."""
+        """Wait for vectors from the device under the same watch as `sample`: no longer than a step may take."""
         self._step = step, len(logits_rows), time.monotonic()
         try:
             return require_embedder(self._executor).embed(step, logits_rows)

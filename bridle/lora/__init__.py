@@ -1,6 +1,7 @@
-"""LoRA adapters: their files, read with distrust; which of them are in memory; their products, many in one batch.
+"""LoRA adapters: reads their files with distrust, decides which of them are in memory, and multiplies many in one
+batch.
 
-Knows nothing of requests, plans or models. Importing the package loads no torch; its modules that compute do.
+The package knows nothing of requests, plans or models. Importing it loads no torch; only its modules that compute do.
 """
 
 from __future__ import annotations

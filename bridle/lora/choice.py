@@ -1,4 +1,4 @@
-"""Which way of multiplying adapters a device gets, and how the fused one is proven before steps rely on it."""
+"""Chooses how a device multiplies adapters, and tests the fused way before steps rely on it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from bridle.lora.weights import PlacedAdapter
 _log = logging.getLogger(__name__)
 
 KERNELS = ("auto", "fused", "torch")
-#: Of the oldest GPUs whose matrix units Triton knows.
+#: The lowest compute capability whose matrix units Triton supports.
 LEAST_CAPABILITY = (8, 0)
 
 
 def create_products(name: str, device: torch.device, dtype: torch.dtype) -> Products:
-    """The way called `name`; `auto` is `fused` on CUDA, as long as it gives what `torch` gives, and `torch` elsewhere.
+    """Make the way of multiplying called `name`. `auto` is `fused` on CUDA, as long as it gives what `torch` gives, and
+    `torch` elsewhere.
 
-    Raises `InvalidRequest` for an unknown name, or one that this device cannot run.
+    Raises `InvalidRequest` for an unknown name, or for a way that this device cannot run.
     """
     if name not in KERNELS:
         raise InvalidRequest(f"adapter_kernel is {name!r}; must be one of {', '.join(KERNELS)}", "adapter_kernel")
@@ -41,7 +42,7 @@ def create_products(name: str, device: torch.device, dtype: torch.dtype) -> Prod
 
 
 def _missing(device: torch.device) -> str | None:
-    """What the fused kernels lack here."""
+    """What this device lacks to run the fused kernels; None if it lacks nothing."""
     if find_spec("triton") is None:
         return "Triton, which torch for CUDA brings along"
     if is_interpreted():
@@ -54,8 +55,11 @@ def _missing(device: torch.device) -> str | None:
 
 
 class TriedProducts:
-    """Fused products, as long as each kind of product that they meet gives what plain torch gives. From the first that
-    does not, `fallback` multiplies; without one, adapters of that kind cannot be used."""
+    """Fused products, each kind of which is first compared with plain torch.
+
+    After the first kind whose result differs, `fallback` multiplies. Without a fallback, adapters of that kind are
+    refused.
+    """
 
     def __init__(self, fused: Products, trial: Trial, fallback: Products | None) -> None:
         self._products = self._fused = fused
@@ -63,7 +67,8 @@ class TriedProducts:
         self._fallback = fallback
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Try what is new in this adapter's layout: that compiles the kernels, which takes seconds the first time."""
+        """Test the kinds of products that are new in this adapter's layout. The test compiles kernels, which takes
+        seconds the first time."""
         if self._products is not self._fused:
             return
         problem = self._problem(adapter)
@@ -80,7 +85,7 @@ class TriedProducts:
             return self._trial.run(adapter.layout, self._fused)
         except torch.OutOfMemoryError:
             raise  # that may pass
-        except Exception as error:  # a compiler, its cache, a driver: there are many ways to fail
+        except Exception as error:  # a compiler, its cache or a driver may fail in many ways
             return f"{type(error).__name__}: {error}"
 
     def of(self, segments: Sequence[Segment]) -> list[Product]:

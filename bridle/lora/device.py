@@ -1,4 +1,4 @@
-"""Where adapters are kept and computed with: what a pool asks of an executor, in this process or another."""
+"""What an adapter pool asks of the executor that keeps adapters and computes with them, in this process or another."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bridle.lora.layers import LayerShape
 
 
 class AdapterDevice(Protocol):
-    """Called from any thread; calls about one adapter come one after the other. All but `read_adapter` are quick. Each
-    raises `ShardUnavailable` when the device is away."""
+    """The methods may be called from any thread; calls about one adapter come one after the other. All but
+    `read_adapter` are quick. Each raises `ShardUnavailable` when the device cannot be reached."""
 
     @property
     def adapter_layers(self) -> Mapping[str, LayerShape]:
@@ -20,25 +20,25 @@ class AdapterDevice(Protocol):
 
     @property
     def adapter_epoch(self) -> int:
-        """Another number whenever all that was read or placed is lost."""
+        """A number that changes whenever the device loses everything that was read or placed."""
         raise NotImplementedError
 
     def read_adapter(self, key: str, files: AdapterFiles) -> None:
-        """From disk to the host's memory. Raises `AdapterRefused`."""
+        """Read an adapter from disk to the host's memory. Raises `AdapterRefused`."""
 
     def place_adapter(self, key: str) -> None:
-        """From the host to where the model computes."""
+        """Copy an adapter from the host to the device where the model computes."""
 
     def displace_adapter(self, key: str) -> None:
-        """Give up its place on the device. What is not there is ignored."""
+        """Free the adapter's memory on the device. An adapter that is not there is ignored."""
 
     def drop_adapter(self, key: str) -> None:
-        """Give up its place on the host. What is not there is ignored."""
+        """Free the adapter's memory on the host. An adapter that is not there is ignored."""
 
     def drop_adapters(self) -> None:
-        """Give up all of them, on both tiers."""
+        """Free all adapters, on the device and on the host."""
 
 
 def as_device(executor: object) -> AdapterDevice | None:
-    """`executor` as a device, if it applies adapters at all."""
+    """Return `executor` as a device for adapters; None if it does not apply adapters."""
     return cast(AdapterDevice, executor) if getattr(executor, "adapter_layers", None) else None

@@ -1,7 +1,7 @@
-"""Adapters that could not be used lately, and why: a flood of requests for one costs no further look into its files.
+"""Remembers adapters that could not be used lately, and why, so that a flood of requests for one reads its files once.
 
-A failure counts until the files are others, by their times and sizes, or some seconds have passed. So what was mended
-is found at once, and what fails for a reason that no file shows is tried again soon.
+A failure counts until the adapter's files change (their times or sizes) or some seconds have passed. So a mended
+adapter is found at once, and a failure whose cause is not in the files is tried again soon.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bridle.lora.files import CONFIG_NAME, WEIGHTS_NAME
 FAILURE_SECONDS = 30.0
 _MAX_FAILURES = 1_000
 
-#: How an adapter's files are: time, size and place of each.
+#: The state of an adapter's files: time of change, size and inode of each; None for a missing file.
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong with files that had this `stamp`; remembered until a time of the owner's clock."""
+    """Why files with this `stamp` could not be used. It is remembered until a point of the owner's clock."""
 
     error: BridleError
     folder: Path | None
@@ -34,7 +34,7 @@ class Failure:
     until: float
 
     def __post_init__(self) -> None:
-        # Without its traceback, whose frames hold on to all that was read.
+        # The copy has no traceback, whose frames would keep alive everything that was read.
         object.__setattr__(self, "error", copy.copy(self.error))
 
     def holds(self, now: float) -> bool:
@@ -42,12 +42,12 @@ class Failure:
         return now < self.until and stamp_of(self.folder) == self.stamp
 
     def again(self) -> BridleError:
-        """The same error for one more client."""
+        """A copy of the error, for one more client."""
         return copy.copy(self.error)
 
 
 def stamp_of(folder: Path | None) -> Stamp:
-    """How the files in `folder` are now. Taken before they are read, it tells whether they were mended meanwhile."""
+    """The state of the files in `folder` now. It is taken before the files are read, so that a later change shows."""
     return () if folder is None else tuple(_stamp(folder / name) for name in (CONFIG_NAME, WEIGHTS_NAME))
 
 
@@ -60,7 +60,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class Failures:
-    """The failures of adapters that nobody keeps, by any key; of very many, the newest."""
+    """The failures of adapters that are not registered, by any key. Of very many, the newest are kept."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[Hashable, Failure] = OrderedDict()
@@ -75,7 +75,7 @@ class Failures:
             self._by_key.popitem(last=False)
 
     def find(self, key: Hashable, now: float) -> Failure | None:
-        """What is remembered about `key`, if it still holds."""
+        """The failure that is remembered about `key`, if it still counts."""
         failure = self._by_key.get(key)
         if failure is None or failure.holds(now):
             return failure

@@ -1,7 +1,7 @@
-"""An adapter's two files, looked at before anybody uses them: adapter_config.json and adapter_model.safetensors.
+"""Inspects an adapter's two files before anybody uses them: adapter_config.json and adapter_model.safetensors.
 
-Both are read within limits, and nothing else of the folder is ever opened. A digest of what was read stands for the
-weights from then on: files that change while the adapter is known are noticed.
+Both are read within limits, and no other file of the folder is ever opened. A digest of both files stands for the
+weights from then on, so that files which change while the adapter is known are noticed.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class AdapterFiles:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The kinds of layers that it changes."""
+        """The kinds of layers that the adapter changes, such as `q_proj`."""
         return tuple(dict.fromkeys(name.rpartition(".")[2] for name in self.shapes))
 
 
 def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
-    """The adapter in folder or hub repository `source`, fetched if need be. Raises `AdapterRefused` with the reason."""
+    """Return the adapter in folder or hub repository `source`, which is downloaded if need be. Raises `AdapterRefused`
+    with the reason."""
     folder = Path(source).expanduser()
     if source and folder.is_dir():
         return open_adapter(folder)
@@ -68,8 +69,8 @@ def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
 
 
 def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
-    """Look at the adapter in `folder`, whose files must really lie under `root` (None: under the folder itself). What
-    its header says is judged before the rest is read, which is never in memory as a whole."""
+    """Inspect the adapter in `folder`. Its files must lie under `root` with all links resolved (None: under the folder
+    itself). The header is checked before the rest is read, and the whole file is never in memory."""
     folder, root = _resolve(folder, root)
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
     config = read_config(config_bytes)
@@ -86,7 +87,7 @@ def open_adapter(folder: Path, root: Path | None = None) -> AdapterFiles:
 
 
 def read_adapter(folder: Path, root: Path | None = None) -> tuple[AdapterFiles, bytes]:
-    """The same, with the weights' file, whose bytes are those that were looked at."""
+    """Do as `open_adapter`, and return the weights' file as well: exactly the bytes that were inspected."""
     folder, root = _resolve(folder, root)
     config_bytes = _read(folder, CONFIG_NAME, root, MAX_CONFIG_BYTES)
     weights = _read(folder, WEIGHTS_NAME, root, MAX_WEIGHTS_BYTES)
@@ -106,21 +107,22 @@ def _digest_of(config: bytes) -> hashlib.blake2b:
 
 
 def _judge(folder: Path, root: Path, config: PeftConfig, weights: bytes, size: int) -> AdapterFiles:
-    """What the beginning of the weights says, of so many bytes in all; without a digest."""
+    """Check the header of a weights' file of `size` bytes. The result has no digest yet."""
     header = read_header(weights, size)
     num_bytes = sum(entry.num_bytes for entry in header.values())
     return AdapterFiles(folder, root, "", config, shapes_of(header, config), num_bytes)
 
 
 def _read(folder: Path, name: str, root: Path, limit: int) -> bytes:
-    """All bytes of a file. One that grows meanwhile is cut off, and found damaged."""
+    """Read a whole file of at most `limit` bytes. A file that grows meanwhile is cut off, and then found damaged."""
     with _opened(folder, name, root, limit) as (file, size):
         return file.read(size)
 
 
 @contextmanager
 def _opened(folder: Path, name: str, root: Path, limit: int) -> Iterator[tuple[BinaryIO, int]]:
-    """A plain file that really lies under `root`, and its size. Never follows a link out, never waits on a pipe."""
+    """Open a plain file that lies under `root`; gives it with its size. Follows no link out of `root`, and never waits
+    on a pipe."""
     try:
         path = (folder / name).resolve(strict=True)
     except (OSError, RuntimeError):

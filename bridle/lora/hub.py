@@ -1,4 +1,5 @@
-"""An adapter's two files from the hub: sizes first, then only these, at one revision."""
+"""Downloads an adapter's two files from the hub. It checks their sizes first, and fetches only these files, at one
+revision."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}", re.AS
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether it looks like `owner/name`."""
+    """Whether `name` looks like a hub id: `owner/name`."""
     return _HUB_ID.fullmatch(name) is not None and ".." not in name
 
 
@@ -35,7 +36,7 @@ def fetch_adapter(name: str, revision: str | None, limits: Mapping[str, int]) ->
 
 
 def _check_sizes(name: str, revision: str | None, limits: Mapping[str, int], token: str | None) -> str:
-    """Refuse files that are too large before they are fetched; gives the commit that was looked at."""
+    """Refuse files that are too large before they are downloaded; returns the commit whose sizes were checked."""
     from huggingface_hub import HfApi
 
     info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=10.0)

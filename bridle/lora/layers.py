@@ -23,8 +23,8 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """What a model takes as adapters: its layers by name, the size of one of its numbers, and the bytes that all
-    adapters may take on each tier."""
+    """What adapters a model takes: its layers by name, the bytes of one of its numbers, and the bytes that all adapters
+    together may take on the host and on the device."""
 
     layers: Mapping[str, LayerShape]
     item_size: int
@@ -32,7 +32,7 @@ class AdapterLimits:
     host_memory: int
 
     def device_bytes(self, files: AdapterFiles) -> int:
-        """What an adapter takes where the model computes, where its ranks are padded."""
+        """The bytes that an adapter takes on the device, where its ranks are padded."""
         sides = [padded(shape.rank) * (shape.in_features + shape.out_features) for shape in files.shapes.values()]
         return self.item_size * sum(sides)
 
@@ -48,7 +48,7 @@ class AdapterLimits:
 
 
 def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
-    """Raise `AdapterRefused`, naming the layer, if the model has no such layers or others."""
+    """Raise `AdapterRefused`, naming the layer, if the model lacks a layer of the adapter or has it in another size."""
     for name, shape in files.shapes.items():
         layer = layers.get(name)
         shown = repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")

@@ -19,12 +19,12 @@ _MAX_LAYOUTS = 256
 
 
 def padded(rank: int) -> int:
-    """What a rank becomes in memory."""
+    """The rank that is stored in memory: `rank` rounded up to a multiple of `RANK_STEP`."""
     return -(-rank // RANK_STEP) * RANK_STEP
 
 
 class Span(NamedTuple):
-    """From `begin` to before `end`."""
+    """The range from `begin` to before `end`."""
 
     begin: int
     end: int
@@ -36,8 +36,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a layer that adapters name is computed: it gives `columns` of a site's outputs. A process that has only a
-    part of the layer computes from `inputs` and gives `outputs`, of all that the layer has."""
+    """Where a layer that adapters name is computed: its outputs are the `columns` of a site. A process that has only a
+    part of the layer computes from the range `inputs` of its inputs and gives the range `outputs` of its outputs."""
 
     site: int
     columns: Span
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is added at one site: A is [rank, num_inputs] at offset `begin`."""
+    """What an adapter adds at one site: A is [rank, num_inputs] at offset `begin`."""
 
     begin: int
     rank: int
@@ -80,7 +80,7 @@ class Layout:
 
 
 def make_layout(shapes: Mapping[str, LoraShape], places: Mapping[str, Place]) -> Layout:
-    """Lay out an adapter of these `shapes`, all of whose layers have a place."""
+    """Lay out an adapter of these `shapes`; each of its layers has an entry in `places`."""
     by_site: dict[int, list[str]] = {}
     for name in sorted(shapes, key=lambda name: (places[name].site, places[name].columns)):
         by_site.setdefault(places[name].site, []).append(name)
@@ -106,7 +106,7 @@ def _make_block(names: list[str], shapes: Mapping[str, LoraShape], places: Mappi
 
 
 class Layouts:
-    """Makes each layout once: adapters that have the same one can be multiplied together."""
+    """Makes each layout once, since adapters with the same layout object can be multiplied together."""
 
     def __init__(self, places: Mapping[str, Place]) -> None:
         self._places = places

@@ -1,7 +1,7 @@
 """Two threads bring adapters into memory and take them out again, while the batch goes on.
 
-What is to be done next stands in the books (`Residency`), which belong to the pool: every look at them is taken under
-its lock, every word with the device is said outside of it.
+What comes next is decided by the books (`Residency`), which belong to the pool. The books are read and changed only
+with the pool's lock held. Calls to the device, which may be slow, are made without it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from bridle.lora.residency import Held, Residency
 
 _log = logging.getLogger(__name__)
 
-#: Pause before a device that was away is tried again, in seconds.
+#: Pause before a device that could not be reached is tried again, in seconds.
 _AWAY_SECONDS = 0.2
 
-#: Told, with the lock held, that an adapter is on the host, or why it cannot be had.
+#: Called with the lock held when an adapter is on the host, or with the error when it cannot be read.
 OnEnd = Callable[[Held, BridleError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One adapter comes into a tier and others leave it. `epoch` is the device's that it began with."""
+    """One adapter comes into a tier and others leave it. `epoch` is the device's epoch at the beginning of the move."""
 
     held: Held
     leavers: Sequence[Held]
@@ -36,8 +36,8 @@ class _Move:
 
 
 class Mover:
-    """Moves adapters between disk, host and device as `books` say. `changed` is the lock of the books, notified when
-    something happened; `on_change` is called without it, when something came in or went."""
+    """Moves adapters between disk, host and device as `books` say. `changed` is the lock of the books, which is
+    notified of every change. `on_change` is called without the lock when an adapter came in or went."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Mover:
     # -- with the lock held ----------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Let the threads look; start them when they are needed first."""
+        """Wake the threads to look for work. The first call starts them."""
         if not self._threads and not self.is_closed:
             for name, work in (("read", self._read_next), ("place", self._place_next)):
                 thread = threading.Thread(target=self._run, args=(work,), name=f"bridle-adapters-{name}", daemon=True)
@@ -72,13 +72,13 @@ class Mover:
         self._changed.notify_all()
 
     def note_loss(self) -> None:
-        """Begin anew, if the device has lost everything."""
+        """If the device has lost everything, clear the books so that adapters are read again."""
         if self._epoch != self._device.adapter_epoch:
             self._epoch = self._device.adapter_epoch
             self._books.lose_everything()
 
     def stop(self) -> None:
-        """Let the threads end, after what they are doing. Idempotent."""
+        """Tell the threads to end after their present work. Idempotent."""
         self.is_closed = True
         self.wake()
 
@@ -92,7 +92,7 @@ class Mover:
     # -- the threads -------------------------------------------------------------------------------------------------
 
     def _run(self, work: Callable[[], bool]) -> None:
-        """Work while there is work, then wait for the next change."""
+        """The main loop of a thread: work while there is work, then wait for the next change."""
         while not self.is_closed:
             seen = self._num_changes
             try:
@@ -109,7 +109,7 @@ class Mover:
                 self._changed.wait_for(lambda seen=seen: self.is_closed or self._num_changes != seen)  # type: ignore[misc]
 
     def _read_next(self) -> bool:
-        """Read one adapter that is awaited; whether there was any."""
+        """Read one adapter that is awaited from disk. Returns whether there was one."""
         books = self._books
         with self._changed:
             held = books.next_to_read()
@@ -132,7 +132,8 @@ class Mover:
         self._on_end(held, None)
 
     def _place_next(self) -> bool:
-        """Drop what was removed, or place one adapter that is awaited; whether there was anything to do."""
+        """Drop one adapter that was removed, or place one that is awaited on the device. Returns whether there was
+        anything to do."""
         return self._drop_next() or self._place_awaited()
 
     def _place_awaited(self) -> bool:
@@ -157,7 +158,8 @@ class Mover:
         self._books.num_placed += 1
 
     def _begin(self, held: Held | None, leavers: list[Held] | None, tier: dict[str, Held]) -> _Move | None:
-        """Take the leavers out of a tier's books; None if nobody comes, or there is no room. With the lock held."""
+        """Take the leavers out of a tier's books. Returns None if no adapter is to come, or if there is no room for it.
+        With the lock held."""
         if held is None or leavers is None:
             return None
         for other in leavers:
@@ -166,7 +168,7 @@ class Mover:
         return _Move(held, leavers, self._epoch)
 
     def _carry_out(self, move: _Move, work: Callable[[_Move], None], note: Callable[[Held], None]) -> None:
-        """Do it, and enter in the books what became of it."""
+        """Carry out a move on the device, and enter its outcome in the books."""
         failure = self._try(move.held, lambda: work(move))
         with self._changed:
             _set_moving((move.held, *move.leavers), False)
@@ -176,7 +178,7 @@ class Mover:
                 note(move.held)
 
     def _drop_next(self) -> bool:
-        """Drop one adapter that was removed and is used no more; whether there was any."""
+        """Drop one adapter that was removed and has no users. Returns whether there was one."""
         with self._changed:
             gone = self._books.next_to_drop()
             if gone is None:
@@ -202,14 +204,14 @@ class Mover:
     # -- what goes wrong ---------------------------------------------------------------------------------------------
 
     def _try(self, held: Held, work: Callable[[], None]) -> Failure | None:
-        """What went wrong, if anything did."""
+        """Call `work`; returns why it failed, or None."""
         folder, name = held.files.folder, held.key.partition("#")[0]
         stamp = stamp_of(folder)
         error: BridleError
         try:
             work()
             return None
-        except AdapterRefused as refusal:  # clients read it, who need not know where things lie
+        except AdapterRefused as refusal:  # clients read this message, and need not know paths of this machine
             error = AdapterRefused(str(refusal).replace(str(folder), name), refusal.param)
         except BridleError as other:
             error = other
@@ -220,7 +222,8 @@ class Mover:
         return Failure(error, folder, stamp, self.clock() + FAILURE_SECONDS)
 
     def _fail(self, held: Held, failure: Failure) -> None:
-        """Whoever waits for it is told. That the device is away is none of its faults. With the lock held."""
+        """End the wait for an adapter with an error. An absent device is not the adapter's fault: then the adapter
+        stays wanted and is tried again. With the lock held."""
         if isinstance(failure.error, ShardUnavailable):
             raise failure.again()
         _log.warning("adapter %s in %s: %s", held.key, held.files.folder, failure.error)

@@ -1,7 +1,7 @@
-"""What an adapter_config.json says, as far as it can be honoured; whatever cannot is refused by name.
+"""Reads an adapter_config.json. A setting that bridle cannot honour is refused by name.
 
-PEFT gains fields with every version. One that is not known here is ignored only as long as it says nothing (null,
-false, empty): an adapter whose meaning we miss would answer wrongly, and nobody would notice.
+PEFT gains fields with every version. An unknown field is ignored only if it is empty (null, false, an empty list).
+Otherwise the adapter would be applied in another way than it was trained, and its wrong answers would go unnoticed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_PATTERN_CHARS = 256
 _MAX_SHOWN_CHARS = 80
 _MAX_REPEATS = 4
 
-#: Fields that change nothing once the adapter is trained, or that the names of its weights say again.
+#: Fields that no longer matter once the adapter is trained, or that repeat what the names of its weights say.
 _SILENT = frozenset(
     {
         "auto_mapping",
@@ -48,7 +48,7 @@ _SILENT = frozenset(
         "task_type",
     }
 )
-#: Fields that must say nothing, and what it would mean if they did.
+#: Fields that must be empty, each with what it would mean otherwise.
 _REFUSED = {
     "use_dora": "DoRA scales the base weights too",
     "modules_to_save": "it replaces whole layers of the model",
@@ -61,7 +61,7 @@ _REFUSED = {
     "arrow_config": "Arrow routes between adapters",
     "use_bdlora": "block-diagonal LoRA shapes its weights differently",
 }
-#: Starts of training after which the base weights are still the model's own.
+#: Ways to initialize training after which the base weights are still the model's own.
 _PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
@@ -96,7 +96,7 @@ class PeftConfig:
     rank: int
     alpha: float
     use_rslora: bool
-    is_transposed: bool  # made for layers that keep their weights as [in, out]
+    is_transposed: bool  # trained for layers that keep their weights as [in, out]
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
 
@@ -160,7 +160,7 @@ def _check_meaning(raw: dict[str, Any], fields: _Fields) -> None:
 
 # -- patterns ----------------------------------------------------------------------------------------------------
 
-#: What a pattern may be made of. It is a regular expression from a stranger, so nothing in it may run for long.
+#: The pieces that a pattern may consist of. It is a regular expression from a stranger, so no piece may run for long.
 _PIECE = re.compile(r"[\w\-.|()^$]|\\\.|\\d\+?", re.ASCII)
 
 
@@ -186,7 +186,7 @@ def _compiles(pattern: str) -> bool:
 
 
 def _first_match(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """As PEFT looks it up: the first pattern that matches the module's name, or its end after a dot."""
+    """The value of the first pattern that matches the module's name, or its end after a dot, as PEFT looks it up."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

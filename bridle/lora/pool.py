@@ -1,8 +1,8 @@
-"""The adapters of one engine: brought into memory in the background while the batch goes on.
+"""The adapters of one engine: they are brought into memory in the background while the batch goes on.
 
-The engine asks at each step which adapters it can compute with, and is never kept waiting; what is missing comes in the
-background, and the sequences that want it sit out the steps until it is there. Where adapters really are is the
-device's business (`AdapterDevice`), who stays and who leaves is `Residency`'s, and `Mover` does what they say.
+At each step the engine asks which adapters it can compute with, and never waits for the answer. Missing adapters are
+brought in meanwhile, and the sequences that need them sit out the steps until then. The device (`AdapterDevice`) holds
+the weights, `Residency` decides which adapters stay and which leave, and `Mover` carries this out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from bridle.lora.status import AdapterStatus
 
 
 class AdapterPool:
-    """Keeps the adapters of one model on one device. The first group of methods is for whoever manages them, from any
-    thread; the second for the engine's thread. `on_change` is called, from any thread, when something came in.
+    """Keeps the adapters of one model on one device.
 
-    `item_size` is the size of one of the model's numbers, both memories are in bytes. What cannot be had is not tried
-    again for a while, unless its files change; `clock` is what that is told by.
+    The first group of methods is for managers of adapters, from any thread; the second is for the engine's thread.
+    `on_change` is called, from any thread, when an adapter came into memory. `item_size` is the size of one of the
+    model's numbers; both memories are in bytes. An adapter that could not be read is not tried again for a while,
+    unless its files change; `clock` measures that while.
     """
 
     def __init__(
@@ -54,15 +55,15 @@ class AdapterPool:
         self.limits.check(files)
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """The adapter may be used. One that was removed and is still in use is there again; one that failed may be
-        tried at once."""
+        """Let requests use the adapter. One that was removed and is still in use comes back; one that failed may be
+        tried again at once."""
         with self._lock:
             held = self._books.known.setdefault(key, Held(key, files, self.limits.device_bytes(files)))
             held.failure = None
             self._books.removed.pop(key, None)
 
     def remove(self, key: str) -> None:
-        """Take it out of memory once its last user is done. Unknown keys are ignored."""
+        """Forget the adapter, and free its memory once its last user is done. Unknown keys are ignored."""
         with self._lock:
             held = self._books.known.get(key)
             if held is not None:
@@ -75,8 +76,8 @@ class AdapterPool:
             return AdapterStatus() if held is None else self._books.status(held)
 
     def fetch(self, key: str) -> Future[None]:
-        """Begin to read it; done when it is on the host or the device, with the error if it cannot be had. Raises
-        `UnknownAdapter`."""
+        """Begin to read the adapter. The future is done when it is on the host or the device, and fails if it cannot be
+        read. Raises `UnknownAdapter`."""
         future: Future[None] = Future()
         with self._lock:
             if self._mover.is_closed:
@@ -99,12 +100,12 @@ class AdapterPool:
         return self._books.num_placed
 
     def counts(self) -> dict[str, int]:
-        """What the engine's statistics tell of adapters."""
+        """Counts about adapters for the engine's statistics."""
         with self._lock:
             return self._books.counts()
 
     def close(self) -> None:
-        """End the threads; what is waited for fails with `EngineClosed`. Idempotent."""
+        """End the threads; futures that are not done fail with `EngineClosed`. Idempotent."""
         with self._lock:
             self._mover.stop()
             for key in list(self._fetches):
@@ -114,15 +115,15 @@ class AdapterPool:
     # -- the engine's thread -------------------------------------------------------------------------------------
 
     def check_known(self, key: str) -> None:
-        """Raise `UnknownAdapter` unless requests may use it, and what went wrong if it could not be had just now. From
-        any thread."""
+        """Raise `UnknownAdapter` unless requests may use the adapter, and the reason if it could not be read just now.
+        Safe from any thread."""
         with self._lock:
             failure = self._failure_of(self._find(key))
             if failure is not None:
                 raise failure
 
     def open(self, key: str) -> None:
-        """A request uses it from now on; it is read, if it is not in memory. Raises `UnknownAdapter`."""
+        """Note that a request uses the adapter from now on; it is read if it is not in memory. Raises `UnknownAdapter`."""
         with self._lock:
             held = self._find(key)
             held.num_users += 1
@@ -130,11 +131,11 @@ class AdapterPool:
             if failure is not None:
                 self._failures[key] = failure
             elif not self._books.is_in_memory(key):
-                self._books.fetched[key] = held  # read ahead: the request may have to wait for its turn
+                self._books.fetched[key] = held  # read ahead, since the request may wait for its turn anyway
                 self._mover.wake()
 
     def leave(self, key: str) -> None:
-        """A request that used it is over."""
+        """Note that a request that used the adapter is over."""
         with self._lock:
             held = self._books.known[key]
             held.num_users -= 1
@@ -142,7 +143,8 @@ class AdapterPool:
                 self._mover.wake()
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
-        """What of `keys`, the most urgent first, the next step can compute with. The rest is brought in."""
+        """Return the adapters among `keys`, the most urgent first, that the next step can compute with. The others are
+        brought in."""
         with self._lock:
             self._mover.note_loss()
             available = self._books.begin_step(keys)
@@ -151,7 +153,7 @@ class AdapterPool:
             return available
 
     def take_failures(self) -> dict[str, BridleError]:
-        """Adapters in use that could not be had, since the last call, and why."""
+        """The adapters in use that could not be read since the last call, and why."""
         if not self._failures:
             return {}
         with self._lock:
@@ -167,21 +169,22 @@ class AdapterPool:
         return held
 
     def _failure_of(self, held: Held) -> BridleError | None:
-        """Why it cannot be had, if another attempt would only fail again; what is outdated is forgotten."""
+        """Why the adapter cannot be read, if another attempt would fail again. A failure that no longer counts is
+        forgotten."""
         if held.failure is not None and held.failure.holds(self._clock()):
             return held.failure.again()
         held.failure = None
         return None
 
     def _end(self, held: Held, error: BridleError | None) -> None:
-        """It is on the host, or cannot be had."""
+        """Note that the adapter is on the host, or why it cannot be read."""
         if error is not None and held.num_users:
             self._failures[held.key] = error
         self._books.fetched.pop(held.key, None)
         self._settle(held.key, error)
 
     def _settle(self, key: str, error: BridleError | None) -> None:
-        """Those who wait for it on the host are told."""
+        """Complete the futures that wait for the adapter, with its error if it has one."""
         for future in self._fetches.pop(key, ()):
             if not future.set_running_or_notify_cancel():
                 continue

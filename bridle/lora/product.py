@@ -1,7 +1,7 @@
 """What a step's adapters add to the outputs of linear layers: `rows @ A @ B`, each row with its own A and B.
 
-Rows of one adapter lie side by side and are a *segment*. How segments are multiplied is a matter of the device:
-`torch_product` is the plain way, `fused` that of CUDA.
+Rows of one adapter lie side by side and form a *segment*. How segments are multiplied depends on the device:
+`torch_product` is the plain way, `fused` the way of CUDA.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ class Products(Protocol):
     """A way of multiplying."""
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Do what takes long the first time. Called before steps have the adapter, by the thread that placed it."""
+        """Do work that is slow only the first time, such as compiling kernels. Called before steps use the adapter, by
+        the thread that placed it."""
         ...
 
     def of(self, segments: Sequence[Segment]) -> list[Product]:
-        """How these segments are computed."""
+        """The products that compute these segments."""
         ...
 
     def clear(self) -> None:
-        """Give memory back that was kept for further steps."""
+        """Free memory that was kept for further steps."""
         ...
 
 

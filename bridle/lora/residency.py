@@ -1,8 +1,10 @@
-"""Which adapters are in memory, and which leaves when another one needs its place. Plain bookkeeping, no threads.
+"""Decides which adapters are in memory, and which one leaves when another needs its place. Plain bookkeeping, no
+threads.
 
-Two tiers, each within a number of bytes: the host keeps what was read, the device what can be computed with. In both
-the least recently used one leaves first. When more adapters are wanted at once than fit on the device they take turns:
-one that is wanted stays for at least `TURN_STEPS` steps in which it could serve, so that each gets on and none starves.
+There are two tiers, each within a number of bytes: the host keeps adapters that were read, the device those that can be
+computed with. In both, the least recently used adapter leaves first. When more adapters are wanted at once than fit on
+the device, they take turns: a wanted adapter stays for at least `TURN_STEPS` steps in which it could serve, so that
+each makes progress and none starves.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from bridle.lora.failures import Failure
 from bridle.lora.files import AdapterFiles
 from bridle.lora.status import AdapterStatus
 
-#: Steps in which an adapter can serve before another one that waits may have its place.
+#: How many steps an adapter may serve before it can lose its place to another one that waits.
 TURN_STEPS = 8
 
 
@@ -31,7 +33,7 @@ class Held:
     last_used: int = 0
     num_turns: int = 0
     is_moving: bool = False  # a loading thread works on it
-    is_leaving: bool = False  # its place on the device is promised to another one
+    is_leaving: bool = False  # its place on the device is promised to another adapter
     failure: Failure | None = field(default=None, repr=False)  # of the last attempt, until there is another
 
     @property
@@ -40,7 +42,7 @@ class Held:
 
 
 class Residency:
-    """The books of one device. All groups of adapters are by key."""
+    """The books of one device. Each group of adapters is a dictionary by key."""
 
     def __init__(self, device_memory: int, host_memory: int) -> None:
         self.device_memory = device_memory
@@ -48,7 +50,7 @@ class Residency:
         self.known: dict[str, Held] = {}
         self.on_host: dict[str, Held] = {}
         self.on_device: dict[str, Held] = {}
-        self.wanted: dict[str, Held] = {}  # steps wait for them, the longest waiting first
+        self.wanted: dict[str, Held] = {}  # adapters that steps wait for, the longest waiting first
         self.fetched: dict[str, Held] = {}  # somebody wants them on the host
         self.removed: dict[str, Held] = {}  # nobody may ask for them any more
         self.num_reads = 0
@@ -61,8 +63,11 @@ class Residency:
     # -- what steps ask ------------------------------------------------------------------------------------------
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
-        """What of `keys` can be computed with in the next step. They stay where they are until the step after; the
-        others are wanted from now on, and what is not in `keys` is not any more."""
+        """Return the adapters among `keys` that the next step can compute with.
+
+        Those stay on the device until the step after. The others are wanted from now on. An adapter that is not in
+        `keys` is no longer wanted.
+        """
         self._busy = frozenset(keys)
         for key in self.wanted.keys() - self._busy:
             del self.wanted[key]
@@ -78,7 +83,7 @@ class Residency:
         return available
 
     def _promise_places(self) -> None:
-        """Let those go that had their turn, if somebody waits for their place and nothing else is free."""
+        """Mark adapters that had their turn as leaving, if another one waits for a place and no other place is free."""
         for held in self.on_device.values():
             held.is_leaving = False
         first = self.next_to_place()
@@ -99,32 +104,32 @@ class Residency:
     # -- what loading threads ask --------------------------------------------------------------------------------
 
     def next_to_read(self) -> Held | None:
-        """What is to be read from disk next."""
+        """The adapter to read from disk next; None if there is none."""
         for held in self._awaited():
             if not self.is_in_memory(held.key) and not held.is_moving and held.failure is None:
                 return held
         return None
 
     def next_to_place(self) -> Held | None:
-        """What is to be brought to the device next: of what was read, what waits longest, whatever its size."""
+        """The adapter to bring to the device next: the one on the host that has waited longest, whatever its size."""
         for key, held in self.wanted.items():
             if key in self.on_host and key not in self.on_device and not held.is_moving and held.failure is None:
                 return held
         return None
 
     def next_to_drop(self) -> Held | None:
-        """What was removed, and is used by nobody any more."""
+        """The next adapter that was removed and has no users; None if there is none."""
         for held in self.removed.values():
             if held.num_users == 0 and not held.is_moving:
                 return held
         return None
 
     def is_in_memory(self, key: str) -> bool:
-        """Whether it is on the host or the device."""
+        """Whether the adapter is on the host or on the device."""
         return key in self.on_host or key in self.on_device
 
     def leavers_of_host(self, num_bytes: int) -> list[Held] | None:
-        """Who leaves the host so that `num_bytes` fit; None if there is no room to be made now."""
+        """The adapters that must leave the host so that `num_bytes` fit; None if no room can be made now."""
         free = self.host_memory - sum(held.host_bytes for held in self.on_host.values())
         can_leave = [
             held
@@ -134,8 +139,8 @@ class Residency:
         return _enough(can_leave, num_bytes - free, lambda held: held.host_bytes)
 
     def leavers_of_device(self, num_bytes: int) -> list[Held] | None:
-        """Who leaves the device so that `num_bytes` fit; None if there is no room to be made now. The step under way
-        uses none of them."""
+        """The adapters that must leave the device so that `num_bytes` fit; None if no room can be made now. The step
+        under way uses none of them."""
         can_leave = [
             held for held in self.on_device.values() if not held.is_moving and (held.is_leaving or self._is_idle(held))
         ]
@@ -151,30 +156,30 @@ class Residency:
     # -- coming and going ----------------------------------------------------------------------------------------
 
     def note_placed(self, held: Held) -> None:
-        """It is on the device from now on."""
+        """Note that the adapter is on the device."""
         held.num_turns = 0
         held.is_leaving = False
         self.on_device[held.key] = held
         self.wanted.pop(held.key, None)
 
     def note_failed(self, held: Held, failure: Failure) -> None:
-        """It cannot be had; nobody waits for it any more."""
+        """Note that the adapter cannot be read, so that no step waits for it."""
         held.failure = failure
         self.wanted.pop(held.key, None)
         self.fetched.pop(held.key, None)
 
     def lose_everything(self) -> None:
-        """The device is another one: nothing is there, nor on its host."""
+        """Clear both tiers: the device is a new one, and it and its host hold no adapter."""
         self.on_device.clear()
         self.on_host.clear()
 
     def forget(self, held: Held) -> None:
-        """It is no longer known."""
+        """Remove the adapter from the books."""
         for group in (self.known, self.on_host, self.on_device, self.wanted, self.fetched, self.removed):
             group.pop(held.key, None)
 
     def counts(self) -> dict[str, int]:
-        """The sizes of the groups, and how many came and went."""
+        """The sizes of the groups, and how many adapters came and went."""
         return {
             "num_adapters": len(self.known) - len(self.removed),
             "num_adapters_on_host": len(self.on_host),
@@ -186,7 +191,7 @@ class Residency:
         }
 
     def status(self, held: Held) -> AdapterStatus:
-        """Where it is."""
+        """The state of the adapter."""
         if held.failure is not None:
             return AdapterStatus("failed", str(held.failure.error), held.num_users)
         if held.key in self.on_device:
@@ -198,7 +203,7 @@ class Residency:
 
 
 def _enough(candidates: list[Held], missing: int, size: Callable[[Held], int]) -> list[Held] | None:
-    """The least recently used of `candidates` that make up for what is `missing`."""
+    """The least recently used of `candidates` whose sizes add up to at least `missing`; None if all together do not."""
     chosen = []
     for held in sorted(candidates, key=_last_used):
         if missing <= 0:

@@ -1,4 +1,4 @@
-"""Where an adapter is at a moment, in words that front-ends show."""
+"""The state of an adapter at a moment, in the words that front-ends show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ AdapterState = Literal["known", "loading", "host", "device", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class AdapterStatus:
-    """What changes about an adapter. `num_users` counts the requests that use it now, or wait for it."""
+    """The part of an adapter's description that changes. `num_users` counts the requests that use it now, or wait for
+    it."""
 
     state: AdapterState = "known"
     error: str | None = None

@@ -1,7 +1,7 @@
-"""The header of an adapter's safetensors file: which tensors there are, where, and what they mean. No torch.
+"""Reads the header of an adapter's safetensors file: its tensors, their places, and what they mean. No torch.
 
-Every tensor must be half of a pair at a layer, with the rank that the configuration says; anything else would be
-trained weights that we do not apply.
+Every tensor must be one half of a pair at a layer, with the rank that the configuration says. Any other tensor would be
+trained weights that bridle does not apply, so it is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _MAX_SHOWN_CHARS = 120
 
-#: What other tensors would mean, by a part of their name.
+#: What a tensor that is not plain LoRA means, by a part of its name.
 _REASONS = (
     ("lora_magnitude_vector", "DoRA scales the base weights too"),
     ("lora_embedding_", "LoRA on embeddings is not supported"),
@@ -62,8 +62,8 @@ class _RawEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_header(data: bytes, num_bytes: int) -> Header:
-    """The tensors of a safetensors file of so many bytes that begins with `data`, all of it or as much as a header may
-    have. Raises `AdapterRefused` if it is damaged."""
+    """The tensors of a safetensors file of `num_bytes` bytes. `data` is its beginning: the whole file, or as much as a
+    header may have. Raises `AdapterRefused` if the file is damaged."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
         raise AdapterRefused(f"the weights are no safetensors file, or cut off ({num_bytes} bytes)", "source")
@@ -100,7 +100,7 @@ def _check_entry(name: str, entry: _RawEntry, size: int) -> Entry:
 
 
 def _check_overlap(header: Header, size: int) -> None:
-    """Each byte belongs to one tensor, as the format says."""
+    """Refuse a header in which a byte belongs to no tensor or to two, as the format demands."""
     position = 0
     for entry in sorted(header.values(), key=lambda entry: entry.begin):
         if entry.begin != position:
@@ -112,12 +112,13 @@ def _check_overlap(header: Header, size: int) -> None:
 
 @lru_cache(maxsize=64)
 def shared_shapes(shapes: tuple[tuple[str, LoraShape], ...]) -> Mapping[str, LoraShape]:
-    """One mapping for all adapters that change the same layers alike: thousands of them may be known."""
+    """Return one shared mapping for all adapters that change the same layers alike, since thousands of them may be
+    known."""
     return dict(shapes)
 
 
 def shapes_of(header: Header, config: PeftConfig) -> Mapping[str, LoraShape]:
-    """What is added to each layer, in the order of the layers' names. Raises `AdapterRefused`."""
+    """What the adapter adds to each layer, in the order of the layers' names. Raises `AdapterRefused`."""
     shapes = {}
     for name in sorted(header):
         module = module_of(name)
@@ -144,7 +145,7 @@ def names_of(module: str) -> tuple[str, str]:
 
 
 def module_of(name: str) -> str:
-    """The layer that a tensor belongs to. Raises `AdapterRefused` for one that is no part of LoRA at a layer."""
+    """The layer that a tensor belongs to. Raises `AdapterRefused` if the tensor is not a LoRA matrix of a layer."""
     for suffix in (_A, _B):
         if name.startswith(_PREFIX) and name.endswith(suffix):
             return name[len(_PREFIX) : -len(suffix)]

@@ -1,9 +1,9 @@
-"""Products in plain torch: the way of CPUs, and what `fused` is measured by.
+"""Products of adapters in plain torch: the way of CPUs, and the reference for `fused`.
 
-A long segment is multiplied by itself. Many short ones are one product: their adapters' weights lie in a stack, which
-is kept between steps and changed only where the step has other adapters than the one before, and their rows are padded
-to one length. Which ones those are is what costs least: a short prompt among decodes would make each of them as long
-as itself. Both ways give the same sums up to rounding.
+A long segment is multiplied alone. Many short segments are multiplied as one product: their adapters' weights lie in a
+stack, and their rows are padded to one length. The stack is kept between steps and is changed only where a step has
+other adapters than the last. The length up to which segments are stacked is the one that costs least, since a short
+prompt among decodes would make each of them as long as itself. Both ways give the same sums up to rounding.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from bridle.lora.layout import Layout
 from bridle.lora.product import Product, Segment
 from bridle.lora.weights import PlacedAdapter, SiteWeights
 
-#: Segments longer than this are multiplied by themselves.
+#: Segments longer than this are multiplied alone.
 MAX_SHORT = 16
-#: On a CPU a segment that is multiplied by itself takes as long as so many more rows in a stack. Measured with 24
+#: On a CPU, a segment that is multiplied alone takes as long as this many more rows in a stack. Measured with 24
 #: layers: 1 ms, where a stack of 32 adapters takes 14 ms with one row each and 25 ms with 16.
 SINGLE_ROWS = 40
-#: Fewer short segments of one layout than this are, too.
+#: Fewer short segments of one layout than this are multiplied alone, too.
 MIN_STACKED = 3
-#: Bytes that one stack may take. With more, segments are multiplied one by one, or, where it is the number of calls
-#: that costs, each site's weights are brought together when they are needed.
+#: Bytes that one stack may take. Beyond this, segments are multiplied one by one; or, where the number of calls costs
+#: more, the weights of each site are gathered when they are needed.
 MAX_STACK_BYTES = 1 << 29
 
 
 class _Sites(Protocol):
-    """Weights of several adapters side by side, by site."""
+    """The weights of several adapters side by side, by site."""
 
     def __getitem__(self, site: int) -> SiteWeights: ...
 
@@ -55,7 +55,8 @@ class SingleProduct:
 
 
 class StackedProduct:
-    """Short segments of one layout, all at once. `slots[i]` is where the weights of segment i lie in the stack."""
+    """Short segments of one layout, multiplied all at once. `slots[i]` is the place in the stack of segment i's
+    weights."""
 
     def __init__(self, segments: Sequence[Segment], slots: Sequence[int], sites: _Sites) -> None:
         self.sites: Iterable[int] = segments[0].adapter.layout.blocks
@@ -67,7 +68,7 @@ class StackedProduct:
         device = segments[0].adapter.flat.device
         taken, given, targets = _indices(segments, slots, self._length)
         is_plain = taken == targets and num_rows == self._end - self._begin
-        # Where the padded rows come from; which of them count, if not all do; and which rows they are.
+        # Where each padded row is taken from; which padded rows count (None: all); and which rows of the step they are.
         self._taken = None if is_plain else torch.tensor(taken, device=device)
         self._given = torch.tensor(given, device=device) if is_padded else None
         self._targets = None if is_plain else torch.tensor(targets if is_padded else taken, device=device)
@@ -93,8 +94,8 @@ class StackedProduct:
 
 
 def _indices(segments: Sequence[Segment], slots: Sequence[int], length: int) -> tuple[list[int], list[int], list[int]]:
-    """For a padded product in the order of slots: the row that each padded row is taken from; the padded row that each
-    row is given by; the rows, in the segments' order."""
+    """The indices for a padded product in the order of slots. Returns the row that each padded row is taken from, the
+    padded row that gives each row's result, and the rows in the order of the segments."""
     taken = [segments[0].start] * (len(segments) * length)
     given: list[int] = []
     targets: list[int] = []
@@ -107,7 +108,8 @@ def _indices(segments: Sequence[Segment], slots: Sequence[int], length: int) -> 
 
 
 class Stack:
-    """Weights of adapters of one layout side by side, kept between steps: the first rows are those of the last step."""
+    """The weights of adapters of one layout side by side, kept between steps. The first rows are those of the last
+    step."""
 
     def __init__(self, layout: Layout, like: Tensor) -> None:
         self._layout = layout
@@ -116,7 +118,7 @@ class Stack:
         self.sites: dict[int, SiteWeights] = {}
 
     def take(self, adapters: Sequence[PlacedAdapter]) -> list[int]:
-        """Bring these into the first rows of the stack; gives the row of each."""
+        """Bring these adapters into the first rows of the stack; returns the row of each."""
         num = len(adapters)
         if num > len(self._owners):
             self._grow(num)
@@ -144,7 +146,7 @@ class Stack:
 
 
 class PassingStack:
-    """Weights of adapters of one layout, side by side for as long as one site is computed."""
+    """The weights of adapters of one layout side by side, kept only while one site is computed."""
 
     def __init__(self, adapters: Sequence[PlacedAdapter]) -> None:
         self._blocks = adapters[0].layout.blocks
@@ -156,7 +158,7 @@ class PassingStack:
 
 
 class Stacks:
-    """The stacks of a device, by layout; a few of them, the least recently used one makes way."""
+    """The stacks of a device, by layout. Only a few are kept; the least recently used one is dropped."""
 
     MAX_STACKS = 2
 
@@ -172,18 +174,18 @@ class Stacks:
         return stack
 
     def clear(self) -> None:
-        """Give their memory back."""
+        """Free the memory of all stacks."""
         self._stacks.clear()
 
 
 class TorchProducts:
-    """Segments by layout, short ones together."""
+    """Multiplies segments by layout, short ones together."""
 
     def __init__(self) -> None:
         self._stacks = Stacks()
 
     def prepare(self, adapter: PlacedAdapter) -> None:
-        """Nothing takes long."""
+        """Does nothing: plain torch needs no preparation."""
 
     def of(self, segments: Sequence[Segment]) -> list[Product]:
         groups: dict[int, list[Segment]] = {}
@@ -196,7 +198,7 @@ class TorchProducts:
 
 
 def _products(segments: Sequence[Segment], stacks: Stacks) -> list[Product]:
-    """How the segments of one layout are computed."""
+    """The products that compute the segments of one layout."""
     flat = segments[0].adapter.flat
     longest = MAX_SHORT if flat.is_cuda else _longest_stacked([segment.length for segment in segments])
     short = [segment for segment in segments if segment.length <= longest]
@@ -211,14 +213,15 @@ def _products(segments: Sequence[Segment], stacks: Stacks) -> list[Product]:
 
 
 def _longest_stacked(lengths: Sequence[int]) -> int:
-    """The length up to which segments are padded, such that they and the others cost least; 0 if none are."""
+    """The length up to which segments are stacked so that the total cost is least; 0 if none should be."""
     short = sorted(length for length in lengths if length <= MAX_SHORT)
     costs = {length: num * length + SINGLE_ROWS * (len(short) - num) for num, length in enumerate(short, 1)}
     return min(costs, key=costs.__getitem__, default=0)
 
 
 def _stacked(segments: Sequence[Segment], adapters: Sequence[PlacedAdapter], stacks: Stacks | None) -> StackedProduct:
-    """One product for segments of as many adapters, from a stack that is kept, or one that is not (None)."""
+    """One product for segments that each have an adapter of their own. The weights lie in a stack that is kept, or in a
+    passing one if `stacks` is None."""
     if stacks is None:
         return StackedProduct(segments, range(len(segments)), PassingStack(adapters))
     stack = stacks.of(adapters[0].layout, adapters[0].flat)

@@ -1,7 +1,7 @@
-"""Fused products beside those of plain torch, on random numbers, before a step relies on them.
+"""Compares fused products with plain torch on random numbers, before a step relies on them.
 
-One trial for each shape of a site that adapters bring: of few rows, of many, and of both at once, with rows between
-them that have no adapter. What it takes is as large as one site's weights.
+There is one trial for each shape of a site that adapters bring: with few rows, with many, and with both at once, with
+rows between them that have no adapter. A trial needs memory for the weights of one site.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bridle.lora.torch_product import TorchProducts
 from bridle.lora.weights import PlacedAdapter
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-#: Rows of the segments of each trial, with one row before each that has no adapter.
+#: The segments of each trial: their rows, and the rows without an adapter before each.
 _TRIALS = ((1, 3), (70, 1))
 
 
 class Trial:
-    """Remembers what was tried."""
+    """Runs trials, and remembers which shapes were tried."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
@@ -30,7 +30,7 @@ class Trial:
         self._tried: set[Block] = set()
 
     def run(self, layout: Layout, products: Products) -> str | None:
-        """Try the shapes of sites that are new in this layout; says what is wrong, if anything is."""
+        """Try the shapes of sites that are new in this layout. Returns what is wrong, or None."""
         for block in layout.blocks.values():
             alone = _alone(block)
             if alone in self._tried:
@@ -51,7 +51,7 @@ class Trial:
         layout = Layout({0: block}, block.end)
         segments, stop = [], 0
         for length in lengths:
-            # Hidden sums and what they add are then about as large as the numbers that they are added to.
+            # At this scale the hidden sums and what they add are about as large as the numbers that they are added to.
             flat = random(layout.num_values) / math.sqrt(math.sqrt(block.num_inputs * block.rank))
             segments.append(Segment(stop + 1, stop + 1 + length, PlacedAdapter(layout, flat)))
             stop += 1 + length
@@ -68,6 +68,6 @@ class Trial:
 
 
 def _alone(block: Block) -> Block:
-    """The same shape, at the beginning of a layout of its own; its layers have no names."""
+    """A layout of one block of the same shape, whose layers have no names."""
     parts = tuple(Part("", part.columns, part.ranks, part.begin - block.begin) for part in block.parts)
     return Block(0, block.rank, block.num_inputs, parts)

@@ -1,4 +1,4 @@
-"""An adapter's weights: read once more and compared with what was looked at, then packed for the device."""
+"""Reads an adapter's weights, compares them with the bytes that were inspected, and packs them for the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _serials = count(1)
 
 
 class HostAdapter:
-    """An adapter as it was read: A [rank, in] and B [out, rank] of each layer, in the file's own type."""
+    """An adapter as it was read: A [rank, in] and B [out, rank] of each layer, in the file's own number type."""
 
     def __init__(self, files: AdapterFiles, tensors: dict[str, Tensor]) -> None:
         self.files = files
@@ -32,7 +32,8 @@ class HostAdapter:
 
 
 def read_weights(files: AdapterFiles) -> HostAdapter:
-    """Read the weights. Raises `AdapterRefused` if they are not what was looked at, or not numbers."""
+    """Read the weights. Raises `AdapterRefused` if the bytes are not those that were inspected, or if a value is not
+    finite."""
     now, data = read_adapter(files.folder, files.root)
     if now.digest != files.digest:
         raise AdapterRefused(
@@ -60,7 +61,8 @@ class PlacedAdapter:
 
 class SiteWeights:
     """The matrices of one site, ready to be multiplied from the right: `first` [in, rank], and for each part its B
-    [ranks, columns]. With a leading dimension of adapters if `flat` has one. `flat` begins at `offset` of a layout."""
+    [ranks, columns]. They have a leading dimension of adapters if `flat` has one. The first number of `flat` is at
+    `offset` of the layout."""
 
     def __init__(self, block: Block, flat: Tensor, offset: int = 0) -> None:
         self.block = block
@@ -78,8 +80,8 @@ class SiteWeights:
 def place(
     adapter: HostAdapter, layout: Layout, places: Mapping[str, Place], dtype: torch.dtype, device: torch.device
 ) -> PlacedAdapter:
-    """Pack an adapter for the device, each B multiplied by its scale. Raises `AdapterRefused` if the model's type of
-    numbers is too small for it."""
+    """Pack an adapter for the device, each B multiplied by its scale. Raises `AdapterRefused` if a value overflows the
+    model's number type."""
     packed = torch.zeros(layout.num_values, dtype=dtype, pin_memory=device.type == "cuda")
     for block in layout.blocks.values():
         weights = SiteWeights(block, packed)

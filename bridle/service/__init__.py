@@ -1,4 +1,4 @@
-"""What every front-end shares: loading, names, validation, admission, and events to outputs."""
+"""What every front-end shares: names of models, loading, validation, admission, and the way from events to outputs."""
 
 from bridle.service.adapter_set import AdapterSet, AdapterSpec, parse_adapter, parse_adapters
 from bridle.service.adapters import AdapterInfo, AdapterRegistry

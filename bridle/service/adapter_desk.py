@@ -1,11 +1,10 @@
-"""Adapters for requests of any front-end: found by name, loaded if that is allowed, waited for.
+"""Finds the adapter that a request names, loads it if that is allowed, and waits for it; for any front-end.
 
     chosen = registry.choose(body.model, body.adapter)
     with await registry.acquire(chosen.model) as model:
         adapter = await registry.adapters.fetch(model, chosen.adapter)
 
-Many requests for one adapter are one load. What cannot be loaded leaves nothing behind but the reason, which answers
-those who ask again soon; a request after its files have changed finds it mended.
+Many requests for one adapter share one load. Of an adapter that cannot be loaded only the reason is kept. It answers further requests for a while; a request after the files have changed tries again.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
     from bridle.service.loading import LoadedModel
 
 _MAX_SHOWN_CHARS = 100
-#: Adapters that are looked at at once: each may be large.
+#: How many adapters are inspected at once, since each may be large.
 _MAX_LOOKS = 2
 
 Load = asyncio.Task["AdapterInfo"]
 
 
 class AdapterDesk:
-    """Serves one registry of models, from its event loop. `catalog` is what may be loaded; `names_of` gives the names
-    of a model, which mean it without an adapter, and `is_taken` says whether a name is some model's. `clock` tells how
-    long ago a load failed."""
+    """Serves one registry of models, from its event loop. `catalog` says which adapters may be loaded. `names_of` gives
+    the names that mean a model without an adapter. `is_taken` says whether a name belongs to any model. `clock`
+    measures how long ago a load failed."""
 
     def __init__(
         self,
@@ -63,11 +62,11 @@ class AdapterDesk:
         return False
 
     async def fetch(self, model: LoadedModel, name: str | None, timeout: float | None = None) -> str | None:
-        """The name of the adapter that a request chooses, which is in memory then; None for the model without one,
-        which None, the empty name and the model's own names mean.
+        """Return the name of the adapter that a request chooses, once it is in memory. Returns None for the model
+        without an adapter, which None, the empty name and the model's own names mean.
 
-        Loads what the catalog has under that name. Raises `UnknownAdapter`, `AdapterRefused` for one that cannot be
-        used, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, not the load.
+        An adapter that is only in the catalog is loaded. Raises `UnknownAdapter`, `AdapterRefused` for one that cannot
+        be used, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, not the load.
         """
         if not self._is_adapter(model, name):
             return None
@@ -76,15 +75,15 @@ class AdapterDesk:
             try:
                 async with asyncio.timeout(timeout):
                     await self._wait(model, name)
-            except AdapterRefused as error:  # one of its own for each of those who wait
+            except AdapterRefused as error:  # each waiter gets an error object of its own
                 raise AdapterRefused(str(error), "adapter") from None
             except TimeoutError:
                 raise ModelUnavailable(f"the adapter {_shown(name)} is not there after {timeout:g} s") from None
         return name
 
     async def load(self, model: LoadedModel, name: str, source: str, revision: str | None = None) -> AdapterInfo:
-        """Give a name to what the catalog has as `source`, and load it. Raises `InvalidRequest` for a name that is
-        taken, and `AdapterRefused` for what may not be loaded or cannot be used."""
+        """Load the adapter that the catalog has as `source`, under the name `name`. Raises `InvalidRequest` for a name
+        that is taken, and `AdapterRefused` for an adapter that may not be loaded or cannot be used."""
         spec = self.catalog.find(source, revision)
         if spec is None:
             at = "" if revision is None else f" at revision {_shown(revision)}"
@@ -100,14 +99,15 @@ class AdapterDesk:
         return await asyncio.shield(self._begin(model, name, spec.source, spec.revision))
 
     def failure_of(self, model: str, name: str) -> BridleError | None:
-        """Why an adapter that a request named could not be loaded, if another attempt now would only fail again."""
+        """Why an adapter that a request named could not be loaded, if another attempt now would fail again; otherwise
+        None."""
         failure = self._failures.find((model, name), self.clock())
         return None if failure is None else failure.again()
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _is_adapter(self, model: LoadedModel, name: str | None) -> bool:
-        """Whether a name asks for more than the model itself."""
+        """Whether a name asks for an adapter, and not for the model itself."""
         if not name:
             return False
         return name in model.adapters or not (model.adapters.is_base(name) or name in self._names_of(model))
@@ -130,7 +130,7 @@ class AdapterDesk:
         await asyncio.shield(load)
 
     def _loadable(self, model: LoadedModel, name: str) -> AdapterSpec:
-        """What the catalog has under a name. Raises `UnknownAdapter` if that is nothing."""
+        """The catalog's entry under a name. Raises `UnknownAdapter` if there is none."""
         spec = self.catalog.find(name)
         if spec is None or self._is_taken(name):
             model.adapters.get(name)  # raises, with the names that there are
@@ -140,7 +140,8 @@ class AdapterDesk:
     def _begin(
         self, model: LoadedModel, name: str, source: str, revision: str | None, is_asked_for: bool = False
     ) -> Load:
-        """Load an adapter; why one `is_asked_for` by a request cannot be had is remembered."""
+        """Begin to load an adapter. If a request asked for it (`is_asked_for`), the reason of a failure is
+        remembered."""
         task = asyncio.create_task(self._load(model, name, source, revision, is_asked_for), name=f"load adapter {name}")
         self._loads[model.name, name] = task
         task.add_done_callback(lambda done: self._end(model.name, name, done))
@@ -165,7 +166,7 @@ class AdapterDesk:
         return info
 
     async def _read(self, model: LoadedModel, name: str) -> AdapterInfo:
-        """Read a new adapter; one that cannot be used is forgotten."""
+        """Read a new adapter. One that cannot be used is removed again."""
         try:
             return await model.adapters.ready(name)
         except BridleError:
@@ -179,7 +180,7 @@ class AdapterDesk:
 
 
 def _public(error: AdapterRefused, name: str, source: str) -> AdapterRefused:
-    """What is wrong, without telling the network where things lie on this machine."""
+    """The error without the paths of this machine, which the network need not know."""
     return AdapterRefused(str(error).replace(str(Path(source).expanduser()), name), error.param)
 
 

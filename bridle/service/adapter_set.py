@@ -1,7 +1,8 @@
-"""Adapters that a server was told of: those it loads at the start, and what may be loaded later.
+"""The adapters of a server as its operator configures them: those loaded at the start, and those that may be loaded
+later.
 
-The operator names them as `[MODEL:]NAME=SOURCE[@REVISION]`, where a source is a folder or a hub id. Beside those, a
-name from the network can only mean a folder under the adapters' folder, or a hub id that was allowed.
+The operator names them as `[MODEL:]NAME=SOURCE[@REVISION]`; a source is a folder or a hub id. A name from the network
+can mean one of these, a folder under the adapters' folder, or a hub id that was allowed, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _FORM = "must be [MODEL:]NAME=SOURCE[@REVISION], a source being a folder or a hu
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """An adapter and where it comes from: a folder, or a hub id at a revision. `model` is whose it is, None for the
-    first model's."""
+    """An adapter and its source: a folder, or a hub id at a revision. `model` is the model that it belongs to; None
+    means the first model."""
 
     name: str
     source: str
@@ -31,8 +32,8 @@ class AdapterSpec:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSet:
-    """`named` are loaded with their models. Folders under `folder`, and the `hub_ids` (`owner/name`, or
-    `owner/name@rev` for that revision alone), may be loaded later by their names."""
+    """The adapters of a server. `named` are loaded together with their models. Folders under `folder`, and the
+    `hub_ids` (`owner/name`, or `owner/name@rev` for that revision alone), may be loaded later by their names."""
 
     named: tuple[AdapterSpec, ...] = ()
     folder: Path | None = None
@@ -40,12 +41,12 @@ class AdapterSet:
 
     @property
     def is_open(self) -> bool:
-        """Whether more may be loaded than what is named."""
+        """Whether adapters may be loaded beside the named ones."""
         return self.folder is not None or bool(self.hub_ids)
 
 
 class AdapterCatalog:
-    """What of an `AdapterSet` may be loaded when somebody names it, beside the adapters that have names."""
+    """Looks up which adapters of an `AdapterSet` may be loaded when a request names them."""
 
     def __init__(self, adapters: AdapterSet | None = None) -> None:
         adapters = adapters or AdapterSet()
@@ -56,7 +57,7 @@ class AdapterCatalog:
         self._hub_ids = dict(_allowed(text) for text in adapters.hub_ids)
 
     def named_for(self, model: str) -> Sequence[AdapterSpec]:
-        """The adapters that come with a model."""
+        """The adapters that are loaded together with this model."""
         return self._named.get(model, ())
 
     def serves(self, model: str) -> bool:
@@ -64,8 +65,8 @@ class AdapterCatalog:
         return self._is_open or model in self._named
 
     def assign(self, default: str | None, canonical: Callable[[str], str]) -> None:
-        """Say whose the named adapters are: `default` is the first model, `canonical` gives the name that a model has.
-        Raises `InvalidRequest` where there is no such model."""
+        """Assign each named adapter to its model. `default` is the first model; `canonical` gives the real name of a
+        model for an alias. Raises `InvalidRequest` if there is no such model."""
         for spec in self._given:
             if spec.model is None and default is None:
                 raise InvalidRequest(
@@ -77,8 +78,8 @@ class AdapterCatalog:
             self._named.setdefault(model, []).append(spec)
 
     def find(self, source: str, revision: str | None = None) -> AdapterSpec | None:
-        """What `source` means: a folder under the adapters' folder, by its name or its full path, or a hub id that was
-        allowed, at that revision; None if it may not be loaded, or is not there."""
+        """Find the adapter that `source` means: a folder under the adapters' folder, by its name or its full path, or
+        an allowed hub id at that revision. None if it may not be loaded or does not exist."""
         name, at, inline = source.partition("@")
         revision = inline if at and revision is None else revision
         if self._folders is not None and revision is None:
@@ -94,13 +95,14 @@ class AdapterCatalog:
         return AdapterSpec(name, name, pinned or revision)
 
     def names(self) -> list[str]:
-        """Every name that can be loaded. Looks at the disk."""
+        """The names of all adapters that can be loaded. Reads the disk."""
         found = [] if self._folders is None else self._folders.names()
         return list(dict.fromkeys((*found, *self._hub_ids)))
 
 
 def parse_adapter(text: str) -> AdapterSpec:
-    """What `text` names. Without `NAME=` the name is that of the folder or hub id. Raises `InvalidRequest`."""
+    """Parse `[MODEL:]NAME=SOURCE[@REVISION]`. Without `NAME=` the name is that of the folder or hub id. Raises
+    `InvalidRequest`."""
     model, name, source = _split(text.strip())
     if not source or name == "":
         raise InvalidRequest(f"adapter is {text!r}; {_FORM}", "adapter")
@@ -115,16 +117,16 @@ def parse_adapter(text: str) -> AdapterSpec:
 
 
 def _split(text: str) -> tuple[str | None, str | None, str]:
-    """Model, name and source."""
+    """Split into model, name and source."""
     told, equals, source = text.partition("=")
-    if not equals or Path(text).expanduser().is_dir():  # the name of a folder may hold anything
+    if not equals or Path(text).expanduser().is_dir():  # a folder's name may contain any character, also `=`
         return None, None, text
     model, _, name = told.rpartition(":")
     return model.strip() or None, name.strip(), source.strip()
 
 
 def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
-    """Several of them. Raises `InvalidRequest` if two have one name."""
+    """Parse several adapters. Raises `InvalidRequest` if two of one model have the same name."""
     specs = tuple(parse_adapter(text) for text in texts)
     seen: set[tuple[str | None, str]] = set()
     for spec in specs:
@@ -135,12 +137,12 @@ def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
 
 
 def is_revision(text: str) -> bool:
-    """Whether it looks like a branch, a tag or a commit."""
+    """Whether `text` looks like a branch, a tag or a commit."""
     return 0 < len(text) <= 100 and ".." not in text and all(part and is_hub_name(part) for part in text.split("/"))
 
 
 def _allowed(text: str) -> tuple[str, str | None]:
-    """An allowed hub id, and the one revision that is meant, if any."""
+    """Parse an allowed hub id: the id, and the one revision that is allowed, None for any."""
     name, at, revision = text.partition("@")
     if not is_hub_id(name) or (at and not is_revision(revision)):
         raise InvalidRequest(

@@ -1,12 +1,10 @@
-"""The adapters of one model, by name: what every front-end asks before it lets a request choose one.
+"""The adapters of one model, by name. Every front-end asks here before it lets a request choose one.
 
     info = await asyncio.to_thread(registry.add, "french", "/adapters/french")  # looks at the files
     await registry.ready("french")                                              # read, checked, in memory
     request = build_request(model, prompt, sampling, adapter="french")          # an unknown name is refused
 
-A name means the same weights as long as it is known. To the engine, whose caches must never mix two adapters, a name
-with other weights behind it is another one. Where the weights are at a moment, and who uses them, is the business of an
-`AdapterHome`; nothing here reads weights.
+A name means the same weights as long as it is registered. When a name is given to other weights, the engine sees a new key, because its caches must never mix two adapters. An `AdapterHome` knows where the weights are and who uses them; this module reads no weights.
 """
 
 from __future__ import annotations
@@ -25,11 +23,12 @@ from bridle.lora import AdapterState, AdapterStatus
 if TYPE_CHECKING:
     from bridle.lora import AdapterFiles
 
-#: What clients send that were told an address and no model (text-generation, huggingface_hub): the base model.
+#: Names that mean the base model. Clients of text-generation and huggingface_hub send them when they know an address
+#: but no model.
 PLACEHOLDERS = frozenset({"tgi", "dummy"})
-#: How an address begins, which a client sends that was given an endpoint for a model (huggingface's for JavaScript).
+#: How an address begins. Some clients (huggingface's for JavaScript) send the endpoint's address as the model's name.
 _SCHEMES = ("http://", "https://")
-#: Adapters that one model may know at a time.
+#: How many adapters one model may have registered at a time.
 MAX_ADAPTERS = 10_000
 _MAX_SHOWN_CHARS = 100
 _MAX_SHOWN_NAMES = 20
@@ -37,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}(/[\w.:@+\-]{1,96}){0,3}", re.AS
 
 
 def is_address(name: str) -> bool:
-    """Whether a client named an endpoint in place of a model."""
+    """Whether a client sent an endpoint's address in place of a model's name."""
     return name[:8].lower().startswith(_SCHEMES)
 
 
@@ -46,8 +45,8 @@ class AdapterInfo:
     """An adapter as of one moment.
 
     `source` is the folder or hub id it came from, `targets` are the kinds of layers it changes (`q_proj`, ...),
-    `num_bytes` is what its weights take in memory, `error` why it is `failed`. `num_users` counts the requests that
-    use it now, or wait for it.
+    `num_bytes` is what its weights take in memory, `error` says why it is `failed`. `num_users` counts the requests
+    that use it now, or wait for it.
     """
 
     name: str
@@ -62,27 +61,28 @@ class AdapterInfo:
 
 
 class AdapterHome(Protocol):
-    """Who keeps the adapters of a model in memory. Keys are the registry's; any thread may call."""
+    """Keeps the adapters of a model in memory. Keys are the registry's. The methods may be called from any thread."""
 
     def check(self, files: AdapterFiles) -> None:
-        """Raise `AdapterRefused` if the model cannot take what the files hold. Reads no weights."""
+        """Raise `AdapterRefused` if the adapter does not fit the model. Reads no weights."""
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """The adapter may be used from now on. Nothing is loaded yet."""
+        """Let requests use the adapter from now on. Nothing is loaded yet."""
 
     def remove(self, key: str) -> None:
-        """Nobody will ask for it again; its memory is free once the last of its users is done."""
+        """Take the adapter away: no new request may use it. Its memory is freed once its last user is done."""
 
     def status(self, key: str) -> AdapterStatus:
         raise NotImplementedError
 
     def fetch(self, key: str) -> Future[None]:
-        """Begin to load it; done when it is in memory, with the error if that fails."""
+        """Begin to load the adapter. The future is done when it is in memory, and fails with the error if it cannot be
+        loaded."""
         raise NotImplementedError
 
 
 class NoAdapters:
-    """The home of a model whose backend applies none."""
+    """The home for a model whose backend applies no adapters."""
 
     def check(self, files: AdapterFiles) -> None:
         raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
@@ -91,7 +91,7 @@ class NoAdapters:
         raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
 
     def remove(self, key: str) -> None:
-        """There is none."""
+        """Do nothing: there are no adapters."""
 
     def status(self, key: str) -> AdapterStatus:
         return AdapterStatus()
@@ -109,7 +109,7 @@ class _Entry:
 
 
 class AdapterRegistry:
-    """Names to adapters of one model. `base_names` are names that mean the model without any: its own, then its
+    """The adapters of one model by name. `base_names` mean the model without an adapter: its own name, then its
     aliases.
 
     Iterating gives the adapters' names. Thread-safe; only `add` may take long.
@@ -138,12 +138,12 @@ class AdapterRegistry:
     # -- what is known -------------------------------------------------------------------------------------------
 
     def add(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
-        """Make the adapter in folder or hub repository `source` known as `name`.
+        """Register the adapter in folder or hub repository `source` as `name`.
 
-        Looks at its files (fetching them first, if `source` is a hub id), so it blocks: call it in a thread. Weights
-        are read when a request or `ready` wants them. Raises `InvalidRequest` for a name that is taken or no name,
-        `AdapterRefused` with the reason for files that cannot be used, `UnsupportedFeature` if the model's backend
-        applies no adapters; nothing has happened then.
+        This inspects the files (and downloads them first, if `source` is a hub id), so it blocks: call it in a thread.
+        Weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a name that is taken or not
+        allowed, `AdapterRefused` with the reason for files that cannot be used, and `UnsupportedFeature` if the model's
+        backend applies no adapters. After an error nothing is registered.
         """
         from bridle.lora import find_adapter
 
@@ -158,7 +158,7 @@ class AdapterRegistry:
         return self._info(name, entry)
 
     def remove(self, name: str) -> None:
-        """Forget an adapter. Requests that use it now run to their end, then its memory is free. Raises
+        """Remove an adapter. Requests that use it now run to their end, then its memory is freed. Raises
         `UnknownAdapter`."""
         with self._lock:
             entry = self._find(name)
@@ -176,8 +176,8 @@ class AdapterRegistry:
     # -- use -----------------------------------------------------------------------------------------------------
 
     def resolve(self, name: str | None) -> str | None:
-        """What goes into `Request.adapter`, which is opaque: None for the base model, which None, the empty name,
-        `PLACEHOLDERS` and the model's own names mean. Raises `UnknownAdapter`, which lists the names there are."""
+        """The key for `Request.adapter`, which is opaque; None for the base model. None, the empty name, `PLACEHOLDERS`
+        and the model's own names mean the base model. Raises `UnknownAdapter`, whose message lists the known names."""
         if not name:
             return None
         entry = self._entries.get(name)
@@ -186,23 +186,24 @@ class AdapterRegistry:
         return (entry or self._find(name)).key
 
     def is_base(self, name: str) -> bool:
-        """Whether the name means the model without an adapter."""
+        """Whether `name` means the model without an adapter."""
         return name in self._base_names or name in PLACEHOLDERS
 
     def add_base_names(self, names: Iterable[str]) -> None:
-        """Let `names` mean the base model too."""
+        """Add names that mean the base model."""
         self._base_names.update(dict.fromkeys(names))
 
     async def ready(self, name: str) -> AdapterInfo:
-        """Wait until the adapter is read, checked and in memory; begin that if need be. A request does not need this:
-        it waits in the engine by itself. Raises `UnknownAdapter`, or why it cannot be had (`AdapterRefused` for what
-        its weights hold). Cancelling the caller ends the wait, not the loading."""
+        """Wait until the adapter is read, checked and in memory; loading begins if need be. A request does not need
+        this, since it waits in the engine. Raises `UnknownAdapter`, or the reason why it cannot be loaded
+        (`AdapterRefused` for bad weights). Cancelling the caller ends the wait, not the loading."""
         entry = self._find(name)
         await asyncio.shield(asyncio.wrap_future(self._home.fetch(entry.key)))
         return self._info(name, entry)
 
     def fetch(self, name: str) -> Future[None]:
-        """`ready` for a thread: done when the adapter is in memory, with the error if it cannot be had."""
+        """Do as `ready`, for a thread: the future is done when the adapter is in memory, and fails if it cannot be
+        loaded."""
         return self._home.fetch(self._find(name).key)
 
     def is_in_memory(self, name: str) -> bool:

@@ -1,12 +1,12 @@
-"""How much may be in the house at once: requests and tokens, with a clear no beyond that.
+"""Bounds how many requests and tokens a server has accepted at once, and refuses what is beyond that.
 
-A bounded queue answers quickly either way; an unbounded one answers everybody late. Front-ends take a ticket
-before they spend work on a request, charge it with tokens once these are counted, and release it at the end.
-Knows nothing of engines: the bound covers everything a process has accepted, waiting or running.
+A bounded queue answers quickly either way; an unbounded one answers everybody late. A front-end takes a ticket before
+it spends work on a request, charges it with tokens once these are counted, and releases it at the end. This module
+knows nothing of engines: the bound covers everything that a process has accepted, waiting or running.
 
-Where several users share a server, nobody fills the house alone: a user may hold at most four times as many places as
-are still free, so that there is always room for another one. Whose request is served first is up to `fairness`, how
-much a user may ask for in a minute to `rates`.
+Where several users share a server, no user can fill it alone: a user may hold at most four times as many places as are
+still free, so there is always room for another user. `fairness` decides whose request is served first; `rates` bounds
+how much a user may ask for in a minute.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Admission:
         *,
         is_shared: bool = False,
     ) -> None:
-        """`is_shared` says that users are told apart, and kept from crowding each other out."""
+        """`is_shared` says that users are told apart, so that no user can crowd out the others."""
         for name, value in (("max_requests", max_requests), ("max_tokens", max_tokens)):
             if value < 1:
                 raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
@@ -59,8 +59,8 @@ class Admission:
         self._rates = RateLimiter(clock)
 
     def admit(self, num_requests: int = 1, user: str = "", limits: Limits = NO_LIMITS) -> Ticket:
-        """A ticket for `num_requests` of `user`, to be released. Raises `Overloaded` if there is no room for them, or
-        if the user has had what the limits allow."""
+        """Return a ticket for `num_requests` of `user`, which must be released. Raises `Overloaded` if there is no room
+        for them, or if the user's limits are used up."""
         self._check_places(num_requests, user)
         self._rates.check(user, limits, num_requests)
         self.num_requests += num_requests
@@ -68,8 +68,8 @@ class Admission:
         return Ticket(self, num_requests, self._clock(), user, limits)
 
     def look(self, user: str = "", limits: Limits = NO_LIMITS) -> None:
-        """Raise what `admit` would for the least that `user` can ask for, before anything of it is read; takes
-        nothing."""
+        """Raise the error that `admit` would raise for the smallest request of `user`, and take nothing. This comes
+        before the request's body is read."""
         self._check_places(1, user)
         self._rates.look(user, limits, 1)
 
@@ -133,14 +133,14 @@ class Admission:
 
 
 def max_output(sampling: SamplingParams, num_copies: int = 1) -> int | None:
-    """The most tokens that `num_copies` of a request may ask for; None if that is left to the model."""
+    """The most tokens that `num_copies` of a request may ask for; None if the model decides when it ends."""
     return None if sampling.max_tokens is None else sampling.max_tokens * sampling.n * num_copies
 
 
 class Ticket:
-    """A place in the house. Release it exactly when the request is over, on every path: `with` does.
+    """A place among the accepted requests. Release it exactly when the request is over, on every path; `with` does so.
 
-    `turns` has one turn for each charge; `num_output` is to be set to the tokens that were made, once they are known.
+    `turns` has one turn for each charge. Set `num_output` to the number of generated tokens once it is known.
     """
 
     def __init__(self, admission: Admission, num_requests: int, begun: float, user: str, limits: Limits) -> None:
@@ -154,13 +154,13 @@ class Ticket:
         self.num_output: int | None = None
 
     def seat(self, request: Request) -> Request:
-        """`request` with its place in the order of service; its prompt counts to this ticket. Raises `Overloaded`,
-        having counted nothing, if there is no room."""
+        """Return `request` with its place in the order of service, and charge its prompt to this ticket. Raises
+        `Overloaded`, having charged nothing, if there is no room."""
         return replace(request, turn=self.charge(len(request.prompt), max_output(request.sampling)))
 
     def charge(self, num_tokens: int, most: int | None = None) -> float:
-        """Count a prompt's tokens to this ticket; gives its place in the order of service, for which the
-        `most` tokens that it may make count, too. Raises as `seat`."""
+        """Charge a prompt's tokens to this ticket; returns its place in the order of service. The `most` output tokens
+        that it may ask for count for that place, too. Raises as `seat`."""
         if self._admission is None:
             return 0.0
         turn = self._admission._charge(self, num_tokens, most)
@@ -169,14 +169,14 @@ class Ticket:
         return turn.start
 
     def note(self, events: Iterable[Event]) -> None:
-        """Count the output of what has finished, also what was taken back."""
+        """Count the output tokens of finished outputs, including those that were taken back."""
         for event in events:
             if isinstance(event, Finished):
                 made = event.usage.completion_tokens + event.usage.rewound_tokens
                 self.num_output = (self.num_output or 0) + made
 
     def release(self) -> None:
-        """Give the place back. Idempotent."""
+        """Release the ticket's place. Idempotent."""
         admission, self._admission = self._admission, None
         if admission is not None:
             admission._release(self)

@@ -1,7 +1,7 @@
-"""Which models may be loaded when a request names them, beside those that the operator gave names to.
+"""Which models may be loaded when a request names them, beside those that the operator named.
 
-A name from the network is looked up, never followed: it is a folder right under the models' folder, or a hub id that
-was allowed. Nothing else is loadable, whatever it looks like.
+A name from the network is looked up, never followed: it means a folder right under the models' folder, or a hub id that
+was allowed. No other name is loadable, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from bridle.service.folders import NamedFolders, is_hub_name
 
 
 class ModelCatalog:
-    """Configurations by name. `base` says how models are loaded; which one, an entry says.
+    """Configurations of loadable models, by name. `base` says how models are loaded; an entry says which model.
 
-    Folders under `models_dir`, at most two levels deep, are loadable by their path from there; they are looked at when
-    somebody asks, so new ones need no restart.
+    Folders under `models_dir`, at most two levels deep, are loadable by their path from there. The disk is read when a
+    request asks, so new folders need no restart.
     """
 
     def __init__(
@@ -37,18 +37,19 @@ class ModelCatalog:
         self._folders = None if models_dir is None else NamedFolders(models_dir, "config.json", "models_dir")
 
     def find(self, name: str) -> ModelConfig | None:
-        """What is loaded under that name; None if it may not be, or is not there."""
+        """The configuration of the model that is loaded under that name; None if there is none or it may
+        not be loaded."""
         folder = None if self._folders is None else self._folders.find(name)
         if folder is not None:
             return replace(self._base, model=str(folder))
         return replace(self._base, model=name) if name in self._hub_ids else None
 
     def names(self) -> list[str]:
-        """Every name that can be loaded (of very many folders, the first). Looks at the disk."""
+        """The names of all models that can be loaded (of very many folders, the first). Reads the disk."""
         found = [] if self._folders is None else self._folders.names()
         return list(dict.fromkeys((*found, *self._hub_ids)))
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing can ever be loaded from here."""
+        """Whether no model can ever be loaded from this catalog."""
         return not self._hub_ids and self._folders is None

@@ -1,7 +1,7 @@
-"""Events add up to outputs: tokens and text grow, are taken back, and split into forks.
+"""Adds events up to outputs: tokens and text grow, are taken back, and split into forks.
 
-Shared by every front-end. A reader that streams asks `rewind.DeltaReader` what is new; one that does not
-reads `output` at the end. Knows nothing of wire formats and of engines.
+Every front-end uses it. A reader that streams asks `rewind.DeltaReader` what is new; one that does not reads `output`
+at the end. This module knows nothing of wire formats and of engines.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MAX_STORED_BYTES = 1 << 24
 
 @dataclass(slots=True)
 class GrowingOutput:
-    """One output on its way. `ends[i]` is the number of characters that had arrived with token i.
+    """One output while it grows. `ends[i]` is the number of characters that had arrived with token i.
 
-    `low_tokens` and `low_chars` are the least that was left since somebody last looked: what lies beyond them
-    in a reader's hands was taken back.
+    `low_tokens` and `low_chars` are the shortest lengths since a reader last looked: what the reader has beyond them
+    was taken back.
     """
 
     output: CompletionOutput
@@ -57,7 +57,7 @@ class GrowingOutput:
         self.low_tokens, self.low_chars = min(self.low_tokens, num_left), min(self.low_chars, chars_left)
 
     def fork(self, index: int, num_tokens: int, text: str) -> GrowingOutput:
-        """A copy as it was with `num_tokens` tokens and `text`."""
+        """A copy of the output as it was with `num_tokens` tokens and `text`."""
         parent = self.output
         child = CompletionOutput(
             index=index,
@@ -76,7 +76,7 @@ class GrowingOutput:
         output.usage, output.error = event.usage, event.error
 
     def _cut(self, num_tokens: int, num_chars: int) -> None:
-        """Keep the first `num_tokens` tokens; none of them may claim text beyond `num_chars`."""
+        """Keep the first `num_tokens` tokens and `num_chars` characters; no token may end beyond these."""
         del self.output.token_ids[num_tokens:], self.ends[num_tokens:]
         if self.output.logprobs is not None:
             del self.output.logprobs[num_tokens:]
@@ -87,8 +87,8 @@ class GrowingOutput:
 
 
 class OutputCollector:
-    """Adds the events of one request up. `output` is complete once the event stream has ended, and readable
-    at any time before."""
+    """Adds up the events of one request. `output` is complete once the event stream has ended, and can be read at any
+    time before."""
 
     def __init__(self, request: Request, prompt_text: str | None = None) -> None:
         self.request = request
@@ -99,11 +99,11 @@ class OutputCollector:
 
     @property
     def output(self) -> RequestOutput:
-        """What there is so far, outputs in order of their index. Do not modify."""
+        """The outputs so far, in order of their index. Do not modify them."""
         return self._output
 
     def add(self, events: Iterable[Event]) -> None:
-        """Take in events, in the order in which they came."""
+        """Add events, in the order in which they came."""
         for event in events:
             self._add(event)
 
@@ -166,7 +166,7 @@ def raise_first_error(output: RequestOutput) -> None:
 
 
 def mean_logprob(output: CompletionOutput) -> float:
-    """That of an output's tokens, as far as it carries them; an empty output has the least."""
+    """The mean log-probability of an output's tokens, as far as they carry one; minus infinity for an empty output."""
     known = [entry.logprob for entry in output.logprobs or () if entry is not None]
     return sum(known) / len(known) if known else float("-inf")
 

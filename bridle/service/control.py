@@ -1,7 +1,7 @@
-"""The control runtime of a served model: whether there is one, how it is started, what people ask of its store.
+"""The control runtime of a served model: whether there is one, how it is started, and access to its store of modules.
 
-The runtime is a process of its own. It starts while the model is being loaded, so that nobody waits for it. Knows
-nothing of HTTP and of engines; the optional packages are imported only where a runtime is really started.
+The runtime is a process of its own. It starts while the model is loaded, so that it costs no extra time. This module
+knows nothing of HTTP and of engines; the optional packages are imported only where a runtime is really started.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ControlMode = Literal["auto", "on", "off"]
-#: Who works in this process, not over a network.
+#: The identity of calls from this process, which do not come over a network.
 LOCAL_ADMIN = Auth("localhost", True)
 
-#: A program has nobody to tell to come back: its first script waits until the interpreter is compiled.
+#: Arguments for a runtime under a Python program. No client could be told to try again, so the first script waits until
+#: the interpreter is compiled.
 _PATIENT = ("--limit", "max_prepare_wait=600000")
 _NEEDED = ("posix_ipc",)
 _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
@@ -41,10 +42,10 @@ _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
 class ControlSettings:
     """Whether a model gets a control runtime, and which.
 
-    `auto` starts one if it can and says in the log why not; with `on` that is an error. `runtime` is the path of
-    another runtime than bridle's own, `args` are further arguments for it, `dialect` is what it speaks. `trace` is a
-    file to record both channels in, `store` the folder of uploaded modules (None: in the user's data folder). `prepare`
-    lets the runtime compile the controllers that come with bridle before anybody asks for one.
+    `auto` starts one if that is possible, and otherwise logs the reason; with `on` the reason is an error. `runtime` is
+    the path of another runtime than bridle's own, `args` are further arguments for it, and `dialect` is the protocol
+    that it speaks. `trace` is a file that records both channels. `store` is the folder of uploaded modules (None: in
+    the user's data folder). `prepare` lets the runtime compile bridle's own controllers before a request asks for one.
     """
 
     mode: ControlMode = "auto"
@@ -65,7 +66,7 @@ class ControlSettings:
             raise InvalidRequest(f"start_timeout is {self.start_timeout}; must be more than 0", "start_timeout")
 
     def obstacle(self) -> str | None:
-        """Why no runtime can be started here; None if nothing is in the way."""
+        """Why no runtime can be started here; None if one can."""
         if sys.platform == "win32":
             return "the control runtime needs POSIX shared memory, which Windows does not have"
         needed = _NEEDED if self.runtime is not None else _NEEDED + _NEEDED_BY_OUR_RUNTIME
@@ -75,7 +76,7 @@ class ControlSettings:
         return None
 
     def runtime_config(self, tokenizer: Path, num_logits: int | None) -> RuntimeConfig:
-        """How to start it for a vocabulary. `num_logits` is the width of the model's logits rows."""
+        """How to start the runtime for a vocabulary. `num_logits` is the width of the model's logits rows."""
         from bridle.aici.client import OWN_RUNTIME, RuntimeConfig
 
         own = self.runtime is None
@@ -93,7 +94,7 @@ class ControlSettings:
 
 
 def as_control(value: ControlSettings | bool | None) -> ControlSettings:
-    """What callers of the Python API may pass: settings, True for `on`, False or None for `off`."""
+    """Settings from what callers of the Python API may pass: settings, True for `on`, False or None for `off`."""
     if isinstance(value, ControlSettings):
         return value
     if value is None or isinstance(value, bool):
@@ -102,13 +103,13 @@ def as_control(value: ControlSettings | bool | None) -> ControlSettings:
 
 
 def data_folder() -> Path:
-    """Where bridle keeps what outlives a process, for this user."""
+    """The folder of this user where bridle keeps files that outlive a process."""
     base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return Path(base) / "bridle"
 
 
 class ControlStart:
-    """A runtime on its way up, in a thread. Take it with `result`, or let go of it with `abandon`."""
+    """A runtime that starts in a thread. Take it with `result`, or end it with `abandon`."""
 
     def __init__(self, settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> None:
         self._settings, self._tokenizer, self._num_logits = settings, tokenizer, num_logits
@@ -121,7 +122,7 @@ class ControlStart:
         return RuntimePool(self._settings.runtime_config(self._tokenizer, num_logits), num_logits)
 
     def result(self, num_logits: int) -> RuntimePool:
-        """The runtime, for logits rows of that width. Raises what starting it raises."""
+        """Wait for the runtime and return it, for logits rows of that width. Raises the error of a failed start."""
         try:
             if self._future is None or num_logits != self._num_logits:
                 self.abandon()
@@ -131,7 +132,7 @@ class ControlStart:
             self._threads.shutdown(wait=False)
 
     def abandon(self) -> None:
-        """End what was started."""
+        """End the runtime, or its start."""
         future, self._future = self._future, None
         if future is not None and future.exception() is None:
             future.result().shutdown()
@@ -139,9 +140,10 @@ class ControlStart:
 
 
 def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> ControlStart | None:
-    """Start a runtime in the background, unless there shall be none or can be none.
+    """Start a runtime in the background; returns None if the settings want none or none can be started.
 
-    `num_logits` is a guess; None waits for the truth. Raises `UnsupportedFeature` if there shall be one and cannot.
+    `num_logits` is a guess; with None the start waits for the true number. Raises `UnsupportedFeature` if a runtime is
+    required and cannot be started.
     """
     if settings.mode == "off":
         return None
@@ -155,7 +157,7 @@ def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | 
 
 
 def finish_control(settings: ControlSettings, start: ControlStart | None, num_logits: int) -> RuntimePool | None:
-    """The runtime that was begun. One that does not start is an error only if it was asked for."""
+    """Wait for the runtime that was begun. A runtime that does not start is an error only if it is required."""
     if start is None:
         return None
     try:
@@ -168,7 +170,7 @@ def finish_control(settings: ControlSettings, start: ControlStart | None, num_lo
 
 
 def guess_num_logits(folder: Path) -> int | None:
-    """The width of a checkpoint's logits rows, as far as its configuration tells."""
+    """The width of a checkpoint's logits rows, as far as its configuration says."""
     try:
         config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -183,7 +185,8 @@ def guess_num_logits(folder: Path) -> int | None:
 
 
 def upload_module(control: RuntimePool, wasm: bytes, auth: Auth) -> ModuleData:
-    """Compile and keep a controller. Raises `InvalidRequest` if it is none. Blocks; takes seconds for a large one."""
+    """Compile and keep a controller. Raises `InvalidRequest` if `wasm` is not a controller. Blocks; takes seconds for a
+    large one."""
     from bridle.aici import protocol
 
     message = protocol.MkModule(binary=base64.b64encode(wasm).decode(), auth=_as_json(auth))
@@ -192,7 +195,7 @@ def upload_module(control: RuntimePool, wasm: bytes, auth: Auth) -> ModuleData:
 
 
 def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Auth) -> TagsData:
-    """Let tags name a module. Raises `InvalidRequest` for a bad name or one that is not `auth`'s to set. Blocks."""
+    """Let tags name a module. Raises `InvalidRequest` for a bad name, or for a tag that `auth` may not set. Blocks."""
     from bridle.aici import protocol
 
     message = protocol.SetTags(module_id=module, tags=list(tags), auth=_as_json(auth))

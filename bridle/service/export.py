@@ -1,7 +1,7 @@
-"""`bridle quantize`: a checkpoint written anew, with weights in fewer bits: as a GGUF file.
+"""`bridle quantize`: writes a checkpoint with weights in fewer bits, as a GGUF file.
 
-The model is read through the library's own class, so whatever can be served from a folder is written in the form that
-the library knows, whoever saved it.
+The model is read through the transformers library's own class. So every folder that can be served is written in the
+form that the library knows, whichever program saved it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from bridle.text.files import load_fast_tokenizer
 
 Progress = Callable[[str, float], None]
 
-#: Everything that can be written.
+#: All types that can be written.
 TYPES = tuple(FILE_TYPES)
 
 
 def quantize_model(
     model: str, out: Path, kind: str, revision: str | None = None, progress: Progress = lambda what, share: None
 ) -> Path:
-    """Write `model` to `out` in type `kind`; gives what was written. Raises `InvalidRequest` or `UnsupportedModel`."""
+    """Write `model` to `out` in type `kind`; returns the path that was written. Raises `InvalidRequest` or
+    `UnsupportedModel`."""
     if kind not in TYPES:
         raise InvalidRequest(f"type is {kind!r}; must be one of {', '.join(TYPES)}", "type")
     if out.exists():
@@ -46,7 +47,7 @@ def quantize_model(
 
 
 def _own_dtype(settings: Any) -> torch.dtype:
-    """The checkpoint's own type: nothing is lost, and half the memory is needed."""
+    """The checkpoint's own number type: the model is read without loss, and in half the memory of float32."""
     return settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
 
 

@@ -1,9 +1,9 @@
-"""Whose turn it is: start-time fair queueing between tenants (Goyal, Vin and Cheng, 1996).
+"""The order of service: start-time fair queueing between tenants (Goyal, Vin and Cheng, 1996).
 
 Every request gets a turn, and the engine takes waiting requests in order of their turns. A tenant's next turn comes
-after the work that its earlier requests asked for, in units of its weight; a tenant that was idle starts where service
-has come to, so it neither saves up turns nor waits behind those that others have piled up. Work is counted in tokens;
-what an output will take is guessed from earlier ones and put right when it is over.
+after the work that its earlier requests asked for, divided by its weight. A tenant that was idle starts where service
+is now: it neither saves up turns nor waits behind those that others have piled up. Work is counted in tokens. The
+length of an output is guessed from earlier ones, and corrected when the output is over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-_MAX_TENANTS = 4_096  # of which the end of the last turn is remembered
+_MAX_TENANTS = 4_096  # for these the end of the last turn is remembered
 _FIRST_GUESS = 128.0  # tokens of output
 _SMOOTHING = 0.05
 
@@ -23,7 +23,7 @@ class Turn:
     tenant: str
     start: float
     weight: float
-    guess: float  # tokens of output that were counted to it
+    guess: float  # the number of output tokens that the turn was charged for
 
 
 class FairQueue:
@@ -36,11 +36,11 @@ class FairQueue:
         self._num_done = 0
 
     def take(self, tenant: str, num_prompt: int, weight: float = 1.0, max_output: int | None = None) -> Turn:
-        """The turn of a request with so many prompt tokens, which asks for `max_output` tokens at most. A tenant of
-        weight 2 gets twice the service.
+        """The turn of a request with `num_prompt` prompt tokens, which asks for `max_output` tokens at most. A tenant
+        of weight 2 gets twice the service.
 
-        A guess that is too high keeps those of its tenant's turns back that were taken before it was put right, so what
-        is known of the output counts.
+        A guess that is too high delays the tenant's turns that are taken before the correction. So `max_output` bounds
+        the guess.
         """
         guess = self._guess if max_output is None else min(self._guess, max_output)
         turn = Turn(tenant, max(self._reached, self._ends.get(tenant, 0.0)), weight, guess)
@@ -48,7 +48,8 @@ class FairQueue:
         return turn
 
     def done(self, turn: Turn, num_output: int | None) -> None:
-        """The request of this turn is over, after `num_output` tokens (None: it never ran, or nobody knows)."""
+        """Note that the request of this turn is over, after `num_output` tokens (None: it never ran, or the number is
+        not known)."""
         self._reached = max(self._reached, turn.start)
         if num_output is None:
             return

@@ -1,7 +1,7 @@
 """Folders under one root that a name from the network may mean.
 
-A name is looked up, never followed: it is a folder at most two levels under the root, and neither it nor any of its
-files may lead out of there. What the folders hold, the marker file tells.
+A name is looked up, never followed: it means a folder at most two levels under the root, and neither the folder nor any
+of its files may lead out of the root. A marker file says that a folder counts.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ _LOOK_SECONDS = 2.0
 
 
 class NamedFolders:
-    """Those under `root` that have a file `marker`, by their path from there. They are looked at when somebody asks, so
-    new ones need no restart. Raises `InvalidRequest` about `param` if the root is no folder."""
+    """The folders under `root` that have a file `marker`, by their path from there. The disk is read when somebody
+    asks, so new folders need no restart. Raises `InvalidRequest` about `param` if the root is not a folder."""
 
     def __init__(self, root: Path, marker: str, param: str) -> None:
         self._root = _folder(root, param)
         self._prefixes = (f"{self._root}/", f"{root.expanduser().absolute()}/")
         self._marker = marker
-        self._seen: tuple[float, list[str]] = (-math.inf, [])  # when it was looked through, and what was there
+        self._seen: tuple[float, list[str]] = (-math.inf, [])  # when the root was last read, and its folders then
 
     def find(self, name: str) -> Path | None:
-        """The folder of that name, if it and all its files really lie under the root."""
+        """The folder of that name, if it and all its files really lie under the root; otherwise None."""
         if not is_hub_name(name):
             return None
         try:
             folder = (self._root / name).resolve(strict=True)
             files = list(islice(folder.iterdir(), _MAX_FILES + 1))
             inside = all(path.resolve(strict=True).is_relative_to(self._root) for path in (folder, *files))
-        except (OSError, RuntimeError):  # not there, no folder, or links in a circle
+        except (OSError, RuntimeError):  # the folder is missing, is a file, or is a circle of links
             return None
         is_marked = (folder / self._marker).is_file() and len(files) <= _MAX_FILES
         return folder if inside and is_marked and folder != self._root else None
 
     def name_of(self, path: str) -> str:
-        """The name of a folder that is given by its full path; any other text is a name already. Looks at nothing: what
-        comes out is for `find` to judge."""
+        """The name of a folder that is given by its full path; any other text is returned as it is. Reads no disk:
+        `find` must check the result."""
         for prefix in self._prefixes:
             if path.startswith(prefix):
                 return path.removeprefix(prefix).rstrip("/")
         return path
 
     def names(self) -> list[str]:
-        """Every name (of very many folders, the first). Looks at the disk, every few seconds at most: a large folder
+        """All names (of very many folders, the first). Reads the disk every few seconds at most, since a large folder
         takes a while."""
         now = time.monotonic()
         looked, found = self._seen
@@ -73,7 +73,7 @@ class NamedFolders:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether it looks like a hub id: one part or two, and no way out of a folder."""
+    """Whether `name` looks like a hub id: one part or two, none of which leads out of a folder."""
     return _NAME.fullmatch(name) is not None and ".." not in name
 
 

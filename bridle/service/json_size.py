@@ -1,8 +1,8 @@
-"""How much a JSON text would build, counted before a parser builds any of it.
+"""Counts how many objects a JSON text would build, before a parser builds any of them.
 
-A parser works in one go and lets no other thread run meanwhile: four megabytes of empty lists would stall every stream
-of a server for a third of a second. Counting looks at bytes alone, many at once, and lets others run. It need not be
-right beyond the place where a text stops being JSON: no parser gets further.
+A parser works in one go, and no other thread runs meanwhile: four megabytes of empty lists would stall every stream of
+a server for a third of a second. Counting looks only at bytes, many at once, and lets other threads run. The count need
+not be right beyond the place where a text stops being JSON, since no parser gets further.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import numpy as np
 
 from bridle.errors import InvalidRequest
 
-#: Whatever a text of so many bytes holds is built in a few milliseconds.
+#: Texts up to this many bytes are parsed in a few milliseconds, whatever they hold.
 MAX_INLINE_BYTES = 1 << 16
 _USUAL_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSize:
-    """`num_nodes` texts, names, lists and objects, each a piece of memory of its own; `num_values` that commas part,
-    numbers among them."""
+    """`num_nodes` counts texts, names, lists and objects, each of which takes a piece of memory of its own.
+    `num_values` counts the values between commas, numbers among them."""
 
     num_nodes: int
     num_values: int
 
     def check(self, limit: JsonSize) -> None:
-        """Refuse what is larger than `limit` in either."""
+        """Refuse a text that exceeds `limit` in either count."""
         if self.num_nodes > limit.num_nodes:
             raise InvalidRequest(
                 f"the JSON holds {self.num_nodes} texts, names, lists and objects; at most {limit.num_nodes} are taken"
@@ -37,14 +37,14 @@ class JsonSize:
 
 
 def limit_for(max_bytes: int) -> JsonSize:
-    """What texts of at most `max_bytes` may hold: far more than sensible ones do, and at the usual four megabytes no
-    more than a parser builds in some tens of milliseconds."""
+    """The limit for texts of at most `max_bytes`. It is far more than sensible texts need; at the usual four megabytes
+    a parser builds it in some tens of milliseconds."""
     usual = max(max_bytes, _USUAL_BYTES)
     return JsonSize(usual >> 6, usual >> 3)
 
 
 def json_size(text: bytes) -> JsonSize:
-    """What `text` holds."""
+    """Count the contents of `text`."""
     data = np.frombuffer(_without_escapes(text), np.uint8)
     quotes = data == ord('"')
     is_outside = ~np.bitwise_xor.accumulate(quotes)  # (bytes,): also at the quote that ends a string
@@ -57,7 +57,8 @@ def json_size(text: bytes) -> JsonSize:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    """The same length, with nothing escaped. Pairs of backslashes go first, from the left, as a parser reads them."""
+    """Text of the same length with all escapes replaced. Pairs of backslashes go first, from the left, as a parser
+    reads them."""
     if b"\\" not in text:
         return text
     return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")

@@ -1,8 +1,8 @@
-"""Loads models when they are asked for and takes idle ones out again, within a memory bound.
+"""Loads models when they are asked for and unloads idle ones, within a memory bound.
 
-Every decision is made in one event loop; what takes long (fetching, loading, closing) runs in threads beside it, so
-that neither the loop nor the engines of other models wait. One load at a time, in order; many may wait for one. Knows
-neither names nor what they stand for.
+Every decision is made in one event loop. Slow work (downloading, loading, closing) runs in threads beside it, so that
+neither the loop nor the engines of other models wait. There is one load at a time, in order; many requests may wait for
+one load. This module knows neither names nor what they stand for.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: How long it is remembered that a model could not be loaded, in seconds.
+#: How long a failed load is remembered, in seconds.
 FAILURE_SECONDS = 30.0
 
 
 class ModelLoader(Protocol):
-    """How models come to be. All methods block, are called in threads, and raise what is wrong with the model."""
+    """Loads models. All methods block, are called in threads, and raise an error that says what is wrong with the
+    model."""
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
-        """What the model of that name will take beside its KV cache. May fetch it."""
+        """The memory that the model takes beside its KV cache. May download the model."""
         raise NotImplementedError
 
     def make_room(self, config: ModelConfig) -> ModelConfig:
-        """`config` with memory set aside for adapters; always as much."""
+        """`config` with memory set aside for adapters; the amount does not depend on the model's state."""
         raise NotImplementedError
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
-        """A running model. What `progress` raises ends the loading."""
+        """Load and start a model. An error that `progress` raises ends the loading."""
         raise NotImplementedError
 
 
 class ModelKeeper:
-    """Fills slots and empties them."""
+    """Loads models into slots and closes them again."""
 
     def __init__(
         self, loader: ModelLoader, max_bytes: int | None = None, clock: Callable[[], float] = time.monotonic
@@ -55,13 +56,15 @@ class ModelKeeper:
         self._loader = loader
         self._clock = clock
         self._queue = asyncio.Lock()  # held by the load whose turn it is
-        self._change: asyncio.Future[None] | None = None  # what that one waits for while there is no room
+        self._change: asyncio.Future[None] | None = None  # what the load under way waits for while there is no room
         self._is_closed = False
 
     def fill(self, slots: Iterable[Slot], keeps_share: bool) -> None:
-        """Load these models now, one after the other; blocks, and needs no event loop. What is left of the memory
-        beside all their weights and adapters is split evenly among their KV caches, and into one share more with
-        `keeps_share`. Raises what loading raises."""
+        """Load these models now, one after the other. Blocks, and needs no event loop.
+
+        The memory that is left beside all their weights and adapters is split evenly among their KV caches; with
+        `keeps_share` one more share stays free. Raises the errors of loading.
+        """
         waiting = [(slot, self._loader.measure(_config(slot), slot.name)) for slot in slots]
         needed = sum(least_bytes(_config(slot), needs) for slot, needs in waiting)
         adapters = sum(needs.adapters for _, needs in waiting)
@@ -73,12 +76,12 @@ class ModelKeeper:
             self._keep(slot, self._load_now(slot, self._reserve(slot, needs, share)))
 
     def keep(self, slot: Slot) -> None:
-        """Count a model that was loaded elsewhere."""
+        """Count a model that was loaded by other means."""
         assert slot.model is not None
         self._keep(slot, slot.model)
 
     async def fetch(self, slot: Slot, timeout: float | None) -> None:
-        """Wait until the slot's model is there, and begin to load it if nobody has. Raises `ModelUnavailable`."""
+        """Wait until the slot's model is loaded; begin to load it if that has not begun. Raises `ModelUnavailable`."""
         self._check_open()
         if slot.failure is not None and self._clock() < slot.failed_until:
             raise _again(slot.failure)
@@ -92,7 +95,7 @@ class ModelKeeper:
             raise _again(slot.failure)
 
     async def empty(self, slot: Slot) -> None:
-        """Close an idle model and give its memory back."""
+        """Close an idle model and free its memory."""
         assert slot.is_idle
         assert slot.model is not None
         model, slot.model = slot.model, None
@@ -109,11 +112,11 @@ class ModelKeeper:
         await asyncio.shield(closing)
 
     def now(self) -> float:
-        """The time by which the least recently used is told."""
+        """The time of the clock that orders models by their last use."""
         return self._clock()
 
     def notice(self) -> None:
-        """Something was let go of: a load that waits for room looks again."""
+        """Note that a lease or a wait has ended, so that a load which waits for room looks again."""
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 
@@ -141,7 +144,7 @@ class ModelKeeper:
                 task.cancel()
 
     async def _load(self, slot: Slot) -> None:
-        """Fill a slot, or leave in it why not."""
+        """Load the slot's model, or leave the reason of the failure in the slot."""
         task = asyncio.current_task()
         try:
             slot.stage, slot.share = "finding the model", 0.0
@@ -152,7 +155,7 @@ class ModelKeeper:
         except Exception as error:
             self._fail(slot, error)
         finally:
-            if slot.task is task:  # not given up, and perhaps begun again, meanwhile
+            if slot.task is task:  # the load was not given up, and perhaps begun again, meanwhile
                 slot.task, slot.stage = None, ""
 
     async def _fill_in_turn(self, slot: Slot, needs: Needs) -> None:
@@ -168,7 +171,7 @@ class ModelKeeper:
                 self.memory.give_back(slot)
 
     async def _make_room(self, slot: Slot, needs: Needs) -> None:
-        """Close idle models, least recently used first, until enough is left; wait while all are in use."""
+        """Close idle models, least recently used first, until enough memory is free; wait while all are in use."""
         needed = least_bytes(_config(slot), needs)
         self.memory.check_possible(repr(slot.name), needed, needs.adapters)
         while not self.memory.has(needed):
@@ -180,7 +183,8 @@ class ModelKeeper:
             await self._change
 
     def _reserve(self, slot: Slot, needs: Needs, share: int) -> ModelConfig:
-        """Count what the slot will take; gives the configuration to load, with its share for a KV cache."""
+        """Count the memory that the slot will take; returns the configuration to load, with its share for a
+        KV cache."""
         if self.memory.max_bytes is None:
             self.memory.take(slot, needs.total)
             return _config(slot)
@@ -233,12 +237,12 @@ def _close(model: LoadedModel) -> None:
 
 
 def _again(failure: ModelUnavailable) -> ModelUnavailable:
-    """The same error for one more client."""
+    """A copy of the error, for one more client."""
     return ModelUnavailable(str(failure), failure.retry_after)
 
 
 def _public(slot: Slot, error: Exception) -> str:
-    """What is wrong, without telling the network where things lie on this machine."""
+    """The error's text without the paths of this machine, which the network need not know."""
     if not isinstance(error, BridleError):
         return "an unexpected error; the server's log has more"
     message, model = str(error), _config(slot).model

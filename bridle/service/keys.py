@@ -1,7 +1,7 @@
 """API keys: who may use the service, who is an admin, how much a user may ask for. Kept in SQLite, hashed at rest.
 
-A key is 32 random bytes in text form, so one round of SHA-256 hides it as well as a slow hash would; the text itself
-is shown once, when it is made. Knows nothing of HTTP.
+A key is 32 random bytes in text form, so one round of SHA-256 hides it as well as a slow hash would; the text itself is
+shown once, when it is made. This module knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from bridle.errors import InvalidRequest
 from bridle.service.rates import NO_LIMITS, Limits
 
-_MAX_FOUND = 4_096  # keys, known or not, that are not looked up again
+_MAX_FOUND = 4_096  # answers that are remembered, for known keys and unknown ones
 _USER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (
@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS limits (
     most_urgent INTEGER NOT NULL DEFAULT 0
 ) STRICT
 """
-#: What files that are older lack.
+#: A column that files of older versions lack.
 _MOST_URGENT = "ALTER TABLE limits ADD COLUMN most_urgent INTEGER NOT NULL DEFAULT 0"
 
 _FIND = """
@@ -64,7 +64,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """What is known of a key: its first characters, its owner and their limits, when it was made (Unix seconds)."""
+    """What is known of a key: its first characters, its owner and the owner's limits, and when it was made (Unix
+    seconds)."""
 
     prefix: str
     user: str
@@ -94,13 +95,13 @@ class KeyStore:
             raise InvalidRequest(f"{path} cannot hold API keys: {reason}", "keys") from None
 
     def _add_columns(self) -> None:
-        """Bring a file that an older version made up to date; another process may do so at the same time."""
+        """Add the columns that an older version's file lacks; another process may do so at the same time."""
         if "most_urgent" not in {row[1] for row in self._db.execute("PRAGMA table_info(limits)")}:
             with contextlib.suppress(sqlite3.OperationalError):
                 self._db.execute(_MOST_URGENT)
 
     def add(self, user: str, *, is_admin: bool = False) -> str:
-        """Make a key for `user`; gives its text, which cannot be had again."""
+        """Make a key for `user`; returns its text, which cannot be read again later."""
         if not _USER.fullmatch(user):
             raise InvalidRequest(
                 f"user is {user!r}; must be 1 to 40 letters, digits, '_' or '-', the first a letter", "user"
@@ -113,7 +114,7 @@ class KeyStore:
         return key
 
     def find(self, key: str) -> Identity | None:
-        """Whose key this is, None if it is nobody's."""
+        """The owner of this key; None if the key is not known."""
         hashed = _hash(key)
         with self._lock:
             self._forget_old()
@@ -131,14 +132,15 @@ class KeyStore:
         return Identity(user, bool(is_admin), _limits(*limits))
 
     def _forget_old(self) -> None:
-        """What was found counts until anybody changes the file: another process, as SQLite tells, or we."""
+        """Forget remembered answers if the file has changed, by another process (which SQLite reports) or
+        by this one."""
         version = self._db.total_changes, self._db.execute("PRAGMA data_version").fetchone()[0]
         if version != self._version:
             self._version = version
             self._found.clear()
 
     def set_limits(self, user: str, limits: Limits) -> None:
-        """What a user may ask for from now on, with any key. Raises `InvalidRequest` for a user without one."""
+        """Set what a user may ask for from now on, with any key. Raises `InvalidRequest` for a user without a key."""
         with self._lock:
             if self._db.execute("SELECT 1 FROM keys WHERE user = ? LIMIT 1", (user,)).fetchone() is None:
                 raise InvalidRequest(f"no key belongs to {user!r}", "user")
@@ -161,7 +163,7 @@ class KeyStore:
         ]
 
     def remove(self, prefix_or_user: str) -> int:
-        """Remove the key with this prefix, or all keys of this user; gives how many."""
+        """Remove the key with this prefix, or all keys of this user; returns how many were removed."""
         with self._lock:
             cursor = self._db.execute("DELETE FROM keys WHERE prefix = ?1 OR user = ?1", (prefix_or_user,))
         return cursor.rowcount
@@ -172,13 +174,13 @@ class KeyStore:
             return self._db.execute("SELECT 1 FROM keys LIMIT 1").fetchone() is None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._db.close()
 
 
 def _limits(requests: int | None, tokens: int | None, weight: float | None, most_urgent: int) -> Limits:
-    """A row of limits; a user without one has none."""
+    """The limits in a row of the table; a user without a row has no limits."""
     return NO_LIMITS if weight is None else Limits(requests, tokens, weight, most_urgent)
 
 

@@ -1,7 +1,7 @@
-"""A hold on a loaded model: while anybody has one, the model stays.
+"""A lease on a loaded model: while there is one, the model stays loaded.
 
-A front-end takes a lease before it looks at anything of a model and keeps it until the last event of its request was
-read. Knows nothing of loading.
+A front-end takes a lease before it reads anything of a model, and keeps it until it has read the last event of its
+request. This module knows nothing of loading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Lease:
         self._on_release = on_release
 
     def release(self) -> None:
-        """Let go of the model. Idempotent."""
+        """End the lease. Idempotent."""
         on_release, self._on_release = self._on_release, None
         if on_release is not None:
             on_release()

@@ -1,8 +1,7 @@
-"""From a model's name to something that answers: checkpoint, tokenizer, engine, and the thread that drives
-it.
+"""Loads a model by its name: checkpoint, tokenizer, engine, and the thread that drives it.
 
-The heavy imports (torch, transformers) happen inside `load_model`, so that the rest of the service can be
-imported and tested without them.
+The heavy imports (torch, transformers) happen inside `load_model`, so that the rest of the service can be imported and
+tested without them.
 """
 
 from __future__ import annotations
@@ -41,23 +40,26 @@ _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class LoadedExecutor(Executor, Protocol):
-    """A model, wherever it is. `num_bytes` is the memory that its weights and its KV cache take."""
+    """An executor with a loaded model, in this process or another. `num_bytes` is the memory that its weights and its
+    KV cache take."""
 
     @property
     def num_bytes(self) -> int:
         raise NotImplementedError
 
 
-#: Makes one: configuration, whom to tell how far it is, and a sampler of the caller's own.
+#: A function that makes one, from a configuration, a callback for progress, and a sampler of the caller's own.
 ExecutorLoader = Callable[[ModelConfig, Callable[[str, float], None] | None, Sampler | None], LoadedExecutor]
 
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model that takes requests. `created` is a Unix time in seconds; `adapters` are those that it can apply,
-    `control` is the runtime of its Wasm controllers, `constraints` compiles constraints for it. `num_bytes`
-    is the memory that its weights and its KV cache take, with what is set aside for adapters, 0 if that is not known.
-    `engine` has the limits that it runs with."""
+    """A model that takes requests.
+
+    `created` is a Unix time in seconds. `adapters` are its registered adapters, `control` is the runtime of its Wasm
+    controllers, and `constraints` compiles constraints for it. `num_bytes` is the memory that its weights and its KV
+    cache take, with the memory set aside for adapters; 0 if it is not known. `engine` has the limits that it runs with.
+    """
 
     name: str
     client: EngineClient
@@ -81,7 +83,7 @@ class LoadedModel:
         return self.client.info
 
     def check_process(self) -> None:
-        """Raise `EngineClosed` in a fork of the process that loaded it, where none of its threads run."""
+        """Raise `EngineClosed` in a fork of the process that loaded the model, where its threads do not run."""
         from bridle.engine.async_engine import FORKED
 
         if os.getpid() != self.pid:
@@ -96,12 +98,12 @@ class LoadedModel:
 
     @property
     def batching(self) -> Batching:
-        """The knobs of its engine, each with its value."""
+        """The settings of its engine's batching, each with its value."""
         return Batching.of(self.engine, self.info)
 
     async def in_text_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run slow text work (long prompts, chat templates) beside the event loop. A cancelled caller leaves
-        at once; what has begun runs to its end, and what has not is dropped."""
+        """Run slow text work (long prompts, chat templates) beside the event loop. A cancelled caller returns at once;
+        work that has begun runs to its end, other work is dropped."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="bridle-text")
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
@@ -113,7 +115,7 @@ class LoadedModel:
             await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same one
 
     def close(self, drain: float = 0.0) -> None:
-        """End the engine; running requests get `drain` seconds to finish. Idempotent."""
+        """Close the engine; running requests get `drain` seconds to finish. Idempotent."""
         self.shutdown(drain)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -133,11 +135,10 @@ def load_model(
 ) -> LoadedModel:
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
-    `progress(what, share)` is called with a share between 0 and 1; what it raises ends the loading. `pools` bring
-    further kinds of controllers, beside plain Python ones and constraints. `control` says whether Wasm controllers get
-    a runtime (None: no); it starts while the model is loaded. `executors` loads the model elsewhere than into this
-    process. Raises `UnsupportedModel` or `InvalidRequest` with what
-    to do about it.
+    `progress(what, share)` is called with a share between 0 and 1; an error that it raises ends the loading. `pools`
+    run further kinds of controllers, beside plain Python ones and constraints. `control` says whether Wasm controllers
+    get a runtime (None: no); it starts while the model is loaded. `executors` loads the model elsewhere than into this
+    process. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)
@@ -161,7 +162,7 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What an engine is made of."""
+    """The parts that an engine is made of."""
 
     tokenizer: Tokenizer
     executor: LoadedExecutor
@@ -194,7 +195,7 @@ def _load_parts(
 
 
 def _make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool | None:
-    """What brings adapters to the executor, if it applies any."""
+    """The pool that brings adapters to the executor; None if the executor applies none."""
     device = as_device(executor)
     if device is None:
         return None
@@ -209,7 +210,7 @@ def _make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPoo
 def _start_engine(
     parts: _Parts, config: EngineConfig, pools: Sequence[ControllerPool], adapters: AdapterPool | None
 ) -> tuple[AsyncEngine, ConstraintPool]:
-    """The engine over the parts, on its thread, with every kind of controller that it runs."""
+    """Start the engine over the parts, on its thread, with every kind of controller that it runs."""
     from bridle.constraints import ConstraintPool, vocabulary_of
     from bridle.controllers import PythonControllerPool
     from bridle.engine import AsyncEngine, Engine
@@ -229,7 +230,7 @@ def _start_engine(
 
 
 def _begin_control(control: ControlSettings, config: ModelConfig, path: Path) -> ControlStart | None:
-    """The runtime of this model's vocabulary, on its way."""
+    """Start the runtime for this model's vocabulary in the background."""
     if control.mode == "off":
         return None
     from bridle.model import resolve_model
@@ -239,8 +240,7 @@ def _begin_control(control: ControlSettings, config: ModelConfig, path: Path) ->
 
 
 def model_name(model: str) -> str:
-    """The short name of what a configuration calls a model: a folder's last part, a GGUF file's without its ending,
-    otherwise the id itself."""
+    """The short name of a model: a folder's last part, a GGUF file's without its ending, otherwise the id itself."""
     folder = Path(model)
     if model.lower().endswith(".gguf") and folder.is_file():
         return folder.stem

@@ -1,4 +1,4 @@
-"""What all models of a server may take together, and how that is split. Only counts; loads and closes nothing."""
+"""Counts how much memory all models of a server may take together, and how it is split. It loads and closes nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bridle.service.slot import Slot
 if TYPE_CHECKING:
     from bridle.config import ModelConfig
 
-#: Least room for a KV cache: this part of the weights.
+#: The smallest useful KV cache is the weights' size divided by this.
 _LEAST_KV = 4
 
 
 class Needs(NamedTuple):
-    """What a model takes beside its KV cache, in bytes. `adapters` is set aside for those that it may be given."""
+    """The bytes that a model takes beside its KV cache. `adapters` is set aside for adapters that it may be given."""
 
     weights: int
     adapters: int = 0
@@ -31,26 +31,26 @@ class ModelMemory:
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self.max_bytes = max_bytes
-        self.slots: list[Slot] = []  # those that take memory, or that room was made for
+        self.slots: list[Slot] = []  # slots that take memory, or that memory is set aside for
         self.closing = 0  # bytes of models on their way out
 
     @property
     def used(self) -> int:
-        """What all models take, those on their way in and out included."""
+        """The bytes that all models take, including those that are being loaded or closed."""
         return self.closing + sum(slot.num_bytes for slot in self.slots)
 
     @property
     def left(self) -> int:
-        """What is not taken; nothing that matters if there is no bound."""
+        """The bytes that are free. Without a bound, a number that never limits."""
         return 0 if self.max_bytes is None else self.max_bytes - self.used
 
     def has(self, num_bytes: int) -> bool:
-        """Whether so much is left."""
+        """Whether this many bytes are free."""
         return self.max_bytes is None or self.left >= num_bytes
 
     def check_possible(self, names: str, needed: int, adapters: int = 0) -> None:
-        """Refuse what would not fit even if every model that may be closed were closed. `adapters` is the part of it
-        that is for them."""
+        """Refuse a model that would not fit even if every model that may be closed were closed. `adapters` is the part
+        of `needed` that is for adapters."""
         if self.max_bytes is None:
             return
         pinned = sum(slot.num_bytes for slot in self.slots if slot.is_pinned)
@@ -68,25 +68,25 @@ class ModelMemory:
             self.slots.append(slot)
 
     def give_back(self, slot: Slot) -> int:
-        """Count a slot no more; gives what it had."""
+        """Stop counting a slot; returns the bytes that it had."""
         num_bytes, slot.num_bytes = slot.num_bytes, 0
         if slot in self.slots:
             self.slots.remove(slot)
         return num_bytes
 
     def oldest_idle(self) -> Slot | None:
-        """The model that nobody uses and nobody has used for longest."""
+        """The idle model whose last use is longest ago; None if all are in use."""
         return min((slot for slot in self.slots if slot.is_idle), key=lambda slot: slot.last_used, default=None)
 
 
 def least_bytes(config: ModelConfig, needs: Needs) -> int:
-    """What a model must have: its weights, room for adapters, and a KV cache of the size asked for or of a sensible
-    one."""
+    """The least memory for a model: its weights, room for adapters, and a KV cache of the size asked for or of a
+    sensible one."""
     return needs.total + (needs.weights // _LEAST_KV if config.kv_memory is None else config.kv_memory)
 
 
 def with_kv(config: ModelConfig, weights: int, share: int) -> ModelConfig:
-    """The configuration with at most `share` bytes for its KV cache, unless it says itself how large that is."""
+    """The configuration with at most `share` bytes for its KV cache, unless it gives that size itself."""
     return replace(config, max_kv_memory=max(share, weights // _LEAST_KV, 1))
 
 

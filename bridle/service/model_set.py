@@ -1,6 +1,6 @@
-"""What a server was told about models, and the registry that follows from it.
+"""The models of a server as its operator configures them, and the registry made from that.
 
-The operator names models, gives further names to them, and says what else may be loaded on demand.
+The operator names models, gives them further names, and says which other models may be loaded on demand.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bridle.service.slot import Slot
 if TYPE_CHECKING:
     from bridle.service.loading import LoadedModel
 
-#: A name on the command line that loads nothing: what requests name is loaded.
+#: A name on the command line that loads nothing at the start: models are loaded when requests name them.
 AUTO = "auto"
-#: Share of the free memory that models may take where no bound is given.
+#: The share of the free memory that models may take if no bound is given.
 _MEMORY_SHARE = 0.9
 
 
@@ -70,17 +70,17 @@ class ModelSet:
 
     @property
     def is_open(self) -> bool:
-        """Whether more may be loaded than what is named."""
+        """Whether models may be loaded beside the named ones."""
         return not self.is_static and bool(self.aliases or self.models_dir or self.allow_hub)
 
     @property
     def named(self) -> tuple[str, ...]:
-        """What is loaded at the start."""
+        """The models that are loaded at the start."""
         return tuple(model for model in self.models if model != AUTO)
 
 
 class EngineLoader:
-    """Loads models into this process, or where `executors` says, each with an engine, a tokenizer and a control runtime
+    """Loads models into this process, or with `executors`. Each model gets an engine, a tokenizer and a control runtime
     of its own."""
 
     def __init__(
@@ -111,8 +111,8 @@ class EngineLoader:
 
 
 class AdapterLoader:
-    """A loader whose models come with the adapters that a catalog names for them, read and checked. Those that may have
-    any get room for them beside their KV cache."""
+    """A loader that also adds the adapters that a catalog names for a model, read and checked. Models that may have
+    adapters get room for them beside their KV cache."""
 
     def __init__(self, loader: ModelLoader, catalog: AdapterCatalog) -> None:
         self._loader = loader
@@ -138,8 +138,8 @@ class AdapterLoader:
 
 
 def add_adapters(model: LoadedModel, adapters: Iterable[AdapterSpec]) -> None:
-    """Give adapters to a model, and wait until each was read. Blocks, and needs no event loop. Raises what is wrong
-    with the first one that cannot be used, which the model does not know then."""
+    """Add adapters to a model, and wait until each is read. Blocks, and needs no event loop. Raises the error of the
+    first one that cannot be used; that one is not added."""
     for spec in adapters:
         model.adapters.add(spec.name, spec.source, spec.revision)
         try:
@@ -156,10 +156,11 @@ def build_registry(
     name: str | None = None,
     adapters: AdapterSet | None = None,
 ) -> tuple[ModelRegistry, Callable[[], None]]:
-    """The registry of a set, nothing loaded yet, and what loads the named models into it; that blocks.
+    """Make the registry of a set, with nothing loaded yet, and a function that loads the named models into it; that
+    function blocks.
 
-    `base` says how models are loaded; its revision and tokenizer are meant for a single model. `name` is what a single
-    model is called. Raises `InvalidRequest` for what contradicts itself.
+    `base` says how models are loaded; its revision and tokenizer are meant for a single model. `name` is the name of a
+    single model. Raises `InvalidRequest` for settings that contradict each other.
     """
     _check_single(models, base, name)
     if models.is_static and adapters is not None and adapters.is_open:
@@ -183,7 +184,7 @@ def build_registry(
 
 
 def _check_adapters(registry: ModelRegistry) -> None:
-    """Refuse adapters that a request could not tell from a model."""
+    """Refuse adapters whose names a request could not tell from a model's."""
     for slot in registry.slots:
         clashes = set(registry.adapter_names(slot)) & {*registry.names, *PLACEHOLDERS}
         if clashes:
@@ -207,14 +208,15 @@ def _bound(models: ModelSet, base: ModelConfig) -> int | None:
     if models.max_memory is not None:
         return models.max_memory
     if not models.may_be_several:
-        return None  # one model, which takes its share of what is free
+        return None  # one model needs no bound: it takes its share of what is free
     from bridle.model.footprint import free_on
 
     return int(_MEMORY_SHARE * free_on(base))
 
 
 def _add_aliases(registry: ModelRegistry, catalog: ModelCatalog, models: ModelSet, base: ModelConfig) -> None:
-    """Each alias means a model that is known by another name already, or becomes the name of one."""
+    """Add the aliases. Each one means a model that is already known by another name, or becomes the name of a loadable
+    one."""
     known = {model: slot.name for model, slot in zip(models.named, registry.slots, strict=True)}
     known |= {slot.name: slot.name for slot in registry.slots}
     for alias, model in models.aliases:

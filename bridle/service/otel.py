@@ -1,8 +1,8 @@
-"""Requests as spans of OpenTelemetry, with the attributes that its conventions have for generative models.
+"""Requests as spans of OpenTelemetry, with the attributes that its conventions define for generative models.
 
-A request is one span; what the engine did for it are its children: the making of its controller, the wait for room,
-the prompt, the output. They are made at the end, from the request's story, so that nothing is done while it runs. No
-text of prompts and outputs is ever in them.
+A request is one span. Its children are the phases in the engine: making the controller, waiting for room, the prompt,
+the output. Spans are made at the end, from the request's story, so that tracing does nothing while it runs. They never
+contain text of prompts and outputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 _PROPAGATOR = TraceContextTextMapPropagator()
-#: Errors that say nothing against the server: its span is no failure then.
+#: Errors that clients cause or end. The server's span does not count as failed then.
 _OF_CLIENTS = (InvalidRequest, Overloaded, RequestCancelled, Unauthorized)
 _REQUEST = {
     "temperature": "temperature",
@@ -39,7 +39,7 @@ _REQUEST = {
 
 
 class OtelTracing:
-    """Makes spans with a provider, which it shuts down in the end."""
+    """Makes spans with a provider, which it shuts down when it is closed."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -51,16 +51,16 @@ class OtelTracing:
         return OtelSpan(self._tracer, self._tracer.start_span("request", parent, SpanKind.SERVER))
 
     def make_global(self) -> None:
-        """Let the spans of other parts of this process go the same way: those of streams to shards."""
+        """Send the spans of other parts of this process to the same provider: those of streams to shards."""
         trace.set_tracer_provider(self._provider)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the spans that were not sent yet."""
         shut_down(self._provider)
 
 
 class OtelSpan:
-    """One request on its way."""
+    """The span of one request that is not over."""
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self._tracer = tracer
@@ -78,7 +78,7 @@ class OtelSpan:
         return carrier.get("traceparent", "")
 
     def end(self, story: Story, operation: str, further: Mapping[str, Any]) -> None:
-        """The request is over: tell its story."""
+        """End the span, with the story of the request."""
         if self._span.is_recording():
             self._span.update_name(f"{operation} {story.model}" if story.model else operation)
             self._span.set_attributes(_attributes(story, operation) | dict(further))
@@ -88,7 +88,7 @@ class OtelSpan:
         self._span.end()
 
     def _add_children(self, story: Story) -> None:
-        """What the engine did, one after the other."""
+        """Add a child span for each phase of the request in the engine."""
         if story.submitted is None:
             return
         now, at = time.monotonic(), story.submitted
@@ -124,7 +124,7 @@ class OtelSpan:
 
 
 def _attributes(story: Story, operation: str) -> dict[str, Any]:
-    """What the conventions have names for, then what only we have."""
+    """The span's attributes: those that the conventions define, then bridle's own."""
     told: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "bridle",
@@ -164,5 +164,6 @@ def _decode_counts(story: Story) -> dict[str, Any]:
 
 
 def _fitting(value: Any) -> Any:
-    """Whole numbers of OpenTelemetry have 64 bits with a sign; seeds may have one bit more."""
+    """A value that OpenTelemetry can carry. Its whole numbers have 64 bits with a sign, and seeds may have one bit
+    more."""
     return str(value) if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 else value

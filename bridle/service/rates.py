@@ -1,8 +1,8 @@
-"""How much a user may ask for in a minute: token buckets that fill as time goes by.
+"""Bounds how much a user may ask for in a minute: token buckets that fill as time passes.
 
-A bucket holds what a minute allows. Requests are taken out when they come; tokens when they are known: those of a
-prompt at once, those of an output when it is over, so that a bucket can go below zero and then lets nothing in until it
-has filled up again.
+A bucket holds what a minute allows. Requests are taken out when they come. Tokens are taken out when they are known:
+those of a prompt at once, those of an output when it is over. So a bucket can go below zero; then it lets nothing in
+until it has filled up again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bridle.errors import InvalidRequest, Overloaded
 from bridle.service.terms import MAX_PRIORITY
 
 _MINUTE = 60.0
-_MAX_USERS = 4_096  # whose buckets are remembered; one that is forgotten is full again
+_MAX_USERS = 4_096  # whose buckets are remembered; a user beyond that has a full bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,18 @@ class RateLimiter:
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 
     def check(self, user: str, limits: Limits, num_requests: int) -> None:
-        """Take requests out. Raises `Overloaded`, having taken nothing, if there is not enough of anything."""
+        """Take `num_requests` out of the user's bucket. Raises `Overloaded`, having taken nothing, if any bucket holds
+        too little."""
         self.look(user, limits, num_requests)
         self.spend(user, "requests", limits.requests_per_minute, num_requests)
 
     def look(self, user: str, limits: Limits, num_requests: int) -> None:
-        """Raise as `check`, and take nothing out."""
+        """Raise the error that `check` would raise, and take nothing out."""
         self._wait_for(user, "tokens", limits.tokens_per_minute, 0)
         self._wait_for(user, "requests", limits.requests_per_minute, num_requests)
 
     def spend(self, user: str, what: str, per_minute: int | None, amount: float) -> None:
-        """Take out what was used, more than there is if need be."""
+        """Take out `amount` of what was used, even if the bucket holds less."""
         if per_minute is not None:
             self._bucket(user, what, per_minute).level -= amount
 

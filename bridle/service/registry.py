@@ -33,18 +33,18 @@ _MAX_SHOWN_NAMES = 40
 
 
 class Choice(NamedTuple):
-    """What a request asks for: the name of a model, and of an adapter over it."""
+    """The model and the adapter that a request chooses, by name."""
 
     model: str | None
     adapter: str | None
 
 
 class ModelRegistry:
-    """Models by name, those that are loaded and those that may be. The first one given is the default.
+    """Models by name: those that are loaded, and those that may be loaded. The first one added is the default.
 
-    Without a `catalog` and a `keeper` there are only the models that were added, and they stay. A catalog names what
-    may be loaded when a request asks for it, the keeper does that; `adapters` is the same for adapters. Used from one
-    thread or event loop.
+    Without a `catalog` and a `keeper` there are only the models that were added, and they stay. A catalog names the
+    models that may be loaded when a request asks for them, and the keeper loads them; `adapters` does both for
+    adapters. Use it from one thread or event loop.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class ModelRegistry:
     # -- what is served ------------------------------------------------------------------------------------------
 
     def add(self, model: LoadedModel, aliases: Iterable[str] = ()) -> None:
-        """Serve a loaded model for good, under its own name and `aliases`. A name can be taken only once."""
+        """Serve a loaded model permanently, under its own name and `aliases`. A name can be taken only once."""
         slot = Slot(model.name, model=model, is_pinned=True)
         self.add_slot(slot, aliases)
         if self._keeper is not None:
             self._keeper.keep(slot)
 
     def add_slot(self, slot: Slot, aliases: Iterable[str] = ()) -> None:
-        """Serve what is in a slot, or may be loaded into it, under its name and `aliases`."""
+        """Serve the model of a slot, loaded or loadable, under its name and `aliases`."""
         names = [slot.name, *(alias for alias in dict.fromkeys(aliases) if alias != slot.name)]
         for name in names:
             self._check_free(name)
@@ -88,24 +88,24 @@ class ModelRegistry:
         self._aliases.update(dict.fromkeys(names[1:], slot.name))
 
     def add_alias(self, alias: str, name: str) -> None:
-        """Let `alias` mean what `name` means, which may be a name that the catalog knows."""
+        """Let `alias` mean the model that `name` means, which may be a name that the catalog knows."""
         self._check_free(alias)
         self._aliases[alias] = self._aliases.get(name, name)
 
     @property
     def slots(self) -> list[Slot]:
-        """What there is behind every name that is not an alias, in the order in which they came. Only to look at."""
+        """The slots behind all names, in the order in which they came; aliases add none. Do not modify them."""
         return list(self._slots.values())
 
     @property
     def default(self) -> LoadedModel:
-        """The model of requests that name none, loaded. Raises `UnknownModel` while nothing is served."""
+        """The loaded model for requests that name none. Raises `UnknownModel` while no model is served."""
         return self.resolve(None)
 
     @property
     def names(self) -> list[str]:
-        """Every name that was given, and of the loadable ones those that are loaded; models first. An alias that is a
-        path counts, as LMQL names models so, but is not told."""
+        """Every name that was added, and of the loadable ones those that are loaded; models come first. An alias that
+        is a path works but is not listed: LMQL names models so."""
         known = [name for name, slot in self._slots.items() if slot.model is not None or not slot.is_passing]
         return [*known, *(alias for alias in self._aliases if not alias.startswith(_PATHS))]
 
@@ -115,12 +115,11 @@ class ModelRegistry:
         return self._catalog.names()
 
     async def all_names(self) -> list[str]:
-        """Every name that a request may use now, with what could be loaded. Looks at the disk."""
+        """Every name that a request may use now, including loadable models. Reads the disk."""
         return list(dict.fromkeys([*self.names, *await asyncio.to_thread(self._catalog.names)]))
 
     async def all_adapters(self) -> list[tuple[str, str]]:
-        """Every adapter that a request may choose now, after the name of its model; also what could be loaded. Looks at
-        the disk."""
+        """Every adapter that a request may choose now, as (model, adapter), including loadable ones. Reads the disk."""
         loadable = await asyncio.to_thread(self.adapters.catalog.names)
         models = {*self._slots, *self._aliases, *await asyncio.to_thread(self._catalog.names)}
         known = [(slot.name, name) for slot in self._slots.values() for name in self.adapter_names(slot)]
@@ -135,8 +134,8 @@ class ModelRegistry:
         return [alias for alias, name in self._aliases.items() if name == model.name]
 
     def slot_of(self, name: str | None) -> Slot:
-        """What there is behind a name or alias; None, the empty name and `PLACEHOLDERS` mean the default, and so does
-        an address where there is one model and no other can be loaded. Only to look at. Raises `UnknownModel`."""
+        """The slot behind a name or alias, only to look at. None, the empty name and `PLACEHOLDERS` mean the default;
+        so does an address, if there is one model and no other can be loaded. Raises `UnknownModel`."""
         name = name or ""
         canonical = self._aliases.get(name, name)
         slot = self._slots.get(canonical)
@@ -151,8 +150,8 @@ class ModelRegistry:
 
     def choose(self, name: str | None, adapter: str | None = None) -> Choice:
         """The model and the adapter of a request that names a model, an adapter, or both. A name that no model has may
-        be an adapter's, which chooses the first model with such a one, or `MODEL:ADAPTER`. Raises `UnknownModel`;
-        whether there is such an adapter is known once the model is loaded."""
+        be an adapter's name, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. Raises
+        `UnknownModel`. Whether the adapter exists is checked once the model is loaded."""
         try:
             self.slot_of(name)
         except UnknownModel:
@@ -163,18 +162,18 @@ class ModelRegistry:
         return Choice(name, adapter)
 
     def adapter_names(self, slot: Slot) -> list[str]:
-        """The adapters of a model; those that it will come with, if it is not loaded."""
+        """The names of a model's adapters. For a model that is not loaded, those that will be loaded with it."""
         if slot.model is not None:
             return [info.name for info in slot.model.adapters.list()]
         return [spec.name for spec in self.adapters.catalog.named_for(slot.name)]
 
     def state_of(self, name: str | None) -> ModelState:
-        """What the model of that name is doing. Raises `UnknownModel`."""
+        """The state of the model of that name. Raises `UnknownModel`."""
         return self.slot_of(name).state
 
     def resolve(self, name: str | None) -> LoadedModel:
-        """The loaded model of that name or alias, held by nobody. Raises `UnknownModel`, and `ModelUnavailable` for one
-        that would have to be loaded."""
+        """The loaded model of that name or alias, without a lease. Raises `UnknownModel`, and `ModelUnavailable` for a
+        model that would have to be loaded."""
         slot = self.slot_of(name)
         if slot.model is None:
             raise ModelUnavailable(f"the model {slot.name!r} is not loaded now: it is {slot.state}")
@@ -182,23 +181,24 @@ class ModelRegistry:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether something is or can be served, and every engine runs."""
+        """Whether a model is or can be served, and every engine runs."""
         can_serve = bool(self._slots) or not self._catalog.is_empty
         return can_serve and all(model.client.is_healthy for model in self)
 
     # -- use -----------------------------------------------------------------------------------------------------
 
     async def acquire(self, name: str | None, timeout: float | None = None) -> Lease:
-        """A hold on the model of that name or alias (None or empty: the default), which stays loaded until the lease
-        is released. If it is not loaded yet, this waits until it is, at most `timeout` seconds; other requests go on.
+        """Return a lease on the model of that name or alias (None or empty: the default); the model stays loaded until
+        the lease is released. If it is not loaded yet, this waits until it is, at most `timeout` seconds; other
+        requests go on meanwhile.
 
-        Raises `UnknownModel` at once for a name that is not served here, and `ModelUnavailable` for one that cannot be
-        had now: loading failed, takes too long, or there is no room beside the models in use. Cancelling the caller
-        ends the wait. Call it from the event loop that uses the registry.
+        Raises `UnknownModel` at once for a name that is not served here, and `ModelUnavailable` if the model cannot be
+        loaded now: loading failed or takes too long, or there is no room beside the models in use. Cancelling the
+        caller ends the wait. Call it from the event loop that uses the registry.
         """
         slot = self.slot_of(name)
         if slot.model is None:
-            assert self._keeper is not None  # a slot without a model is only served with one
+            assert self._keeper is not None  # without a keeper, every slot has a model
             self._slots[slot.name] = slot
             await self._keeper.fetch(slot, timeout)
         assert slot.model is not None
@@ -206,8 +206,8 @@ class ModelRegistry:
         return Lease(slot.model, partial(self._release, slot))
 
     async def unload(self, name: str) -> None:
-        """Close an idle model; a later request loads it again. Raises `UnknownModel`, `UnsupportedFeature` for one that
-        is served for good, and `ModelUnavailable` for one in use."""
+        """Close an idle model; a later request loads it again. Raises `UnknownModel`, `UnsupportedFeature` for a model
+        that is served permanently, and `ModelUnavailable` for one in use."""
         slot = self.slot_of(name)
         if slot.is_pinned or self._keeper is None:
             raise UnsupportedFeature(f"the model {slot.name!r} is served for good and cannot be unloaded", "model")
@@ -236,7 +236,7 @@ class ModelRegistry:
         return name in self._slots or name in self._aliases
 
     def _owner_of(self, adapter: str) -> str | None:
-        """The first model with an adapter of that name; the default one for an adapter that may be loaded."""
+        """The first model with an adapter of that name; the default model for an adapter that may be loaded."""
         for slot in self._slots.values():
             if slot.model is not None and adapter in slot.model.adapters:
                 return slot.name
@@ -245,7 +245,8 @@ class ModelRegistry:
         return self._default_slot().name if self.adapters.catalog.find(adapter) is not None else None
 
     def _choose_adapter(self, name: str) -> Choice | None:
-        """What a name means that is no model's: an adapter's own, or a model's with an adapter's after a colon."""
+        """The choice for a name that is not a model's: an adapter's name, or a model's and an adapter's with a colon
+        between."""
         owner = self._owner_of(name)
         if owner is not None:
             return Choice(owner, name)
@@ -255,7 +256,7 @@ class ModelRegistry:
         return None
 
     def _is_model(self, name: str) -> bool:
-        """Whether a request that names it gets a model, or would if that was loaded."""
+        """Whether a request that names it gets a model, loaded or loadable."""
         return self._is_taken(name) or (self._keeper is not None and self._catalog.find(name) is not None)
 
     @property

@@ -1,8 +1,8 @@
-"""From what a client sent to a checked `Request`.
+"""Makes a checked `Request` from what a client sent.
 
-All that depends on the model is checked here, once, for every front-end: text becomes tokens, ids must lie in
-the vocabulary, prompt and output must fit the context. What does not depend on a model was checked by
-`SamplingParams`. Nothing here knows a wire format.
+Everything that depends on the model is checked here, once, for every front-end: text becomes tokens, ids must lie in
+the vocabulary, prompt and output must fit the context. `SamplingParams` has checked what does not depend on a model.
+This module knows no wire format.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddingOptions(TypedDict, total=False):
-    """What an embedding request has of the fields of others."""
+    """The options that embedding requests share with others."""
 
     request_id: str | None
     adapter: str | None
@@ -43,12 +43,12 @@ class EmbeddingOptions(TypedDict, total=False):
 MAX_CHARS_PER_TOKEN = 128
 #: Texts up to this length are tokenized at once on the event loop, longer ones in a thread.
 MAX_INLINE_CHARS = 4_096
-#: Of many texts a thread takes about so many characters at a time, since others wait for it.
+#: A thread takes texts of about this many characters together at a time, since others wait for it.
 _GROUP_CHARS = 65_536
 
 
 def new_request_id() -> str:
-    """An id that no other request has."""
+    """An id that is unique among requests."""
     return secrets.token_hex(12)
 
 
@@ -74,11 +74,11 @@ def build_request(
     add_special_tokens: bool = True,
     detokenize: bool = True,
 ) -> Request:
-    """A request that `model` can run, with a seed so that it can be run again.
+    """Make a request that `model` can run. It always has a seed, so that it can be run again.
 
-    `constraint` is what the text must look like, as an object or as plain data; it takes the controller's place.
-    `adapter` is a name that `model.adapters` knows, or one that means the base model. `timeout` is in seconds from
-    now. Raises `InvalidRequest` (`UnknownAdapter` is one) or `ContextOverflow`, naming field, value and limit.
+    `constraint` says what the text must look like, as an object or as plain data; it takes the controller's place.
+    `adapter` is a name that `model.adapters` knows, or one that means the base model. `timeout` is in seconds from now.
+    Raises `InvalidRequest` (`UnknownAdapter` is one) or `ContextOverflow`, naming field, value and limit.
     """
     tokens = encode_prompt(model, prompt, add_special_tokens)
     check_fits(model, len(tokens), sampling.max_tokens)
@@ -101,19 +101,19 @@ def build_request(
 
 
 def embedding_request(model: LoadedModel, prompt: str | Sequence[int], **options: Unpack[EmbeddingOptions]) -> Request:
-    """A request for what `model` makes of a prompt. Raises as `build_request` does."""
+    """Make a request for the vector of a prompt. Raises as `build_request` does."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0)  # room for the token that is not drawn
     return replace(build_request(model, prompt, sampling, detokenize=False, **options), embeds=True)
 
 
 def _deadline(terms: Terms, timeout: float | None) -> float | None:
-    """The earlier of the client's deadline and our own."""
+    """The earlier of the client's deadline and the server's."""
     ends = [terms.ends, None if timeout is None else time.monotonic() + timeout]
     return min((end for end in ends if end is not None), default=None)
 
 
 def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> object | None:
-    """What goes into the request's one place for something that steers it."""
+    """The request's controller: the one given, or the constraint in its place."""
     if constraint is None:
         return controller
     if controller is not None:
@@ -126,7 +126,7 @@ def _steering(controller: object | None, constraint: Constraint | Mapping[str, A
 
 
 async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
-    """`encode_prompt` for an event loop: a long text is tokenized in a thread."""
+    """Do as `encode_prompt`, for an event loop: a long text is tokenized in a thread."""
     if isinstance(prompt, str) and len(prompt) > MAX_INLINE_CHARS:
         return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens)
     return encode_prompt(model, prompt, add_special_tokens)
@@ -135,8 +135,8 @@ async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_
 async def tokenize_all(
     model: LoadedModel, prompts: Sequence[str | Sequence[int]], truncate: int | None = None
 ) -> list[tuple[int, ...]]:
-    """`tokenize` for all prompts of a call, which go into a thread together if they are long. One that no context can
-    hold is refused before any is read, unless it is to be cut."""
+    """Tokenize all prompts of a call; if they are long, a thread does so. A prompt that no context can hold is refused
+    before any is read, unless it is to be cut."""
     for prompt in prompts if truncate is None else ():
         if isinstance(prompt, str):
             check_length(model, len(prompt), "prompt")
@@ -155,7 +155,7 @@ def _encode_all(
 
 
 def _groups(prompts: Sequence[str | Sequence[int]]) -> Iterator[list[str | Sequence[int]]]:
-    """Neighbors together, as far as they are no longer than `_GROUP_CHARS`."""
+    """Groups of neighbours that together have at most `_GROUP_CHARS` characters."""
     group: list[str | Sequence[int]] = []
     size = 0
     for prompt in prompts:
@@ -170,8 +170,8 @@ def _groups(prompts: Sequence[str | Sequence[int]]) -> Iterator[list[str | Seque
 def encode_prompt(
     model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate: int | None = None
 ) -> tuple[int, ...]:
-    """The tokens of a prompt, checked; with `truncate` only the last so many count. An empty text stands for the token
-    that begins a document, if there is one."""
+    """The tokens of a prompt, checked; with `truncate` only the last `truncate` tokens. An empty text stands for the
+    token that begins a document, if the model has one."""
     if isinstance(prompt, str):
         tokens = tuple(model.tokenizer.encode(_readable(model, prompt, truncate), add_special_tokens))
         if not tokens and model.tokenizer.bos_token_id is not None:
@@ -190,7 +190,7 @@ def encode_prompt(
 
 
 def _readable(model: LoadedModel, text: str, truncate: int | None) -> str:
-    """As much of a text as a tokenizer is to read: all of it, or of one that may be cut what its last tokens can come
+    """The part of a text that the tokenizer must read: all of it, or the end that its last `truncate` tokens can come
     from."""
     if truncate is None:
         check_text(model, text, "prompt")
@@ -200,13 +200,13 @@ def _readable(model: LoadedModel, text: str, truncate: int | None) -> str:
 
 
 def check_text(model: LoadedModel, text: str, param: str) -> None:
-    """Refuse text that is too long for the context whatever its tokens are, or that is not Unicode."""
+    """Refuse text that is not Unicode, or that is too long for the context whatever its tokens are."""
     check_length(model, len(text), param)
     check_unicode(text, param)
 
 
 def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
-    """Refuse texts of so many characters that their tokens cannot fit into the context, whatever they are."""
+    """Refuse texts of `num_chars` characters if their tokens cannot fit into the context, whatever they are."""
     limit = max_chars(model)
     if num_chars > limit:
         raise ContextOverflow(
@@ -216,7 +216,7 @@ def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
 
 
 def max_chars(model: LoadedModel) -> int:
-    """No context holds more characters than this."""
+    """The most characters that the model's context can hold."""
     return model.max_sequence_tokens * MAX_CHARS_PER_TOKEN
 
 
@@ -253,7 +253,7 @@ def _check_prompt_length(model: LoadedModel, num_prompt: int) -> None:
 
 
 def _context(model: LoadedModel) -> str:
-    """How long a context may be, in the words by which clients know OpenAI's error."""
+    """The length of the context in the words of OpenAI's error, by which clients recognize it."""
     return f"This model's maximum context length is {model.max_sequence_tokens} tokens"
 
 

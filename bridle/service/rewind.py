@@ -1,9 +1,8 @@
-"""What of a growing output may be shown now, when tokens can still be taken back.
+"""Decides which part of a growing output may be shown now, when tokens can still be taken back.
 
-Wire formats differ in their words for a rewind. `hold` never shows what may still be taken back (for formats
-that cannot say it); `event` shows everything at once and tells what is taken back; `mark` shows everything
-and puts a mark where text was taken back (AICI's way). A request without a controller never rewinds, so
-nothing of it is held.
+Wire formats differ in how they tell of a rewind. `hold` never shows text that may still be taken back (for formats that
+cannot tell of it). `event` shows everything at once and reports what is taken back. `mark` shows everything and puts a
+mark where text was taken back (AICI's way). A request without a controller never rewinds, so none of its text is held.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class RewindPolicy(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of one output: first `taken_tokens` tokens and `taken_chars` characters shown before are
-    taken back, then `tokens` and `text` follow. `start` is the position of the first of `tokens` in the
-    output. The last delta of an output is its only one with `is_last`."""
+    """The new part of one output. First `taken_tokens` tokens and `taken_chars` characters that were shown are taken
+    back, then `tokens` and `text` follow. `start` is the position of the first of `tokens` in the output. Only the last
+    delta of an output has `is_last`."""
 
     index: int
     text: str = ""
@@ -48,8 +47,8 @@ class Delta:
 def max_rewind_of(request: Request) -> int | None:
     """How many tokens the controller of a request may take back at any moment; None if it does not say.
 
-    A controller announces it as an attribute or property `max_rewind`; one that never rewinds says 0, and
-    then its text streams as if there were no controller.
+    A controller says so in an attribute or property `max_rewind`. With 0 it never rewinds, and its text streams as if
+    there were no controller.
     """
     if request.controller is None:
         return 0
@@ -58,8 +57,8 @@ def max_rewind_of(request: Request) -> int | None:
 
 
 def split_at_rewinds(events: Iterable[Event]) -> list[list[Event]]:
-    """Events in pieces, a new one at each rewind. A reader that marks rewinds looks after each piece: what it shows
-    then does not depend on how many events happened to arrive together."""
+    """Split events so that a new piece begins at each rewind. A reader that marks rewinds reads the collector after
+    each piece, so that its output does not depend on how many events arrived together."""
     pieces: list[list[Event]] = [[]]
     for event in events:
         if isinstance(event, Rewind) and pieces[-1]:
@@ -69,7 +68,7 @@ def split_at_rewinds(events: Iterable[Event]) -> list[list[Event]]:
 
 
 class DeltaReader:
-    """Reads a collector piece by piece under a policy. One reader per collector."""
+    """Reads a collector's outputs as deltas under a policy. Use one reader per collector."""
 
     def __init__(self, collector: OutputCollector, policy: RewindPolicy = RewindPolicy.HOLD) -> None:
         self._collector = collector
@@ -78,7 +77,7 @@ class DeltaReader:
         self._shown: dict[int, _Shown] = {}
 
     def take(self) -> list[Delta]:
-        """What became showable since the last call, at most one delta per output, in order of their index.
+        """What may be shown since the last call: at most one delta per output, in order of their index.
 
         Raises `ControllerError` if, under `hold`, a controller took back more than it had announced.
         """
@@ -106,7 +105,7 @@ class DeltaReader:
         return Delta(index, text, tokens, logprobs, start, taken_tokens, taken_chars, is_first, shown.is_over)
 
     def _taken(self, shown: _Shown, growing: GrowingOutput) -> tuple[int, int]:
-        """How many tokens and characters already shown were taken back since the last look."""
+        """How many tokens and characters that were shown have been taken back since the last call."""
         taken_tokens = max(shown.num_tokens - growing.low_tokens, 0)
         taken_chars = max(shown.num_chars - growing.low_chars, 0)
         growing.low_tokens, growing.low_chars = len(growing.output.token_ids), len(growing.output.text)

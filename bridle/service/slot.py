@@ -1,4 +1,4 @@
-"""One name in the registry and what there is behind it: a loaded model, one on its way, or only the way to load it."""
+"""One name in the registry and the model behind it, which is loaded, being loaded, or only loadable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ModelState(StrEnum):
-    """What a known model is doing: it answers, it is on its way, or it would be loaded if somebody asked."""
+    """The state of a known model: it answers, it is being loaded, or it would be loaded if a request asked."""
 
     LOADED = "loaded"
     LOADING = "loading"
@@ -23,12 +23,12 @@ class ModelState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """`config` says how to load the model, None if it came loaded. A pinned one is never closed; a passing one was
-    found in the catalog when a request named it, and means nothing any more once it is vacant.
+    """A name, and how its model is loaded.
 
-    Who holds a lease is counted, and who waits for the load; while there is either, the model stays. `num_bytes` is
-    the memory that it counts for, from the moment when room was made. `stage` and `share` tell how far a load is.
-    Belongs to one event loop.
+    `config` says how to load the model, None if it came loaded. A pinned model is never closed. A passing slot was made
+    for a name that a request named from the catalog, and is dropped once it is vacant. Leases and waiters are counted;
+    while there are any, the model stays. `num_bytes` is the memory that the slot counts for, from the moment when room
+    was made. `stage` and `share` tell how far a load is. A slot belongs to one event loop.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Slot:
     stage: str = ""
     share: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
-    is_filling: bool = False  # the load is past the point where nothing would be lost by giving it up
+    is_filling: bool = False  # giving up the load now would lose work
     failure: ModelUnavailable | None = None
     failed_until: float = 0.0
 
@@ -55,11 +55,11 @@ class Slot:
 
     @property
     def is_vacant(self) -> bool:
-        """Nothing here that anybody waits for or would have to remember."""
+        """Whether the slot holds no model, no load, no waiter and no failure to remember."""
         return self.model is None and self.task is None and self.failure is None and self.num_waiting == 0
 
     @property
     def is_idle(self) -> bool:
-        """Loaded, and nobody would miss it."""
+        """Whether the model is loaded, and no request uses it or waits for it."""
         unused = self.num_leases == 0 and self.num_waiting == 0
         return self.model is not None and unused and not self.is_pinned

@@ -1,8 +1,7 @@
-"""What steers a request, whichever API it came through: one rule for a controller's name, its argument, and what goes
-with it.
+"""What steers a request, by the same rules for every API: the controller's name, its argument, and what may go with it.
 
-Knows no wire format: a front-end hands in what its fields say. The optional packages of the control runtime are touched
-only when a model has one.
+This module knows no wire format: a front-end hands in what its fields say. The optional packages of the control runtime
+are imported only when a model has one.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ def is_controlled(name: str | None) -> bool:
 
 
 def ignores_eos(name: str | None, given: bool | None) -> bool:
-    """Whether the token that ends a text ends the output: unless the client has `given` its word, a controller decides
-    by itself when its output is over."""
+    """Whether the end-of-text token does not end the output. That is what the client has `given`; without its word, it
+    is so under a controller, which decides by itself when its output is over."""
     return is_controlled(name) if given is None else given
 
 
 def controller_of(
     model: LoadedModel, name: str | None, argument: Any, identity: Identity, is_constrained: bool = False
 ) -> WasmController | None:
-    """The controller that a request names, on behalf of who asks; None if it names none. Raises `InvalidRequest` for
-    what does not go together, and `UnsupportedFeature` if the model has no control runtime."""
+    """The controller that a request names, on behalf of `identity`; None if it names none. Raises `InvalidRequest` for
+    fields that do not go together, and `UnsupportedFeature` if the model has no control runtime."""
     if name is None or not is_controlled(name):
         if argument is not None:
             raise InvalidRequest("controller_arg needs a controller", "controller_arg")
@@ -50,7 +49,8 @@ def controller_of(
 
 
 def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Identity) -> WasmController:
-    """A controller by module id, tag or `gh:` name. Its argument is a string as it is, anything else as JSON text."""
+    """The controller of a module id, tag or `gh:` name. An argument that is a string is passed as it is, any other as
+    JSON text."""
     if not 0 < len(name) <= MAX_NAME_CHARS:
         raise InvalidRequest(f"controller has {len(name)} characters; must be 1 to {MAX_NAME_CHARS}", "controller")
     control_of(model)
@@ -61,12 +61,12 @@ def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Iden
 
 
 def control_of(model: LoadedModel) -> RuntimePool:
-    """The control runtime of a model; raises `UnsupportedFeature` if it has none."""
+    """The control runtime of a model. Raises `UnsupportedFeature` if it has none."""
     if model.control is None:
         raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "controller")
     return model.control
 
 
 def auth_of(identity: Identity) -> Auth:
-    """Who asks, in the runtime's words."""
+    """The identity of a client in the runtime's terms."""
     return Auth(identity.user, identity.is_admin)

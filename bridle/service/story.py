@@ -1,7 +1,7 @@
-"""What happened to one request, for whoever tells of it: the log, the metrics, its trace, `bridle top`.
+"""What happened to one request: the record from which the log, the metrics, its trace and `bridle top` are made.
 
-Every front-end fills one in as the request goes along, mostly from the engine's events, and none of them tells of
-anything else. Nothing here is written down or sent.
+Every front-end fills one in while the request runs, mostly from the engine's events, and all reports use only it. This
+module writes and sends nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from bridle.service.keys import Identity
     from bridle.service.tracing import Span
 
-#: Forks and rewinds that are remembered one by one; of more the number is.
+#: How many forks and rewinds are remembered one by one; beyond that they are only counted.
 MAX_MOMENTS = 64
 _MAX_NAME_CHARS = 64
 _MAX_ERROR_CHARS = 300
 
 
 class Moment(NamedTuple):
-    """Something that a controller did to an output, and when."""
+    """A fork or rewind that a controller made in an output, and when."""
 
     at: float
     what: str
@@ -41,9 +41,12 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Story:
-    """Times are of the monotonic clock, lengths of time in seconds. `opening` is how long the controller was in the
-    making, `queued` how long the engine then had no room, `held` how long the controller kept an output from going on,
-    each of the slowest part of the request. `computed` is when the prompt was, as far as the front-end knows."""
+    """The record of one request. Points in time are of the monotonic clock, lengths in seconds.
+
+    `opening` is how long the controller took to be made. `queued` is how long the engine then had no room. `held` is
+    how long the controller kept an output from going on. Each is that of the slowest part of the request. `computed` is
+    when the prompt was computed, as far as the front-end knows.
+    """
 
     id: str
     route: str = ""
@@ -71,15 +74,15 @@ class Story:
     span: Span | None = None
 
     def submit(self, request: Request, num_prompt: int | None = None) -> None:
-        """The engine is asked for `request`, or for several of which this is the first."""
+        """Note that `request` is submitted to the engine, or several of which this is the first."""
         self.submitted = time.monotonic()
         self.sampling = request.sampling
-        self.adapter = self.adapter or request.adapter  # as the client calls it, which is not as the engine does
+        self.adapter = self.adapter or request.adapter  # the client's name for it, which is not the engine's key
         self.controller, self.constraint = names_of(request.controller)
         self.num_prompt = len(request.prompt) if num_prompt is None else num_prompt
 
     def note(self, events: Iterable[Event]) -> None:
-        """Take in what the engine says."""
+        """Add the engine's events."""
         now = time.monotonic()
         for event in events:
             match event:
@@ -106,12 +109,12 @@ class Story:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What goes along with its engine requests into other processes: the name of its span, if it has one."""
+        """Metadata that its engine requests carry into other processes: the name of its span, if it has one."""
         return {} if self.span is None else {"traceparent": self.span.traceparent}
 
     @property
     def state(self) -> str:
-        """What it is doing, in a word."""
+        """The state of the request, in a word."""
         if self.submitted is None:
             return "coming in"
         if self.computed is None:
@@ -119,7 +122,7 @@ class Story:
         return "running" if self.first_token is not None else "prompt"
 
     def fields(self) -> dict[str, Any]:
-        """The story for a log line, in the order in which it is told."""
+        """The fields of the story for a log line, in order."""
         told: dict[str, Any] = {} if self.identity is None else {"user": self.identity.user}
         for name in ("model", "adapter", "controller", "constraint"):
             if getattr(self, name) is not None:
@@ -136,7 +139,7 @@ class Story:
         return told | ({} if self.span is None else {"trace": self.span.trace_id})
 
     def _times(self) -> dict[str, float]:
-        """In milliseconds; what only some requests have is left out where it is nothing."""
+        """Times in milliseconds. A time that only some requests have is left out where it is zero."""
         told: dict[str, float] = {}
         if self.opening:
             told["opening_ms"] = _ms(self.opening)
@@ -150,7 +153,7 @@ class Story:
 
 
 def names_of(controller: object | None) -> tuple[str | None, str | None]:
-    """What steers a request, as people call it: the controller, and the constraint, of which there is at most one."""
+    """The names of the request's controller and of its constraint; it has at most one of the two."""
     if controller is None:
         return None, None
     kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(controller).__name__).lower()

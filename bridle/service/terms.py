@@ -1,7 +1,7 @@
-"""On what terms a request is served: how urgent it is, and how long its client waits for it.
+"""The terms on which a request is served: how urgent it is, and how long its client waits for it.
 
-Every front-end makes its `Terms` here, so that the same words mean the same everywhere and are refused alike. Raising
-one's priority over others' is a right that a key has; lowering it is anybody's. Knows no wire format.
+Every front-end makes its `Terms` here, so that the same fields mean the same everywhere and are refused alike. Only a
+key with that right may raise its priority over others'; everybody may lower it. This module knows no wire format.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MAX_DEADLINE = 86_400.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`priority` orders what waits for room, smaller numbers first; `deadline` is in how many seconds after `since`, a
-    point of the monotonic clock, an answer is of no use any more (None: whenever it comes). Raises `InvalidRequest` for
-    values out of range."""
+    """`priority` orders the requests that wait for room, smaller numbers first. `deadline` is the number of seconds
+    after `since`, a point of the monotonic clock, beyond which an answer is of no use (None: whenever it comes). Raises
+    `InvalidRequest` for values out of range."""
 
     priority: int = 0
     deadline: float | None = None
@@ -60,7 +60,7 @@ class Terms:
 
     @asynccontextmanager
     async def bounded(self, doing: str) -> AsyncIterator[None]:
-        """Raises `DeadlineExceeded` when the deadline passes inside; `doing` says what took so long."""
+        """Raise `DeadlineExceeded` when the deadline passes inside the block; `doing` says what took so long."""
         limit = asyncio.timeout(None if self.ends is None else self.ends - time.monotonic())
         try:
             async with limit:
@@ -87,8 +87,8 @@ DEFAULT_TERMS = Terms()
 
 
 def make_terms(priority: int | None, deadline: float | None, identity: Identity, since: float | None = None) -> Terms:
-    """The terms that a client asks for. Without a priority it is 0, or the first that this user may have after it.
-    Raises `InvalidRequest` for what is out of range or not allowed to this user."""
+    """The terms that a client asks for. The default priority is 0, or the most urgent one that this user may have, if
+    that is less urgent. Raises `InvalidRequest` for a value that is out of range or not allowed to this user."""
     if priority is None:
         priority = 0 if identity.is_admin else max(identity.limits.most_urgent, 0)
         if not priority and deadline is None:

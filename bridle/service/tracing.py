@@ -1,5 +1,5 @@
-"""Traces of requests, as far as those who serve them are concerned: a span begins with a request, and at its end is
-told the whole story. Without tracing there is no span, and nothing else is done.
+"""Traces of requests, as front-ends see them: a span begins with a request, and at the end it is given the whole story.
+Without tracing there is no span, and nothing else is done.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ _HEADERS = (b"traceparent", b"tracestate")
 
 
 class Span(Protocol):
-    """One request on its way."""
+    """The span of one request that is not over."""
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits."""
+        """The id of the trace: 32 hexadecimal digits."""
         raise NotImplementedError
 
     @property
     def traceparent(self) -> str:
-        """The span as W3C's trace context names it to others."""
+        """The span's name in W3C's trace context, for other services."""
         raise NotImplementedError
 
     def end(self, story: Story, operation: str, further: Mapping[str, Any]) -> None:
-        """The request is over. `operation` is what OpenTelemetry calls it, `further` are attributes of the way it
-        came."""
+        """End the span. `operation` is OpenTelemetry's name for the kind of request; `further` are attributes of the
+        protocol it came by."""
 
 
 class Tracing(Protocol):
-    """Where spans go."""
+    """Makes spans and sends them."""
 
     def begin(self, carrier: Mapping[str, str]) -> Span:
-        """A span that begins now, in the trace that the headers in `carrier` name, if they name one."""
+        """Begin a span, in the trace that the headers in `carrier` name, if they name one."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Send what is left. Idempotent; may take a few seconds."""
+        """Send the spans that were not sent yet. Idempotent; may take a few seconds."""
 
 
 def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The trace that a request or a connection belongs to, as far as its client says: a carrier for `begin`. Headers as
-    ASGI has them."""
+    """The headers that name the trace of a request or a connection, as a carrier for `begin`. `headers` are as ASGI has
+    them."""
     return {name.decode(): value.decode("latin-1") for name, value in headers if name in _HEADERS}

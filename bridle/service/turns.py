@@ -1,10 +1,11 @@
-"""Who is heard next, where clients say more than a server has time to hear.
+"""Shares out an event loop's time for cheap messages among users, when clients send more of them than a server has time
+for.
 
-What costs next to nothing once, a refusal or a frame that says nothing, takes a whole processor from those who are
-served if it is sent again and again. So there is a share of an event loop for such things. While it lasts nobody waits;
-beyond it users take turns, whatever number of connections they have, and the connections of each take turns among
-themselves, one at a time between other work of the loop. Whoever waits is not read from, so that what waits is with
-the client.
+A refusal, or a frame that says nothing, costs next to nothing once. Sent again and again, such messages take a whole
+processor from the users who are served. So they get a share of the event loop's time. While the share lasts nobody
+waits. Beyond it users take turns, whatever number of connections they have, and the connections of one user take turns
+among themselves, one at a time between other work of the loop. A connection that waits is not read from, so that its
+backlog stays with the client.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from collections.abc import Callable
 
 from bridle.errors import InvalidRequest
 
-#: Seconds of processor time that may be spent at once before anybody waits.
+#: Seconds of processor time that may be spent at once before users have to wait.
 BURST = 0.005
 SHARE = 0.25
 _MIN_PAUSE = 0.001  # seconds; timers are no finer
 
 
 class Turns:
-    """A share of one event loop. `clock` tells the time that passes; what was spent is told with `charge`."""
+    """A share of one event loop's time. `clock` measures time; `charge` counts the time that was spent."""
 
     def __init__(self, share: float = SHARE, burst: float = BURST, clock: Callable[[], float] = time.monotonic) -> None:
         if not 0 < share <= 1:
@@ -37,15 +38,15 @@ class Turns:
 
     @property
     def num_waiting(self) -> int:
-        """Who has asked and not had a turn yet."""
+        """How many have asked for a turn and not had it yet."""
         return sum(map(len, self._waiting.values()))
 
     def charge(self, seconds: float) -> None:
-        """So much processor time was spent."""
+        """Count `seconds` of processor time as spent from the share."""
         self._left -= seconds
 
     def ask(self, user: str, go_on: Callable[[], object]) -> None:
-        """Call `go_on` when it is this user's turn: at once while there is time left and nobody waits."""
+        """Call `go_on` when it is this user's turn: at once, if time is left in the share and nobody waits."""
         if not self._waiting and self._has_time():
             go_on()
             return
@@ -54,7 +55,7 @@ class Turns:
             self._timer = asyncio.get_running_loop().call_soon(self._next)
 
     async def wait(self, user: str) -> None:
-        """Return when it is this user's turn."""
+        """Wait until it is this user's turn."""
         if not self._waiting and self._has_time():
             return
         turn = asyncio.get_running_loop().create_future()
@@ -68,7 +69,7 @@ class Turns:
         return self._left > 0
 
     def _next(self) -> None:
-        """One turn, and the next one when the loop has been at everything else."""
+        """Give one turn, and the next one after the loop has done its other work."""
         self._timer = None
         if not self._waiting:
             return
