@@ -78,8 +78,8 @@ class Hello(_Wire):
     adapters: AdapterLimits | None = None  # what it takes as adapters
 
 
-#: Fields of events that do not travel as they are: what they are on the wire, and the way there and back. A vector is
-#: 32-bit numbers in this machine's order.
+#: Fields of events that have another form on the wire: the type there, and the functions to that form and back. A
+#: vector is : 32-bit numbers in this machine's order.
 _FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "error": (
         tuple[str, str, str | None] | None,
@@ -98,7 +98,7 @@ class WireEvent(_Wire):
 
 
 class _Form:
-    """How one kind of event travels: a message of the same name with the same fields, in their order."""
+    """The wire form of one kind of event: a message of the same name with the same fields, in their order."""
 
     def __init__(self, kind: type[Event]) -> None:
         self.kind = kind
@@ -210,7 +210,7 @@ def pack_event(event: Event) -> WireEvent:
 
 
 def unpack_event(message: WireEvent) -> Event:
-    """The event that a message tells of."""
+    """The event that the message describes."""
     return _KIND_OF[type(message)].unpack(message)
 
 

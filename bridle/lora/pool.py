@@ -123,7 +123,8 @@ class AdapterPool:
                 raise failure
 
     def open(self, key: str) -> None:
-        """Note that a request uses the adapter from now on; it is read if it is not in memory. Raises `UnknownAdapter`."""
+        """Note that a request uses the adapter from now on, and read it if it is not in memory. Raises
+        `UnknownAdapter`."""
         with self._lock:
             held = self._find(key)
             held.num_users += 1

@@ -17,7 +17,7 @@ from bridle.lora.torch_product import TorchProducts
 from bridle.lora.weights import PlacedAdapter
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-#: The segments of each trial: their rows, and the rows without an adapter before each.
+#: The lengths of the segments in each trial. One row without an adapter stands before each segment.
 _TRIALS = ((1, 3), (70, 1))
 
 

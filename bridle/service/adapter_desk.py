@@ -4,7 +4,8 @@
     with await registry.acquire(chosen.model) as model:
         adapter = await registry.adapters.fetch(model, chosen.adapter)
 
-Many requests for one adapter share one load. Of an adapter that cannot be loaded only the reason is kept. It answers further requests for a while; a request after the files have changed tries again.
+Many requests for one adapter share a single load. Of an adapter that cannot be loaded only the reason is kept. It
+answers further requests for a while; a request after the files have changed tries again.
 """
 
 from __future__ import annotations

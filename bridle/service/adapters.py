@@ -4,7 +4,9 @@
     await registry.ready("french")                                              # read, checked, in memory
     request = build_request(model, prompt, sampling, adapter="french")          # an unknown name is refused
 
-A name means the same weights as long as it is registered. When a name is given to other weights, the engine sees a new key, because its caches must never mix two adapters. An `AdapterHome` knows where the weights are and who uses them; this module reads no weights.
+Each name means the same weights as long as it is registered. When a name is given to other weights, the engine sees a
+new key, because its caches must never mix two adapters. An `AdapterHome` knows where the weights are and who uses them;
+this module reads no weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which models are served, and under which names.
 
-Every front-end resolves the name in a request here, so that an unknown one gives the same error everywhere:
+Every front-end resolves the name in a request here, so that an unknown name gives the same error everywhere:
 
     chosen = registry.choose(name, adapter)
     with await registry.acquire(chosen.model, timeout=60) as model:
