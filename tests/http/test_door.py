@@ -132,6 +132,20 @@ def test_a_probe_needs_no_place_and_no_application(full: str, monkeypatch: pytes
             assert read_answer(connection)[0] == 200
 
 
+def test_who_does_not_take_refusals_is_not_asked_for_more(full: str) -> None:
+    """Refusals that nobody reads fill the peer's room and ours, and then the server reads no more."""
+    request = (HEAD.format(path="/v1/completions") + "Content-Length: 2\r\n\r\n{}").encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    connection.settimeout(2.0)
+    connection.connect((urlsplit(full).hostname, urlsplit(full).port))
+    sent, limit = 0, 64 << 20
+    with connection, contextlib.suppress(TimeoutError):
+        while sent < limit:
+            sent += connection.send(request * 100)
+    assert sent < limit
+
+
 def test_requests_that_wait_on_a_connection_are_bounded() -> None:
     with served(fake_model(say("hello"), is_endless=True)) as url, open_raw(url) as connection:
         body = b'{"prompt": "a"}'

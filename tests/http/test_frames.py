@@ -138,6 +138,25 @@ def test_every_message_arrives_whole_and_in_order(messages: list[bytes], size: i
     assert asyncio.run(main()) == messages
 
 
+def test_pings_of_a_peer_that_takes_no_answers_are_not_heard() -> None:
+    async def main() -> None:
+        turns = Kept()
+        protocol, carrier = await open_protocol(turns, [])
+        turns.let()
+        protocol.pause_writing()
+        before = len(carrier.written)
+        protocol.data_received(frame(9, b"") * 2_000)
+        while turns.let():
+            pass
+        assert len(carrier.written) == before and not carrier.is_read
+        protocol.resume_writing()
+        while turns.let():
+            pass
+        assert len(carrier.written) == before + 2_000 * 2 and carrier.is_read
+
+    asyncio.run(main())
+
+
 def test_a_read_takes_no_more_than_others_can_wait_for() -> None:
     class Sized(Carrier):
         max_size = 1 << 18

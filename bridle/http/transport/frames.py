@@ -55,6 +55,11 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
             self._ask()
         return message
 
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self._is_due:
+            self._ask()
+
     def handle_events(self) -> None:
         self._num_frames += sum(isinstance(event, Frame) for event in self.conn.events)
         super().handle_events()
@@ -65,8 +70,12 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
         self.shares.ask(identity.user if isinstance(identity, Identity) else "", self._go_on)
 
     def _go_on(self) -> None:
-        """Handle a few frames. Who has more is not read from."""
+        """Handle a few frames. Who has more is not read from, and who does not take the answers to pings is not
+        heard at all."""
         self._is_due = False
+        if not self.writable.is_set():
+            self._read(False)
+            return
         began = time.thread_time()
         self._num_frames, size = 0, _PIECE
         while self._rest and self._num_frames < MAX_FRAMES and not self.transport.is_closing():

@@ -73,6 +73,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     for_crowds: Any  # an application that refuses
     answers: Door
     shares: Turns
+    _is_held = False  # until it is its user's turn
     _is_dropping = False  # the body of a request that has its answer
     _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
     _num_head_bytes = 0  # received since the last complete head, while one is being received
@@ -191,16 +192,27 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def _wait_for_turn(self, user: str) -> None:
         """Read on when it is this user's turn."""
-        is_turn = False
+        self._is_held = True
+        self.shares.ask(user, self._let)
+        if self._is_held:
+            self.flow.pause_reading()
 
-        def go_on() -> None:
-            nonlocal is_turn
-            is_turn = True
+    def _let(self) -> None:
+        self._is_held = False
+        if not self.flow.write_paused:  # else when the answers have been taken
             self.flow.resume_reading()
 
-        self.shares.ask(user, go_on)
-        if not is_turn:
+    def pause_writing(self) -> None:
+        """Who does not take refusals is not asked for more. While an answer of the application is on its way, reading
+        tells whether the client is still there."""
+        super().pause_writing()
+        if self.cycle is None or self.cycle.response_complete:
             self.flow.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self._is_held:
+            self.flow.resume_reading()
 
     # -- limits ----------------------------------------------------------------------------------------------
 
