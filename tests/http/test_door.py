@@ -8,20 +8,27 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
+from uvicorn.server import ServerState
 
-from bridle.errors import BridleError
+from bridle.errors import BridleError, Overloaded
+from bridle.http.errors import error_response, refuse_plainly
 from bridle.http.settings import HttpSettings
 from bridle.http.transport.call import MODEL_ROUTES
+from bridle.http.transport.door import DoorAnswer
+from bridle.http.transport.wire import bounded_protocol
 from bridle.service import Admission
 from bridle.service.keys import KeyStore
 from bridle.service.rates import Limits
 from bridle.service.turns import Turns
 from tests.http.harness import served
+from tests.http.test_frames import Carrier
 from tests.http.test_lifecycle import raw_request
 from tests.service.fakes import fake_model, say
 
@@ -132,18 +139,30 @@ def test_a_probe_needs_no_place_and_no_application(full: str, monkeypatch: pytes
             assert read_answer(connection)[0] == 200
 
 
-def test_who_does_not_take_refusals_is_not_asked_for_more(full: str) -> None:
-    """Refusals that nobody reads fill the peer's room and ours, and then the server reads no more."""
-    request = (HEAD.format(path="/v1/completions") + "Content-Length: 2\r\n\r\n{}").encode()
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-    connection.settimeout(2.0)
-    connection.connect((urlsplit(full).hostname, urlsplit(full).port))
-    sent, limit = 0, 64 << 20
-    with connection, contextlib.suppress(TimeoutError):
-        while sent < limit:
-            sent += connection.send(request * 100)
-    assert sent < limit
+def test_who_does_not_take_refusals_is_not_asked_for_more() -> None:
+    class Closed:
+        def answer(self, scope: Any) -> DoorAnswer:
+            return DoorAnswer(error_response(Overloaded("full")), "ann")
+
+    async def main() -> None:
+        door: Any = Closed()
+        kind: Any = bounded_protocol(16_384, 10, HttpSettings(), refuse_plainly, door, Turns())
+        config = uvicorn.Config(lambda: None, lifespan="off", log_config=None)
+        protocol = kind(config=config, server_state=ServerState(), app_state={})
+        carrier = Carrier()
+        protocol.connection_made(carrier)
+        request = (HEAD.format(path="/v1/completions") + "Content-Length: 2\r\n\r\n{}").encode()
+        protocol.data_received(request)
+        assert carrier.is_read and carrier.written.count(b"429 Too Many") == 1
+        protocol.pause_writing()
+        assert not carrier.is_read
+        protocol.data_received(request)  # was on its way, and its turn comes at once
+        assert not carrier.is_read and carrier.written.count(b"429 Too Many") == 2
+        protocol.resume_writing()
+        assert carrier.is_read
+        protocol.connection_lost(None)
+
+    asyncio.run(main())
 
 
 def test_requests_that_wait_on_a_connection_are_bounded() -> None:
