@@ -11,6 +11,7 @@ from typing import Literal
 
 from bridle.errors import InvalidRequest
 
+Quantization = Literal["none", "auto", "int8", "q8_0", "q4_0"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 #: What adapters may take on the device and on the host, in bytes, where nothing is said and there is enough.
@@ -71,7 +72,7 @@ class ModelConfig:
     device: str = "auto"
     kernel: str = "auto"
     adapter_kernel: str = "auto"
-    quantization: Literal["none", "int8"] = "none"
+    quantization: Quantization = "none"
     max_model_len: int | None = None
     block_size: int | None = None
     num_blocks: int | None = None

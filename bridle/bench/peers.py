@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from bridle.bench.checkpoints import Checkpoint
-from bridle.config import EngineConfig, ModelConfig
+from bridle.config import EngineConfig, ModelConfig, Quantization
 from bridle.engine.request import Request
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
@@ -61,7 +61,7 @@ class BridlePeer:
         self,
         checkpoint: Checkpoint,
         *,
-        quantization: Literal["none", "int8"] = "none",
+        quantization: Quantization = "none",
         num_threads: int | None = None,
         capacity: int = 1 << 14,
         max_num_seqs: int | None = None,
@@ -69,7 +69,9 @@ class BridlePeer:
         from bridle.engine import Engine
         from bridle.model import load_executor
 
-        self.name, self.bits = ("bridle", 32) if quantization == "none" else (f"bridle {quantization}", 8)
+        self.name, self.bits = (
+            ("bridle", 32) if quantization == "none" else (f"bridle {quantization}", 4 if quantization == "q4_0" else 8)
+        )
         config = ModelConfig(
             model=str(checkpoint.path),
             quantization=quantization,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -12,10 +13,12 @@ def check(
     /,
     *,
     revision: str | None = None,
+    quantization: Literal["none", "auto", "int8", "q8_0", "q4_0"] = "none",
+    text: Path | None = None,
 ) -> int:
-    """Compare a model with transformers' own computation of it.
+    """Compare a model with transformers' own computation of it, and with itself quantized.
 
-    The exit code is 0 if they agree and 1 if they do not.
+    The exit code is 0 if the first two agree and 1 if they do not.
 
     Parameters
     ----------
@@ -23,6 +26,10 @@ def check(
         Folder, hub id or `demo`.
     revision
         Branch, tag or commit of a hub model.
+    quantization
+        Report perplexity and the share of unchanged likeliest tokens in this form; `auto`: in all it chooses from.
+    text
+        File to read for that. Default: a short sample.
     """
     from bridle.cli.loading import progress_bar
     from bridle.model.resolve import resolve_model
@@ -33,5 +40,15 @@ def check(
         from bridle.model.parity import check_model
 
         report = check_model(path)
+        qualities = []
+        if quantization != "none":
+            progress("comparing with itself quantized", 0.7)
+            from bridle.model.quality import CANDIDATES, SAMPLE, check_quality
+
+            forms = CANDIDATES if quantization == "auto" else (quantization,)
+            sample = SAMPLE if text is None else text.read_text(encoding="utf-8", errors="replace")
+            qualities = check_quality(path, forms, sample)
     print(report)
+    for quality in qualities:
+        print(f"  {quality}")
     return 0 if report.is_equal else 1

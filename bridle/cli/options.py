@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 
 from bridle.cli.sizes import byte_size, count
-from bridle.config import DType, EngineConfig, ModelConfig
+from bridle.config import DType, EngineConfig, ModelConfig, Quantization
 from bridle.sampling import SamplingParams
 
 MODEL = Group("Model", sort_key=10)
@@ -38,8 +38,11 @@ class ModelOptions:
     "Type of the weights; `auto` is float32 on a CPU, the checkpoint's own on a GPU."
     device: str = "auto"
     "`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."
-    quantization: Literal["none", "int8"] = "none"
-    "Compress weights at load time."
+    quantization: Quantization = "none"
+    (
+        "Compress weights at load time, on a CPU: to `int8`, or GGUF's blocks `q8_0` and `q4_0`; `auto` takes the "
+        "fastest that keeps 95 % of the likeliest tokens on a sample text."
+    )
     adapter_kernel: Literal["auto", "fused", "torch"] = "auto"
     "What multiplies adapters: `fused` kernels on a GPU, or plain `torch`."
     max_model_len: Count = None

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import logging as library_logging
 
-from bridle.config import ModelConfig
+from bridle.config import ModelConfig, Quantization
 from bridle.control_group import num_cores
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
@@ -58,10 +59,12 @@ def load_executor(
 def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor:
     device = choose_device(config.device)
     _choose_threads(config.num_threads)
-    if config.quantization == "int8" and device.type != "cpu":
-        raise InvalidRequest(f"quantization 'int8' is for CPUs; the device is {device}", "quantization")
-    if config.quantization == "int8" and tensor_parallel.num_ranks() > 1:
-        raise InvalidRequest("quantization 'int8' needs the whole model in one shard", "quantization")
+    if config.quantization not in ("none", "auto") and device.type != "cpu":
+        raise InvalidRequest(
+            f"quantization {config.quantization!r} is for CPUs; the device is {device}", "quantization"
+        )
+    if config.quantization != "none" and tensor_parallel.num_ranks() > 1:
+        raise InvalidRequest(f"quantization {config.quantization!r} needs the whole model in one shard", "quantization")
     report("finding the model", 0.0)
     checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
     settings = guards.read_config(checkpoint)
@@ -81,6 +84,9 @@ def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> Loc
     _check_unknown_family(model, settings, geometry, device)
     if plan is None:  # lean layers and packed weights know nothing of other processes
         lower_model(model, geometry, device)
+        if config.quantization == "auto":
+            report("choosing the form of weights", 0.72)
+            config = replace(config, quantization=choose_quantization(model, geometry, device, checkpoint.folder))
         prepare_linears(model, config, lambda share: report("arranging weights", 0.75 + 0.2 * share))
     report("running the largest step", 0.95)
     executor = build_executor(config, checkpoint, model, geometry, dtype, device, max_model_len, sampler)
@@ -179,13 +185,24 @@ def lower_model(model: nn.Module, geometry: Geometry, device: torch.device) -> N
         lower_layers(model, geometry)
 
 
+def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> Quantization:
+    """What `auto` means for this model here; weights that came quantized, and those on a GPU, stay as they are."""
+    from bridle.model.quality import choose_form
+    from bridle.native.linear import QuantizedLinear
+
+    if device.type != "cpu" or any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        return "none"
+    form: Quantization = choose_form(model, geometry, device, folder)  # type: ignore[assignment]
+    return form
+
+
 def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[float], None] | None = None) -> None:
-    """Bring the linear layers into their fastest form for this machine, or into 8 bits if asked for and not slower."""
-    from bridle.model.quantize import is_int8_worthwhile, prepare_quantized, quantize_linears
+    """Bring the linear layers into their fastest form for this machine; quantize them if asked for and not slower."""
+    from bridle.model.quantize import is_worthwhile, prepare_quantized, quantize_linears
 
     prepare_quantized(model)
-    if config.quantization == "int8" and is_int8_worthwhile():
-        quantize_linears(model, progress)
+    if config.quantization not in ("none", "auto") and is_worthwhile(config.quantization):
+        quantize_linears(model, config.quantization, progress)
     else:
         pack_linears(model, progress)
 

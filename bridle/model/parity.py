@@ -95,7 +95,7 @@ def check_model(
     max_model_len = guards.choose_max_model_len(settings, None)
     notes = fix_rotary_scaling(model, max_model_len)
     geometry = discover_geometry(model, settings.num_hidden_layers, target)
-    if quantization == "int8":
+    if quantization != "none":
         loader.prepare_linears(model, config)  # both passes in the same integers
 
     def prepare() -> None:
@@ -131,7 +131,7 @@ def compare_with_eager(
     with narrowed_windows(model, TRIAL_WINDOW):
         expected = [_eager_logits(model, tokens, device) for tokens in sequences]
         prepare()
-        runner = _trial_runner(model, geometry, kernel, dtype, device, sum(map(len, sequences)))
+        runner = trial_runner(model, geometry, kernel, dtype, device, sum(map(len, sequences)))
         found, num_steps = run_packed(runner, sequences, device)
     want, have = torch.cat(expected).float(), torch.cat(found).float()  # [positions, V]
     scale = float(want.abs().max())
@@ -177,9 +177,10 @@ def _eager_logits(model: Any, tokens: list[int], device: torch.device) -> Tensor
         model.set_attn_implementation(ATTENTION_NAME)
 
 
-def _trial_runner(
+def trial_runner(
     model: nn.Module, geometry: Geometry, kernel: str, dtype: torch.dtype, device: torch.device, num_tokens: int
 ) -> ModelRunner:
+    """A runner with room for so many tokens in small blocks."""
     chosen = create_kernel(kernel, device, dtype)
     block_size = 256 if chosen.name == "varlen" else TRIAL_BLOCK
     cache = KVCache(geometry, num_tokens // block_size + 8, block_size, dtype, device)

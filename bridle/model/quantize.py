@@ -1,4 +1,5 @@
-"""Linear layers in 8 bits: a scale per output channel for the weights, a scale per token for the activations.
+"""Linear layers in 8 bits: a scale per output channel for the weights, a scale per token for the activations; or in
+blocks of 32 inputs, 8 or 4 bits each (`bridle.native.linear`).
 
 Integer products are summed exactly, and each token has its own scale, so a row's result does not depend in the least
 on its batch mates. Weights take a quarter of float32's memory. Embeddings, norms, attention and fused experts stay
@@ -19,6 +20,7 @@ from bridle.model.linear import PackedLinear, replace_linears
 from bridle.native.features import cpu_features
 from bridle.native.library import kernels
 from bridle.native.linear import NativeWeight, QuantizedLinear, int8_weight
+from bridle.native.packing import BLOCK
 
 _log = logging.getLogger(__name__)
 
@@ -71,9 +73,18 @@ class Int8Linear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def quantize_linears(model: nn.Module, progress: Callable[[float], None] | None = None) -> int:
+def quantize_linears(model: nn.Module, form: str = "int8", progress: Callable[[float], None] | None = None) -> int:
     """Replace the linear layers that are large enough, one at a time; gives their number."""
-    return replace_linears(model, _is_large, Int8Linear, progress)
+    return replace_linears(model, is_large, lambda linear: make_quantized(linear, form), progress)
+
+
+def make_quantized(linear: nn.Linear, form: str) -> nn.Module:
+    """`linear` in `form`: `int8`, `q8_0` or `q4_0`. Inputs that are no multiple of a block's make it `int8`."""
+    if form == "int8" or linear.in_features % BLOCK:
+        return Int8Linear(linear)
+    layer = QuantizedLinear.from_float(linear.weight, form.upper(), linear.bias)
+    layer.prepare()
+    return layer
 
 
 def prepare_quantized(model: nn.Module) -> int:
@@ -82,14 +93,17 @@ def prepare_quantized(model: nn.Module) -> int:
     return sum(layer.prepare() for layer in layers)
 
 
-def is_int8_worthwhile() -> bool:
-    """Whether this processor computes in 8 bits at least as fast as in float32; if not, the log says so.
+def is_worthwhile(form: str) -> bool:
+    """Whether this processor computes in `form` at least as fast as in float32; if not, the log says so.
 
-    Native kernels are. Without them and without instructions for it torch multiplies integers one by one, a hundred
-    times slower.
+    Native kernels do. Without them blocks are turned into floating point in each call, and without instructions for it
+    torch multiplies 8-bit integers one by one, a hundred times slower.
     """
     if kernels() is not None:
         return True
+    if form != "int8":
+        _log.warning("no native kernels fit this processor, and %s is slow without: weights stay float32", form)
+        return False
     ratio = int8_ratio()
     if ratio <= 1:
         return True
@@ -122,5 +136,6 @@ def _best_time(form: nn.Module, rows: Tensor) -> float:
     return min(times)
 
 
-def _is_large(linear: nn.Linear) -> bool:
+def is_large(linear: nn.Linear) -> bool:
+    """Whether there is anything to gain."""
     return min(linear.in_features, linear.out_features) >= MIN_SIDE

@@ -36,6 +36,9 @@ class BlockType:
         return num_inputs // self.inputs * self.num_bytes
 
 
+#: Numbers that are quantized at once.
+_MAX_NUMBERS = 1 << 22
+
 TYPES = {
     kind.name: kind
     for kind in (
@@ -117,8 +120,13 @@ def quantize(kind: BlockType, weight: Tensor) -> Tensor:
     """Float rows [out, in] -> blocks [out, bytes], for Q8_0 and Q4_0."""
     if kind.name not in ("Q8_0", "Q4_0"):
         raise InvalidRequest(f"weights are quantized to Q8_0 and Q4_0 here, not to {kind.name}", "quantization")
-    groups = weight.detach().float().view(weight.shape[0], -1, kind.group)  # [out, blocks, 32]
-    return (_to_q8 if kind.name == "Q8_0" else _to_q4)(groups).view(weight.shape[0], -1)
+    if weight.shape[1] % kind.group:
+        raise InvalidRequest(f"rows of {weight.shape[1]} numbers are no multiple of {kind.group}", "quantization")
+    make = _to_q8 if kind.name == "Q8_0" else _to_q4
+    parts = torch.split(
+        weight.detach(), max(1, _MAX_NUMBERS // weight.shape[1])
+    )  # little at a time: it takes room in float32
+    return torch.cat([make(part.float().reshape(part.shape[0], -1, kind.group)).flatten(1) for part in parts])
 
 
 def _to_q8(groups: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 from bridle.config import ModelConfig
 from bridle.model import quantize
 from bridle.model.loader import prepare_linears
-from bridle.model.quantize import Int8Linear, int8_ratio
+from bridle.model.quantize import Int8Linear, int8_ratio, make_quantized
+from bridle.native.linear import QuantizedLinear
 
 
 class Toy(torch.nn.Module):
@@ -45,3 +46,18 @@ def test_trial_compares_the_two_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     int8_ratio.cache_clear()
     assert int8_ratio() == 2.5, "the better of 3 times as long at one row and 2.5 at sixteen"
     int8_ratio.cache_clear()
+
+
+@pytest.mark.parametrize("form", ["q8_0", "q4_0"])
+def test_blocks_need_kernels(form: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    model = Toy()
+    monkeypatch.setattr(quantize, "kernels", lambda: None)
+    with caplog.at_level(logging.WARNING):
+        prepare_linears(model, ModelConfig(quantization=form))
+    assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
+    assert f"{form} is slow without" in caplog.text
+
+
+def test_odd_inputs_take_eight_bits_with_one_scale() -> None:
+    made = [make_quantized(torch.nn.Linear(size, 64), "q4_0") for size in (64, 72)]
+    assert [type(layer) for layer in made] == [QuantizedLinear, Int8Linear]

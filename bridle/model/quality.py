@@ -1,0 +1,165 @@
+"""What quantizing costs in quality: perplexity, and how often the likeliest token stays the same, on one text.
+
+A form is tried by letting quantized layers answer in the place of the model's own, which stay as they are; so several
+forms can be tried on one loaded model. `choose_form` takes the fastest one that keeps its bound.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridle.errors import InvalidRequest
+from bridle.model.geometry import Geometry
+from bridle.model.parity import run_packed, trial_runner
+from bridle.model.quantize import is_large, is_worthwhile, make_quantized
+
+_log = logging.getLogger(__name__)
+
+#: Forms that `auto` chooses from, the fastest for a single sequence first.
+CANDIDATES = ("q4_0", "int8")
+#: Share of positions whose likeliest token must stay the same.
+MIN_AGREEMENT = 0.95
+#: Tokens that are looked at.
+MAX_TOKENS = 256
+#: Prose, a list, code and figures, for want of a text that was named.
+SAMPLE = """The harbour was quiet when the ferry came in. Two men stood on the quay, their collars turned up against the
+wind, and watched the lights move slowly past the breakwater. "She is late," said the older one. "She is always
+late in November," said the other, and they both laughed, because it was true. In 1987 a storm had held her at
+sea for nine hours, and when she finally tied up, the captain walked to the inn without a word and slept until
+noon.
+
+What to bring: warm clothes, a map of the island, water for a day, and a torch with fresh batteries. The path to
+the lighthouse is 4.5 kilometres long and climbs 120 metres; allow about an hour and a half each way. Dogs must
+be kept on a lead.
+
+def mean(numbers):
+    total = 0.0
+    for number in numbers:
+        total += number
+    return total / len(numbers) if numbers else 0.0
+
+The function above returns zero for an empty list. A better design might raise an error, since the mean of
+nothing is not defined; which of the two is right depends on who calls it. Water boils at 100 degrees Celsius at
+sea level, light travels about 300,000 kilometres in a second, and the capital of France is Paris.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """A form beside the model as it was loaded, at `positions` of a text."""
+
+    form: str
+    positions: int
+    agreement: float
+    perplexity: float
+    perplexity_before: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.form}: same likeliest token at {self.agreement:.1%} of {self.positions} positions, perplexity "
+            f"{self.perplexity:.4g} (before: {self.perplexity_before:.4g})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    likeliest: Tensor  # [L]
+    perplexity: float
+
+
+def read_tokens(folder: Path, text: str, max_tokens: int = MAX_TOKENS) -> list[int]:
+    """The beginning of `text` in the checkpoint's tokens. Raises `InvalidRequest` if there are too few."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise InvalidRequest(f"{folder} has no tokenizer.json to read a text with", "text")
+    tokens: list[int] = Tokenizer.from_file(str(path)).encode(text).ids[:max_tokens]
+    if len(tokens) < 2:
+        raise InvalidRequest(f"the text has {len(tokens)} tokens; at least 2 are needed", "text")
+    return tokens
+
+
+def measure_forms(
+    model: nn.Module, geometry: Geometry, device: torch.device, forms: Sequence[str], tokens: Sequence[int]
+) -> Iterator[Quality]:
+    """What each form gives, one after the other."""
+    before = _read(model, geometry, device, tokens)
+    for form in forms:
+        with answered_by(model, lambda linear, form=form: make_quantized(linear, form)):  # type: ignore[misc]
+            after = _read(model, geometry, device, tokens)
+        same = float((after.likeliest == before.likeliest).float().mean())
+        yield Quality(form, len(tokens), same, after.perplexity, before.perplexity)
+
+
+def check_quality(path: Path, forms: Sequence[str], text: str) -> list[Quality]:
+    """What each of `forms` costs the checkpoint in folder `path`, in float32 on this CPU."""
+    from bridle.config import ModelConfig
+    from bridle.model import guards, loader
+    from bridle.model.checkpoint import inspect_checkpoint
+    from bridle.model.geometry import discover_geometry
+    from bridle.model.rope import fix_rotary_scaling
+
+    device = torch.device("cpu")
+    checkpoint = inspect_checkpoint(path)
+    settings = guards.read_config(checkpoint)
+    dtype = loader.choose_dtype(ModelConfig(), settings, device)
+    model = loader.read_model(checkpoint, settings, dtype, device)
+    max_len = guards.choose_max_model_len(settings, None)
+    fix_rotary_scaling(model, max_len)
+    geometry = discover_geometry(model, settings.num_hidden_layers, device)
+    tokens = read_tokens(path, text, min(MAX_TOKENS, max_len))
+    return list(measure_forms(model, geometry, device, forms, tokens))
+
+
+def choose_form(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> str:
+    """The fastest form that keeps `MIN_AGREEMENT` on the sample text, `none` if there is none; the log says why."""
+    candidates = [form for form in CANDIDATES if is_worthwhile(form)]
+    try:
+        tokens = read_tokens(folder, SAMPLE)
+    except (InvalidRequest, OSError, ValueError) as error:
+        form = "int8" if "int8" in candidates else "none"
+        _log.warning("quantization auto takes %s untried: %s", form, error)
+        return form
+    for quality in measure_forms(model, geometry, device, candidates, tokens):
+        is_taken = quality.agreement >= MIN_AGREEMENT
+        _log.info("quantization auto %s %s (bound: %.0f %%)", _verb(is_taken), quality, 100 * MIN_AGREEMENT)
+        if is_taken:
+            return quality.form
+    _log.info("quantization auto leaves the weights as they are")
+    return "none"
+
+
+def _verb(is_taken: bool) -> str:
+    return "takes" if is_taken else "leaves"
+
+
+@contextmanager
+def answered_by(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> Iterator[None]:
+    """Inside the block `make(linear)` answers in the place of each linear layer that would be quantized."""
+    layers = [module for module in model.modules() if type(module) is nn.Linear and is_large(module)]
+    try:
+        for layer in layers:
+            vars(layer)["forward"] = make(layer).forward
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+
+
+def _read(model: Any, geometry: Geometry, device: torch.device, tokens: Sequence[int]) -> _Reading:
+    dtype = next(model.parameters()).dtype
+    runner = trial_runner(model, geometry, "auto", dtype, device, len(tokens))
+    (logits,), _ = run_packed(runner, [list(tokens)], device)
+    scores = logits[:-1].float().log_softmax(-1)  # [L - 1, V]
+    nexts = torch.tensor(tokens[1:], device=device).unsqueeze(1)
+    return _Reading(logits.argmax(-1), math.exp(-float(scores.gather(1, nexts).mean())))
