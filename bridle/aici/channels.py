@@ -18,12 +18,12 @@ from bridle.aici.futex import FutexChannel
 from bridle.aici.semaphores import SemaphoreChannel, remove_semaphore
 
 MIB = 1 << 20
-#: Whether the peer lives; asked now and then while a wait lasts.
+#: Whether the peer process lives; called now and then during a wait.
 Alive = Callable[[], bool]
 
 
 class MessageChannel(Protocol):
-    """One direction."""
+    """One direction of a channel."""
 
     max_message: int
 
@@ -58,7 +58,7 @@ class Duplex:
 
 @dataclass(slots=True)
 class Link:
-    """All that two processes share. `masks` is the region of bias rows."""
+    """Everything that two processes share. `masks` is the region of bias rows."""
 
     main: Duplex
     side: Duplex
@@ -66,16 +66,16 @@ class Link:
     prefix: str
 
     def unlink(self) -> None:
-        """Remove all names. Idempotent; the link goes on working."""
+        """Remove all names from the system. Idempotent; the link goes on working."""
         for channel in self._channels:
             channel.unlink()
         shm.remove_region(f"{self.prefix}bin-shm")
 
     def close(self) -> None:
-        """Let go of everything. Nobody may be waiting in a channel of this link."""
+        """Free everything that this side has open. Nobody may be waiting in a channel of this link."""
         for channel in self._channels:
             channel.close()
-        with contextlib.suppress(BufferError):  # somebody still looks at rows: freed with the last view
+        with contextlib.suppress(BufferError):  # somebody still reads rows: freed with the last view
             self.masks.close()
 
     @property
@@ -84,7 +84,8 @@ class Link:
 
 
 def create_link(prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 * MIB, futex: bool = False) -> Link:
-    """The engine's side: make every object, removing stale ones. Sizes in bytes. Leaves nothing when it fails."""
+    """The engine's side: create every object, and remove stale ones. Sizes are in bytes. If this fails, nothing is left
+    behind."""
     shm.check_prefix(prefix)
     try:
         channels = _open_channels(prefix, json_size, futex, create=True)
@@ -96,7 +97,7 @@ def create_link(prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 
 
 
 def attach_link(prefix: str, *, json_size: int, mask_size: int, futex: bool = False) -> Link:
-    """The runtime's side: open what the engine made. In futex mode the channels' names are removed at once, as the
+    """The runtime's side: open what the engine created. In futex mode the channels' names are removed at once, as the
     original does, so that nobody can attach a second time."""
     shm.check_prefix(prefix)
     channels = _open_channels(prefix, json_size, futex, create=False)
@@ -109,7 +110,7 @@ def attach_link(prefix: str, *, json_size: int, mask_size: int, futex: bool = Fa
 
 
 def remove_names(prefix: str) -> None:
-    """Remove every object a link of this prefix may have left behind, in either kind of synchronization."""
+    """Remove every object that a link of this prefix may have left behind, in either kind of synchronization."""
     for name in ("cmd", "resp", "cmd-side", "resp-side"):
         for suffix in ("", "-shm"):
             shm.remove_region(f"{prefix}{name}{suffix}")
@@ -119,7 +120,7 @@ def remove_names(prefix: str) -> None:
 
 
 def _open_channels(prefix: str, size: int, futex: bool, *, create: bool) -> list[MessageChannel]:
-    """Main command, main reply, side command, side reply."""
+    """Open the four directions: main command, main reply, side command, side reply."""
     opened: list[MessageChannel] = []
     for name in ("cmd", "resp", "cmd-side", "resp-side"):
         if futex:

@@ -1,8 +1,8 @@
 """One direction of a message channel: half of a shared region, with a futex as its state word.
 
-The word is 0 (empty), 0xFFFFFFFF (being filled) or the length of the payload that follows it. The writer waits for
-0, which nobody announces, so it looks again in growing intervals; the reader sleeps in the kernel. There is one
-writer and one reader per word, so aligned stores do where several writers would need compare-and-swap.
+The word is 0 (empty), 0xFFFFFFFF (being filled) or the length of the payload that follows it. No signal tells the
+writer that the word is 0 again, so it looks in growing intervals; the reader sleeps in the kernel. There is one writer
+and one reader per word, so aligned stores do where several writers would need compare-and-swap.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FutexChannel:
         self._futex(_FUTEX_WAKE, 0x7FFFFFFF, None)
 
     def receive(self, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> bytes | None:
-        """As `SemaphoreChannel.receive`. A wake-up without a message is waited out."""
+        """As `SemaphoreChannel.receive`. After a wake-up without a message the wait goes on."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             length = self._word.value
@@ -77,7 +77,7 @@ class FutexChannel:
         shm.remove_region(self.name)
 
     def close(self) -> None:
-        """Let go of the region. Nobody may be waiting in this object."""
+        """Close the region. Nobody may be waiting in this object."""
         del self._word
         self._region.close()
 
@@ -136,7 +136,7 @@ def _syscall_number() -> int:
 
 
 def _make_fence() -> Callable[[], object]:
-    """Order plain stores. x86 does so by itself; elsewhere the fence of libatomic is needed."""
+    """A function that orders plain stores. x86 orders them by itself; elsewhere the fence of libatomic is needed."""
     if platform.machine() == "x86_64":
         return lambda: None
     try:

@@ -1,8 +1,8 @@
-"""Rows of the bias matrix in shared memory: where they are, how they are written and read.
+"""Rows of the bias matrix in shared memory: their places, and how they are written and read.
 
-D1 has dense f32 rows from offset 0. D2 has a small allocator: a header, a table of slot owners, then the slots.
-Inside bridle a mask is a bit row (bit `i % 32` of little-endian word `i // 32` is token i, 1 allows); this module
-turns bit rows into the agreed type with table look-ups, eight tokens at a time.
+D1 has dense f32 rows from offset 0. D2 has a small allocator: a header, a table of slot owners, then the slots. Inside
+bridle a mask is a bit row (bit `i % 32` of little-endian word `i // 32` is token i, 1 allows). This module turns bit
+rows into the agreed type with table look-ups, eight tokens at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MaskLayout:
 
     @classmethod
     def of(cls, dtype: str, vocab_size: int, region_size: int) -> MaskLayout:
-        """Raises `ProtocolError` if not even one row fits."""
+        """The layout for these values. Raises `ProtocolError` if not even one row fits."""
         if dtype not in DTYPES:
             raise ProtocolError(f"bias type {dtype!r} is none of {', '.join(DTYPES)}")
         elements = (vocab_size + 1000) // 64 * 64
@@ -51,7 +51,7 @@ class MaskLayout:
 
 
 class MaskWriter:
-    """The runtime's view: rows are handed out in order and all given back when the next step begins."""
+    """The runtime's view. Rows are handed out in order, and all are given back when the next step begins."""
 
     def __init__(self, region: Any, layout: MaskLayout) -> None:
         self.layout = layout
@@ -74,7 +74,7 @@ class MaskWriter:
         return self.layout.num_rows - self.num_used
 
     def write(self, bits: bytes | memoryview, owner: int) -> int:
-        """Store a bit row of the vocabulary; gives its row number. The caller has checked `num_free`."""
+        """Store a bit row of the vocabulary; returns its row number. The caller has checked `num_free`."""
         row = self.num_used
         self.num_used = row + 1
         layout = self.layout
@@ -129,7 +129,7 @@ def _expand(allowed: Any, forbidden: Any, dtype: np.dtype[Any]) -> Array:
 
 
 class MaskReader:
-    """The engine's view of a D2 region, by what a reply says; the header is never read."""
+    """The engine's view of a D2 region. It relies on what a reply says, and never reads the header."""
 
     def __init__(self, region: Any) -> None:
         self._region = memoryview(region)
@@ -142,7 +142,7 @@ class MaskReader:
         return self._region[start : start + stride]
 
     def bits(self, first: int, stride: int, index: int, dtype: str, vocab_size: int) -> bytes:
-        """A row as a bit row of `ceil(V/32)` words, whatever its type: what the engine's sampler takes."""
+        """A row of any type, converted to a bit row of `ceil(V/32)` words, which the engine's sampler takes."""
         row = self.row(first, stride, index)
         size = 4 * ((vocab_size + 31) // 32)
         if dtype == "bool":

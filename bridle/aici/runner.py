@@ -1,4 +1,4 @@
-"""Drive the control runtime from an engine of your own: the whole conversation as one small class.
+"""Drives the control runtime from an engine of your own: one small class for the whole conversation.
 
     runner = Runner(RuntimeConfig(tokenizer="path/to/tokenizer.json"))
     module = runner.upload(wasm)
@@ -49,19 +49,19 @@ class Runner:
     # -- modules and instances ---------------------------------------------------------------------------
 
     def upload(self, wasm: bytes) -> str:
-        """Store and compile a controller; gives its id."""
+        """Store and compile a controller; returns its id."""
         message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
         data: protocol.ModuleData = self._side.call(message, protocol.ModuleData).result()
         return data.module_id
 
     def set_tags(self, module: str, tags: Sequence[str]) -> None:
-        """Let names point at a module."""
+        """Let these tags name a module."""
         auth = msgspec.to_builtins(protocol.Auth("local", True))
         message = protocol.SetTags(module_id=module, tags=list(tags), auth=auth)
         self._side.call(message, protocol.TagsData).result()
 
     def start(self, request_id: str, prompt: Sequence[int], module: str, argument: str = "") -> list[int]:
-        """Make an instance for a request; gives the prompt to use, which the controller may have rewritten."""
+        """Make an instance for a request; returns the prompt to use, which the controller may have rewritten."""
         request = Request(request_id, tuple(prompt), controller=WasmController(module, argument))
         message, data_type = instantiation(request, self._process.config.dialect)
         return list(prompt_of(request, self._side.call(message, data_type).result()))
@@ -69,7 +69,7 @@ class Runner:
     # -- steps -------------------------------------------------------------------------------------------
 
     def begin(self, asks: Sequence[Ask]) -> None:
-        """Tell what happened and let the callbacks start. Every `begin` needs its `finish`."""
+        """Tell the runtime what happened, and let the callbacks start. Every `begin` needs its `finish`."""
         try:
             self._exchange.begin(asks, self._freed, 0.0)
         except ProtocolError as error:
@@ -87,7 +87,7 @@ class Runner:
         return answers
 
     def free(self, *seq_ids: int) -> None:
-        """These sequences are over; the runtime hears of it with the next `begin`."""
+        """Note that these sequences are over; the runtime is told with the next `begin`."""
         self._freed.extend(seq_ids)
 
     def allowed(self, mask: bytes) -> npt.NDArray[np.bool_]:

@@ -1,8 +1,8 @@
-"""Which adapters a step computes with: those that are on the device, and at most so many.
+"""Chooses which adapters a step computes with: among those on the device, at most a fixed number.
 
-Sequences of the others sit the step out. When more adapters are ready than one step takes, those come first whose last
-step is longest ago, so none starves; sequences without an adapter may be in every step. While no request has an adapter
-all of this costs nothing.
+Sequences whose adapter is not chosen sit the step out. When more adapters are ready than one step takes, those whose
+last step is longest ago come first, so none starves. Sequences without an adapter may be in every step. While no
+request has an adapter, all of this costs nothing.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from bridle.errors import BridleError
 
 
 class AdapterTurns:
-    """Chooses at most `max_adapters` for a step, of those that `store` has on the device (None: all are there)."""
+    """Chooses at most `max_adapters` adapters for a step, among those that `store` has on the device (None: all are
+    there)."""
 
     def __init__(self, max_adapters: int, store: AdapterStore | None = None) -> None:
         self.max_adapters = max_adapters
         self._store = store
         self._num_users: Counter[str] = Counter()  # live requests, by adapter
-        self._chosen: dict[str, int] = {}  # the number of the last step that had it, by adapter in use
+        self._chosen: dict[str, int] = {}  # the last step of each adapter in use
         self._step = 0
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raise `UnknownAdapter` if the request wants one that is not there any more. From any thread."""
+        """Raise `UnknownAdapter` if the request's adapter is no longer there. Safe from any thread."""
         if self._store is not None and request.adapter is not None:
             self._store.check_known(request.adapter)
 
     def open(self, request: Request) -> None:
-        """A request begins. Raises `UnknownAdapter`."""
+        """Note that a request begins. Raises `UnknownAdapter`."""
         if request.adapter is None:
             return
         if self._store is not None:
@@ -43,7 +44,7 @@ class AdapterTurns:
         self._num_users[request.adapter] += 1
 
     def leave(self, request: Request) -> None:
-        """A request that was begun is over."""
+        """Note that a request that had begun is over."""
         if request.adapter is None:
             return
         self._num_users[request.adapter] -= 1
@@ -54,15 +55,15 @@ class AdapterTurns:
             self._store.leave(request.adapter)
 
     def take_failures(self) -> dict[str, BridleError]:
-        """Adapters that cannot be had, and why: requests for them end."""
+        """The adapters that cannot be loaded, and why; the requests for them end."""
         return {} if self._store is None else self._store.take_failures()
 
     def counts(self) -> Mapping[str, int]:
-        """What the statistics tell of adapters. From any thread."""
+        """Counts about adapters for the statistics. Safe from any thread."""
         return {} if self._store is None else self._store.counts()
 
     def close(self) -> None:
-        """Nothing is brought to the device any more. Idempotent."""
+        """Stop bringing adapters to the device. Idempotent."""
         if self._store is not None:
             self._store.close()
 
@@ -76,8 +77,8 @@ class AdapterTurns:
     def begin_step(
         self, running: Iterable[Sequence], next_in_line: Iterable[Sequence], waiting: Iterable[Sequence]
     ) -> None:
-        """Let those sit out the next step whose adapter has no place in it. `next_in_line` are those of `waiting` that
-        may be admitted in it."""
+        """Choose the adapters of the next step, and let sequences whose adapter is not chosen sit it out.
+        `next_in_line` are those of `waiting` that may be admitted in that step."""
         self._step += 1
         running = list(running)
         chosen = self._choose([*_adapters(chain(running, next_in_line))])
@@ -86,7 +87,8 @@ class AdapterTurns:
                 seq.queue.sits_out = seq.request.adapter not in chosen
 
     def _choose(self, wanted: list[str]) -> set[str]:
-        """At most as many as a step takes: those that were chosen longest ago, among equals the most urgent."""
+        """At most as many adapters as a step takes: those that were chosen longest ago, and among equals the most
+        urgent."""
         if self._store is not None:
             available = self._store.begin_step(wanted)
             wanted = [key for key in wanted if key in available]
@@ -97,6 +99,6 @@ class AdapterTurns:
 
 
 def _adapters(sequences: Iterable[Sequence]) -> dict[str, None]:
-    """The adapters of those that their controllers do not hold up, in order."""
+    """The adapters of the sequences that their controllers do not hold up, in order."""
     keys = (seq.request.adapter for seq in sequences if not seq.is_held)
     return dict.fromkeys(key for key in keys if key is not None)

@@ -26,12 +26,12 @@ from bridle.outputs import Event, Finished, FinishReason
 
 _log = logging.getLogger(__name__)
 
-#: While everything waits for controllers, steps follow each other at this distance, in seconds.
+#: The time between steps while all sequences wait for controllers, in seconds.
 _STALLED_PAUSE = 0.001
-#: While the device is away, only deadlines pass.
+#: The time between steps while the device is away, when only deadlines can pass; in seconds.
 _AWAY_PAUSE = 0.05
 
-#: What a fork of this process is told, where no thread of the engine runs.
+#: The error in a fork of this process, where the engine's thread does not run.
 FORKED = (
     "this process is a fork of the one that loaded the model, whose engine does not run here; "
     "load the model in this process, or start the process before the model is loaded"
@@ -63,16 +63,16 @@ class AsyncEngine:
 
     @property
     def is_healthy(self) -> bool:
-        """Running, its thread is alive, and so is its device."""
+        """Whether the engine accepts requests, its thread is alive, and its device is there."""
         return self._state == "running" and self._thread.is_alive() and self._engine.is_up
 
     @property
     def num_live(self) -> int:
-        """Requests not over yet."""
+        """The number of requests that are not over."""
         return len(self._streams)
 
     def submit(self, request: Request) -> EventStream:
-        """Start a request. What is wrong with it, or with the time for it, is raised here and now."""
+        """Start a request. An error in the request, or a closed engine, is raised here at once."""
         if self._is_orphan:
             raise EngineClosed(FORKED)
         self._engine.check(request)
@@ -99,7 +99,7 @@ class AsyncEngine:
         self._wake.set()
 
     def wake(self) -> None:
-        """Let an idle engine take a step: something it waits for has happened elsewhere."""
+        """Make an idle engine take a step, because something that it waits for has happened elsewhere."""
         self._wake.set()
 
     def statistics(self) -> EngineStatistics:
@@ -136,7 +136,8 @@ class AsyncEngine:
         self._thread.join()
 
     def orphan(self) -> None:
-        """This process is a fork: whoever waits here for the engine, or asks it for something, gets an error."""
+        """Fail everything that waits for this engine, because this process is a fork without the engine's thread. Later
+        calls fail as well."""
         self._is_orphan, self._state = True, "closed"
         self._lock, self._wake = threading.Lock(), threading.Event()
         streams, self._streams = list(self._streams.values()), {}
@@ -163,7 +164,7 @@ class AsyncEngine:
             self._end()
 
     def _turn(self) -> None:
-        """One step, or a rest until there is something to do."""
+        """Take one step, or sleep until there is something to do."""
         self._wake.clear()
         self._take_inbox()
         if not self._engine.has_work:
@@ -175,7 +176,8 @@ class AsyncEngine:
         self._deliver(self._engine.step())
 
     def _take_inbox(self) -> None:
-        """New requests first, then what was cancelled: both as of one moment, so that no cancel comes too early."""
+        """Take in new requests, then cancellations, both as of one moment, so that no cancellation comes before its
+        request."""
         with self._lock:
             requests, self._inbox = self._inbox, []
             cancels, self._cancels = self._cancels, []
@@ -206,7 +208,8 @@ class AsyncEngine:
         wake_all(woken)
 
     def _forget(self, request_id: str) -> None:
-        """The request is over: its id may be used again, and late cancels are not meant for the next one."""
+        """Note that the request is over: its id may be used again, and late cancellations do not hit the next request
+        of that id."""
         with self._lock:
             del self._streams[request_id]
             if request_id in self._cancels:
@@ -220,7 +223,8 @@ class AsyncEngine:
             self._deliver(self._engine.step())
 
     def _end(self) -> None:
-        """Nobody may wait for ever, whatever happened."""
+        """End every stream that is still open when the engine's thread ends, however it ends, so that no reader waits
+        for ever."""
         with self._lock:
             self._state = "closed"
             streams = list(self._streams.values())
@@ -235,7 +239,8 @@ _engines: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()
 
 
 def _orphan_all() -> None:
-    """In a fork: its engines have no threads, and their locks may be held for ever."""
+    """Fail the engines of the parent process in a fork: they have no threads here, and their locks may be held for
+    ever."""
     for engine in list(_engines):
         engine.orphan()
 
@@ -253,7 +258,7 @@ def wake_all(streams: Iterable[EventStream]) -> None:
         else:
             by_loop.setdefault(stream.loop, []).append(stream.wake_in_loop)
     for loop, wakes in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the reader's loop is closed; nobody reads any more
+        with contextlib.suppress(RuntimeError):  # the reader's loop is closed, so nobody reads any more
             loop.call_soon_threadsafe(_call_all, wakes)
 
 

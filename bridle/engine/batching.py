@@ -1,7 +1,8 @@
 """The knobs of continuous batching, each with a value: what was set, or what suits the backend.
 
-Their names are those of text-generation-inference's router. What contradicts itself, or cannot hold a single request of
-the longest length, is refused here, before anything runs. docs/batching.md says what each trades.
+Their names are those of text-generation-inference's router. Settings that contradict each other, or that cannot hold a
+single request of the longest length, are refused here, before anything runs. docs/batching.md says what each setting
+trades.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from bridle.config import EngineConfig
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.errors import InvalidRequest
 
-#: How many sequences must be queued for each one that decodes: where prompts make the others pause, and where somebody
-#: said for how many steps they are to wait.
+#: How many sequences must be queued for each one that decodes: where prompts make the others pause, and where the
+#: operator set for how many steps prompts wait.
 _WHOLE_RATIO, _TOLD_RATIO = 0.3, 1.2
 _WAITING_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """What a step may hold, when queued prompts get their part of it, and how long requests may be.
+    """Bounds of a step, rules for when queued prompts get their part of it, and bounds of requests.
 
     `max_step_tokens` bounds a whole step; the other names are those of `EngineConfig`.
     """
@@ -56,7 +57,7 @@ class Batching:
         return batching
 
     def limit(self, info: ExecutorInfo) -> ExecutorInfo:
-        """The backend as an engine with these knobs uses it. Limiting it again changes nothing."""
+        """The backend as an engine with these settings uses it. Limiting it again changes nothing."""
         is_full = self.max_total_tokens == self.max_batch_total_tokens  # then the context is not what limits
         return replace(
             info,
@@ -108,7 +109,8 @@ def _num_blocks(config: EngineConfig, info: ExecutorInfo) -> int:
 
 
 def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
-    """The longest sequence: what was asked for if model and KV cache can do it, else the most that they can."""
+    """The longest sequence: the length that was asked for, if model and KV cache can hold it; by default the longest
+    that they can."""
     room = _num_blocks(config, info) * info.block_size
     wanted = config.max_total_tokens
     if wanted is None:
@@ -127,7 +129,8 @@ def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
 
 
 def _ratio(config: EngineConfig) -> float:
-    """With chunks a prompt disturbs the others little: then it waits only if somebody says for how long."""
+    """The default waiting ratio. With chunked prefill a prompt disturbs the others little, so it waits only if the
+    operator set for how long."""
     if config.waiting_served_ratio is not None:
         return config.waiting_served_ratio
     if config.max_waiting_tokens is not None:

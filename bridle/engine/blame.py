@@ -1,9 +1,9 @@
-"""Who is to blame for a step that failed, and who goes on.
+"""Decides which sequences end after a failed step, and which go on.
 
-A fault of a step is pinned on its request by running the sequences of that step one at a time. The loss of the device
-is a preemption of everybody: it comes from outside, as a rule. But a request that makes the device die would take it
-down again and again. So after a second loss in a row the sequences that were computed are run alone as well, and one
-that loses the device once more when it is alone ends.
+To find the request that made a step fail, the sequences of that step are run one at a time. The loss of the device is
+treated as a preemption of all, since its cause is usually outside. But a request that makes the device die would do so
+again and again. So after a second loss in a row, the sequences that were computed are run alone as well. A sequence
+that loses the device once more while it runs alone ends.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from bridle.engine.sequence import Sequence
 from bridle.errors import ShardUnavailable
 
-#: After so many losses in a row a sequence that was alone in the last of them ends.
+#: After this many losses in a row, a sequence that ran alone in the last of them ends.
 _MAX_LOSSES = 3
-#: After so many, everybody ends who was there in one of them.
+#: After this many losses in a row, every sequence that was in one of them ends.
 _MAX_LOSSES_OF_ALL = 6
 
 
@@ -24,10 +24,11 @@ class Blame:
 
     def __init__(self) -> None:
         self._in_a_row = 0
-        self._suspects: dict[int, Sequence] = {}  # those to be run alone because the device was lost
+        self._suspects: dict[int, Sequence] = {}  # sequences to run alone because the device was lost
 
     def judge(self, computed: list[Sequence], error: Exception) -> tuple[list[Sequence], list[Sequence]]:
-        """A step over `computed` failed: those that end with its error, and those to be run alone."""
+        """Judge a failed step over `computed`. Returns the sequences that end with its error, and those to
+        run alone."""
         if not isinstance(error, ShardUnavailable):
             return (computed, []) if len(computed) == 1 else ([], computed)
         self._in_a_row += bool(computed)
@@ -42,13 +43,13 @@ class Blame:
         return failed, [seq for seq in self._suspects.values() if not seq.is_finished]
 
     def clear(self, computed: Iterable[Sequence]) -> None:
-        """A step over `computed` went well."""
+        """Note that a step over `computed` succeeded."""
         self._in_a_row = 0
         if self._suspects:
             self._acquit(computed)
             self._acquit([seq for seq in self._suspects.values() if seq.is_finished])
 
     def _acquit(self, sequences: Iterable[Sequence]) -> None:
-        """These are no longer run alone."""
+        """Stop running these sequences alone."""
         for seq in sequences:
             self._suspects.pop(seq.id, None)

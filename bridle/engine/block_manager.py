@@ -22,7 +22,7 @@ from bridle.engine.plan import BlockCopy
 from bridle.engine.sequence import Sequence
 from bridle.errors import InternalError
 
-#: A sequence's blocks are laid out side by side for at most this many blocks ahead.
+#: A sequence's blocks are reserved side by side for at most this many blocks ahead.
 _MAX_RESERVED = 64
 
 
@@ -41,7 +41,7 @@ def block_hash(parent: bytes, tokens: Iterable[int]) -> bytes:
 
 
 class BlockManager:
-    """Owner of `num_blocks` blocks of `block_size` positions each. Counts only; holds no KV."""
+    """Owns `num_blocks` blocks of `block_size` positions each. It only counts blocks, and holds no KV."""
 
     def __init__(
         self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, model: str = ""
@@ -151,7 +151,7 @@ class BlockManager:
         return BlockCopy(source, target)
 
     def _unpublish(self, seq: Sequence, i: int) -> None:
-        """Only `seq` refers to block i and it is about to be rewritten: nobody may find it any more."""
+        """Drop the hash of block i, to which only `seq` refers, because it is about to be rewritten."""
         del self._block_of[self._hash_of.pop(seq.kv.block_table[i])]
         seq.kv.num_hashed = min(seq.kv.num_hashed, i)
 
@@ -174,14 +174,15 @@ class BlockManager:
             self._free.give_plain(block)
 
     def free(self, seq: Sequence) -> None:
-        """Take all blocks back; hashed ones stay as cache, the end of the sequence is evicted first."""
+        """Give all blocks of `seq` back. Hashed ones stay as cache; those at the end of the sequence are
+        evicted first."""
         for block in reversed(seq.kv.block_table):
             self._release(block)
         seq.kv.block_table.clear()
         self._free.release_reservation(seq.id)
 
     def truncate(self, seq: Sequence) -> None:
-        """`seq` was cut to fewer tokens: give back the blocks past its end."""
+        """Give back the blocks past the end of `seq`, which was cut to fewer tokens."""
         keep = self.blocks_for(len(seq.tokens))
         for block in reversed(seq.kv.block_table[keep:]):
             self._release(block)

@@ -1,8 +1,8 @@
-"""Between logits and tokens: who draws from which row, what becomes of the drawn token.
+"""Between logits and tokens: which branch draws from which row, and what happens with the drawn token.
 
-A sequence whose last token was computed owns a logits row. Its controller's decision (or none) says how it goes on:
-one branch draws or splices, several fork it, and all rows of a fork point at the same logits row. `branch` runs
-before sampling and may create sequences, `commit` applies the results, `undo` takes a failed step's forks back.
+A sequence whose last token was computed owns a logits row. Its controller's decision (or the lack of one) says how it
+goes on. One branch draws or splices; several fork it, and all rows of a fork name the same logits row. `branch` runs
+before sampling and may create sequences, `commit` applies the results, and `undo` takes a failed step's forks back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bridle.sampling import SamplingParams
 
 @dataclass(slots=True)
 class Draw:
-    """One branch to apply after sampling; `row` of the batch answers it, None if it does not sample."""
+    """One branch to apply after sampling. Row `row` of the batch draws its token; None if it does not sample."""
 
     seq: Sequence
     branch: Branch
@@ -35,7 +35,7 @@ class Draw:
 
 @dataclass(slots=True)
 class Outputs:
-    """The outputs of one request: those not over, by sequence id, and how many there ever were."""
+    """The outputs of one request: those that are not over, by sequence id, and how many there ever were."""
 
     sequences: dict[int, Sequence]
     num_created: int = 1
@@ -43,12 +43,12 @@ class Outputs:
 
 @dataclass(slots=True)
 class Branched:
-    """What one step draws, and the sequences that it creates."""
+    """The draws of one step, and the sequences that it creates."""
 
     batch: SampleBatch
     draws: list[Draw] = field(default_factory=list)
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
-    spread: list[Sequence] = field(default_factory=list)  # those that got their request's n outputs
+    spread: list[Sequence] = field(default_factory=list)  # sequences that got forks for their request's n outputs
     embeds: list[tuple[Sequence, int]] = field(default_factory=list)  # whose logits row is wanted as it was
 
 
@@ -74,7 +74,7 @@ class Branching:
     # -- before sampling ---------------------------------------------------------------------------------
 
     def branch(self, step: int, scheduled: list[Scheduled]) -> Branched:
-        """Rows for all branches of all sequences that go on in this step."""
+        """Make the rows for all branches of the sequences that go on in this step."""
         out = Branched(SampleBatch(step))
         out.batch.scores = [run for item in scheduled if (run := score_run(item)) is not None]
         for item in scheduled:
@@ -90,7 +90,7 @@ class Branching:
         seq = item.seq
         branches = self._steering.branches(seq)
         spreads = not seq.draws.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
-        if spreads:  # a single forced splice comes before: it could as well have been applied without a row
+        if spreads:  # a single forced splice needs no row, and was applied before
             branches *= seq.sampling.n
         if not branches or not self._may_have(seq, len(branches)):
             return
@@ -130,7 +130,7 @@ class Branching:
         return child
 
     def undo(self, out: Branched) -> None:
-        """The step failed before anything came of it: its forks never were."""
+        """Remove the forks of a step that failed before it had any result."""
         for _, child in reversed(out.forks):
             outputs = self._outputs_of(child.request.id)
             del outputs.sequences[child.id]
@@ -171,7 +171,7 @@ class Branching:
             self._progress.settle(item.seq)
 
     def _accept(self, draw: Draw, token: int, logprob: Logprob | None) -> None:
-        """A token was drawn for a branch: it enters the sequence, or a splice takes its place."""
+        """Apply a drawn token to its branch: the token enters the sequence, or a splice replaces it."""
         seq = draw.seq
         if token < 0:
             self._progress.fail(seq, _nothing_left(seq))
@@ -195,13 +195,13 @@ class Branching:
 
 
 def draws_next(item: Scheduled) -> bool:
-    """Whether the next token is to be drawn after this step: all tokens are computed, and the output goes on."""
+    """Whether the next token is drawn after this step: all tokens are computed, and the output goes on."""
     seq = item.seq
     return item.end == len(seq.tokens) and seq.output.ending is None and not seq.is_finished
 
 
 def _last_row(item: Scheduled) -> int:
-    """The logits row of the last position that is computed."""
+    """The logits row of the last computed position."""
     return item.first_logit + item.row.num_logits - 1
 
 
@@ -230,21 +230,23 @@ def _sample_row(owner: Sequence, source: Sequence, branch: Branch, logits_index:
 
 
 def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:
-    """A controller's override changes how a token is drawn, not what the client asked to be told."""
+    """The controller's override of the sampling, with the client's wishes for log-probabilities: an override changes
+    how a token is drawn, not what the client is told."""
     if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):
         return override
     return override.with_(logprobs=own.logprobs, logprobs_mode=own.logprobs_mode)
 
 
 def _with_candidates(sampling: SamplingParams, count: int) -> SamplingParams:
-    """The controller wants to see candidates: among what mask and bias leave, unless the client asked otherwise."""
+    """The sampling with candidates for the controller: computed after mask and bias, unless the client
+    asked otherwise."""
     if sampling.logprobs is None:
         return sampling.with_(logprobs=count, logprobs_mode="processed")
     return sampling.with_(logprobs=max(count, sampling.logprobs))
 
 
 def _as_asked(sampling: SamplingParams, logprob: Logprob) -> Logprob | None:
-    """As much as the client wants to be told."""
+    """The part of `logprob` that the client asked for."""
     return None if sampling.logprobs is None else replace(logprob, top=logprob.top[: sampling.logprobs])
 
 

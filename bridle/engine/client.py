@@ -2,9 +2,9 @@
 
 `EventStream` carries one request's events from the engine's thread to a reader in another thread or in an asyncio loop.
 It is a list that the reader empties: a slow reader gets more events at once, and its queue never holds more than the
-request itself can generate and a `Backlog` takes. Tokens are bounded by what a request may generate; what its
-controllers print and store is not, so when much of it waits it is merged: of logs the end is kept, of variables what
-they came to.
+request itself can generate and a `Backlog` takes. Tokens are bounded by what a request may generate. The logs and
+variables of its controllers are not, so they are merged when many wait: the end of the logs is kept, and the last value
+of each variable.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, ControllerError
 from bridle.outputs import Event, Finished, Log, Stored
 
-#: Bytes of logs and variables that wait before they are merged, and that may be left then.
+#: When more bytes of logs and variables than this wait, they are merged; at most this many may be left then.
 MAX_NOTE_BYTES = 16 << 20
-#: Characters of one output's log that are left when logs are merged.
+#: How many characters of one output's log are kept when logs are merged.
 MAX_LOG_CHARS = 1 << 18
-#: Distinct variables that may wait, so that merging does not become slow.
+#: How many distinct variables may wait, so that merging stays fast.
 MAX_VARIABLES = 4_096
-#: What an event takes beside its text or value, in bytes.
+#: The memory of an event beside its text or value, in bytes.
 _OVERHEAD = 128
 _CUT = "[...]\n"
 
 
 class EngineClient(Protocol):
-    """An engine as its users see it. All methods are safe from any thread."""
+    """An engine as front-ends see it. All methods are safe from any thread."""
 
     @property
     def info(self) -> ExecutorInfo: ...
@@ -83,7 +83,7 @@ class EventStream:
     # -- the engine's side -------------------------------------------------------------------------------
 
     def put(self, events: list[Event]) -> None:
-        """Add events, in order; the reader is woken by `wake`. A reader that lets too much wait loses its request."""
+        """Add events, in order; `wake` then wakes the reader. A reader that lets too much wait loses its request."""
         with self._lock:
             if self._error is not None:
                 return
@@ -104,28 +104,29 @@ class EventStream:
             self._error = error
 
     def orphan(self, error: BridleError) -> None:
-        """This process is a fork of the one whose engine writes here. Nobody else is left to let go of the locks."""
+        """Fail the stream in a fork of the process whose engine writes to it. The stream gets new locks, since no other
+        thread can release the old ones here."""
         self._lock, self._ready = threading.Lock(), threading.Event()
         self._backlog, self._error = Backlog(), error
 
     def wake(self) -> None:
-        """Let a reader in another thread see what is there."""
+        """Wake a reader in another thread."""
         self._ready.set()
 
     def wake_in_loop(self) -> None:
-        """Let a reader in asyncio see what is there; to be called in its loop."""
+        """Wake a reader in asyncio. Called in the reader's event loop."""
         if self._async_ready is not None:
             self._async_ready.set()
 
     # -- the reader's side -------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Take the request back, unless it is over."""
+        """Cancel the request, unless it is over."""
         if not self._complete:
             self._cancel(self.request_id)
 
     def take(self) -> list[Event] | None:
-        """What arrived since the last read, without waiting; None after the end."""
+        """The events since the last read, without waiting; None after the end."""
         with self._lock:
             events = self._backlog.take()
             self._ready.clear()
@@ -189,7 +190,7 @@ class Backlog:
         self._num_bytes = 0
 
     def add(self, events: Iterable[Event]) -> None:
-        """Append events. Raises `ControllerError` if more waits than may, even when it is merged."""
+        """Append events. Raises `ControllerError` if more bytes wait than may, even after merging."""
         for event in events:
             self._events.append(event)
             if isinstance(event, (Log, Stored)):
@@ -198,7 +199,7 @@ class Backlog:
             self._merge()
 
     def take(self) -> list[Event]:
-        """All that waits."""
+        """All events that wait; the backlog is then empty."""
         events, self._events, self._num_bytes = self._events, [], 0
         return events
 
@@ -219,8 +220,9 @@ def _size(event: Log | Stored) -> int:
 
 
 def _merged(events: list[Event]) -> list[Event]:
-    """The same news with one log for each output, where its first one was, and one event for each variable, where it
-    was written last. Outputs of a request share their variables, so the order of writes counts across them."""
+    """The same news in fewer events: one log for each output, at the place of its first one, and one event for each
+    variable, at the place of its last write. Outputs of a request share their variables, so the order of writes counts
+    across them."""
     logs: dict[int, list[str]] = {}
     values: dict[str, _Value] = {}
     for event in events:
@@ -242,7 +244,7 @@ def _merged(events: list[Event]) -> list[Event]:
 
 @dataclass(slots=True)
 class _Value:
-    """What several writes of a variable came to."""
+    """The result of several writes of a variable."""
 
     last: Stored
     pieces: list[bytes]
@@ -250,7 +252,7 @@ class _Value:
 
     @classmethod
     def after(cls, known: _Value | None, event: Stored) -> _Value:
-        """A write replaces what was written before; an append goes on from there."""
+        """The result after one more write. A write replaces the earlier value; an append extends it."""
         if known is None or not event.is_append:
             return cls(event, [event.value], event.is_append)
         known.pieces.append(event.value)

@@ -1,11 +1,11 @@
-"""Requests that can never go on, because each of their outputs waits for another one.
+"""Finds requests that can never go on, because each of their outputs waits for another one.
 
-Nobody but the outputs of a request can set its variables. So when every output waits for a variable, with no time at
-which it would go on anyway, and every one was asked again after all of them had begun to wait, then no answer will
-ever be another one: a deadlock, found within two turns. An output that only says "not now" may be counting, so a
-request in which all say so, or wait, is given up after many turns. Turns are due at a steady pace: where the engine
-takes fewer steps than that, because the machine is slow or busy, a controller is asked several times in one. Knows
-nothing of pools and steps.
+Only the outputs of a request can set its variables. Suppose every output waits for a variable, none has a time at which
+it would go on anyway, and every one was asked again after all of them had begun to wait. Then no answer can ever
+change: this is a deadlock, found within two turns. An output that only says "not now" may be counting. So a request
+whose outputs all say that, or wait, is given up after many turns. Turns are due at a steady pace: where the engine
+takes fewer steps than that, because the machine is slow or busy, a controller is asked several times in one step. This
+module knows nothing of pools and steps.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from bridle.engine.decision import Decision, WaitsFor
 from bridle.engine.sequence import Sequence
 
-#: Turns that are due in a second, when all outputs of a request rest.
+#: How many turns are due in a second when all outputs of a request rest.
 _PACE = 1_000.0
-#: Turns in one step, at most.
+#: The most turns in one step.
 _MAX_AT_ONCE = 50
 _MAX_NAMED = 8
 _MAX_NAME_CHARS = 60
@@ -27,8 +27,8 @@ _MAX_NAME_CHARS = 60
 
 @dataclass(slots=True)
 class _Rest:
-    """How one output rests, and the time at which that began. The last three number rounds of asking: when its present
-    rest was heard of, when it was asked last, and when it was asked what it last answered."""
+    """How one output rests, and when that began. The last three fields are numbers of rounds: when its present rest was
+    first heard of, when it was asked last, and when it was asked for its last answer."""
 
     seq: Sequence
     target: WaitsFor | None = None  # None: it does not rest
@@ -40,7 +40,8 @@ class _Rest:
 
 
 class DeadlockWatch:
-    """Hears every answer; `max_turns` bounds how often in a row all outputs of a request may answer nothing."""
+    """Hears every answer. `max_turns` bounds how often in a row all outputs of a request may answer that they do
+    nothing."""
 
     def __init__(self, max_turns: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_turns = max_turns
@@ -49,11 +50,12 @@ class DeadlockWatch:
         self._groups: dict[str, dict[int, _Rest]] = {}
 
     def add(self, seq: Sequence) -> None:
-        """A controlled output came into being."""
+        """Watch a controlled output that was created."""
         self._groups.setdefault(seq.request.id, {})[seq.id] = _Rest(seq)
 
     def drop(self, seq: Sequence) -> None:
-        """It is over. Idempotent. What it did last may have been for those that wait, who then were asked before."""
+        """Stop watching an output that is over. Idempotent. Its last write may be what others wait for, so they count
+        as not asked since."""
         group = self._groups.get(seq.request.id)
         if group is None or group.pop(seq.id, None) is None:
             return
@@ -63,17 +65,18 @@ class DeadlockWatch:
             del self._groups[seq.request.id]
 
     def next_round(self) -> None:
-        """Asks are about to go out."""
+        """Begin a round: asks are about to go out."""
         self._round += 1
 
     def note_ask(self, seq: Sequence) -> None:
-        """`seq` is asked in this round."""
+        """Note that `seq` is asked in this round."""
         rest = self._groups.get(seq.request.id, {}).get(seq.id)
         if rest is not None:
             rest.asked = self._round
 
     def turns_due(self, seq: Sequence) -> int:
-        """How often in a row `seq` may be asked in this round while it does nothing: once, if another does more."""
+        """How often in a row `seq` may be asked in this round while it does nothing. It is once, if another output of
+        its request does more."""
         group = self._groups.get(seq.request.id, {})
         if seq.id not in group or any(rest.target is None for rest in group.values()):
             return 1
@@ -83,7 +86,7 @@ class DeadlockWatch:
         return min(max(due, 1), _MAX_AT_ONCE)
 
     def hear(self, seq: Sequence, decision: Decision, turns: int = 1) -> str | None:
-        """Take in an answer, given in so many turns; says why its request can never go on, None if it may."""
+        """Take in an answer that took `turns` turns. Returns why its request can never go on, or None if it may."""
         group = self._groups.get(seq.request.id, {})
         rest = group.get(seq.id)
         if rest is None:
@@ -118,7 +121,7 @@ class DeadlockWatch:
 
 
 def _described(group: list[_Rest]) -> str:
-    """Who waits for what."""
+    """Text that says which output waits for what."""
     parts = []
     for rest in group[:_MAX_NAMED]:
         names = " and ".join(repr(name[:_MAX_NAME_CHARS]) for name, _ in rest.target or ())

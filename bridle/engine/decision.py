@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bridle.sampling import SamplingParams
 
-#: Variables of the request, each with the version it has to exceed: all that can end a wait.
+#: Variables of the request, each with the version that it must exceed: only these can end a wait.
 WaitsFor = tuple[tuple[str, int], ...]
 
 
@@ -32,8 +32,8 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One way to go on. `sampling` replaces the request's parameters for this one draw; so many of the likeliest tokens
-    as `top_logprobs` says are told with the next ask."""
+    """One way to go on. `sampling` replaces the request's parameters for this one draw. `top_logprobs` is how many of
+    the likeliest tokens the next ask reports."""
 
     sample: bool = True
     mask: bytes | None = None
@@ -47,8 +47,8 @@ class Branch:
 class Decision:
     """The answer for one sequence. Build it with the class methods; `reason` is told to the client on a stop.
 
-    `waited` narrows down what may end a wait: None is anything, also time or an event outside; variables, which only
-    outputs of the same request set; nothing, which leaves the controller itself, when it is asked again.
+    `waited` says what may end a wait. None: anything, also time or an event outside. Variables: only these, which only
+    outputs of the same request can set. Empty: only the controller itself, when it is asked again.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -81,7 +81,7 @@ class Decision:
 
     @classmethod
     def wait(cls, waited: WaitsFor | None = None) -> Decision:
-        """Nothing now: keep the KV, do not compute, ask again in the next step."""
+        """Compute nothing now: keep the KV, and ask again in the next step."""
         return cls(is_wait=True, waited=waited)
 
     @classmethod
@@ -112,7 +112,7 @@ class Decision:
 
     @property
     def waits_for(self) -> WaitsFor | None:
-        """What alone can end this wait, as in `waited`; None if it is no wait, or if anything may."""
+        """What alone can end this wait, as in `waited`; None if this is no wait, or if anything may end it."""
         return self.waited if self.is_wait else () if self.is_noop else None
 
 

@@ -1,6 +1,7 @@
-"""Requests that end before their outputs do: cancelled, too late, or without the adapter that they want.
+"""Ends requests before their outputs are complete: cancelled, too late, or without the adapter that they name.
 
-What comes from other threads is done between two steps. Knows nothing of plans, and not whether anybody still listens.
+Endings that other threads ask for are applied between two steps. This module knows nothing of plans, nor whether
+anybody still reads the events.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from bridle.engine.sequence_state import SequenceStatus
 from bridle.errors import BridleError, DeadlineExceeded
 from bridle.outputs import FinishReason
 
-#: Entries of requests that are over, before they are swept out beside as many live ones.
+#: How many entries of finished requests may be kept beyond the number of live ones before they are removed.
 _MAX_STALE = 64
 
 
 class Endings:
-    """Ends requests of `live`. `take_failures` gives the adapters that cannot be had, with the reasons."""
+    """Ends requests of `live`. `take_failures` gives the adapters that cannot be loaded, with the reasons."""
 
     def __init__(
         self,
@@ -36,14 +37,14 @@ class Endings:
         self._cancelled: list[str] = []
 
     def watch(self, request: Request) -> None:
-        """A request begins."""
-        while request.id in self._cancelled:  # meant for an earlier request of that name
+        """Watch a request that begins."""
+        while request.id in self._cancelled:  # it was meant for an earlier request with that id
             self._cancelled.remove(request.id)
         if request.deadline is not None:
             self._deadlines.add(request.id, request.deadline)
 
     def forget(self, request_id: str) -> None:
-        """A request is over."""
+        """Stop watching a request that is over."""
         self._deadlines.drop(request_id)
 
     def cancel_nowait(self, request_id: str) -> None:
@@ -51,7 +52,7 @@ class Endings:
         self._cancelled.append(request_id)
 
     def apply(self, now: float) -> None:
-        """End what is to end by now."""
+        """End the requests whose time has come by `now`, that were cancelled, or whose adapter failed."""
         while self._cancelled:
             for seq in self._sequences_of(self._cancelled.pop()):
                 self._progress.finish(seq, FinishReason.CANCELLED)
@@ -70,7 +71,7 @@ class Endings:
 
 
 def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
-    """Tells how far the output had come, so that its client knows what to change."""
+    """The error for a missed deadline. It says how far the output had come, so that its client knows what to change."""
     if seq.queue.status is SequenceStatus.OPENING:
         state = "while its controller was being made"
     elif seq.queue.status is SequenceStatus.WAITING and not seq.num_generated:
@@ -85,13 +86,13 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []  # also of requests that are over: swept out now and then
+        self._heap: list[tuple[float, str]] = []  # may also name requests that are over; they are removed now and then
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, request_id: str, deadline: float) -> None:
-        """The request is to end at `deadline`."""
+        """Add a request that must end at `deadline`."""
         self._due[request_id] = deadline
         heapq.heappush(self._heap, (deadline, request_id))
         if len(self._heap) > 2 * len(self._due) + _MAX_STALE:
@@ -99,11 +100,11 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def drop(self, request_id: str) -> None:
-        """The request is over; unknown ids are ignored."""
+        """Remove a request that is over; unknown ids are ignored."""
         self._due.pop(request_id, None)
 
     def pop_due(self, now: float) -> Iterator[tuple[str, float]]:
-        """Requests whose time is up, each once, with how late it is."""
+        """The requests whose deadline has passed, each once, with how late it is in seconds."""
         while self._heap and self._heap[0][0] <= now:
             deadline, request_id = heapq.heappop(self._heap)
             if self._due.get(request_id) == deadline:

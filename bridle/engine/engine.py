@@ -1,9 +1,9 @@
 """The engine: requests in, events out, one step at a time.
 
 `step` is the whole of continuous batching on one screen: apply what controllers have answered, plan, compute, branch,
-sample, commit, ask. Everything it does is done by its parts (`Scheduler`, `Steering`, `Branching`, `Progress`) and by
-the `Executor`; the engine only leads data from one to the next. It is single-threaded and never sleeps; `AsyncEngine`
-puts it on a thread of its own.
+sample, commit, ask. The work is done by its parts (`Scheduler`, `Steering`, `Branching`, `Progress`) and by the
+`Executor`; the engine only passes data from one to the next. It is single-threaded and never sleeps; `AsyncEngine` puts
+it on a thread of its own.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ from bridle.outputs import Event, Finished, FinishReason, Resuming
 class Engine:
     """Continuous batching over one `Executor`.
 
-    `pools` are the homes of controllers, `decoder` turns tokens into text (None: events carry none), `adapters` brings
-    adapters to the device (None: the executor has all that requests name). All methods but `cancel` belong to one
-    thread.
+    `pools` run the controllers, `decoder` turns tokens into text (None: events carry none), `adapters` brings adapters
+    to the device (None: the executor has all that requests name). All methods but `cancel` belong to one thread.
     """
 
     def __init__(
@@ -107,19 +106,19 @@ class Engine:
         self._live: dict[str, Outputs] = {}
         self._endings = Endings(self._live, self._progress, self._turns.take_failures)
         self._blame = Blame()
-        self._is_lost = False  # the device is away, and everybody was told
+        self._is_lost = False  # the device is away, and the clients were told
         self._closed = False
 
     # -- requests ----------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not over, or something is left to say."""
+        """Whether any request is not over, or events wait to be returned."""
         return bool(self._live or self._progress.events) or any(pool.is_busy for pool in self._steering.pools)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Requests that are not over."""
+        """The ids of requests that are not over."""
         return tuple(self._live)
 
     @property
@@ -129,7 +128,7 @@ class Engine:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether nothing can be computed now: all there is waits for controllers."""
+        """Whether nothing can be computed now, because every sequence waits for its controller."""
         if self._openings.is_any_ready:
             return False
         if not self.is_up:
@@ -139,7 +138,7 @@ class Engine:
 
     @property
     def is_up(self) -> bool:
-        """Whether the device is there. Safe from any thread."""
+        """Whether the device is reachable. Safe from any thread."""
         return self._interruptible is None or self._interruptible.is_up
 
     def watch_device(self, on_change: Callable[[], None]) -> None:
@@ -158,8 +157,8 @@ class Engine:
     def add(self, request: Request) -> None:
         """Accept a request, to begin with the next step.
 
-        Raises `InvalidRequest` (`ContextOverflow`, `UnknownAdapter`), `Overloaded` or `EngineClosed`; nothing has
-        happened then.
+        Raises `InvalidRequest` (`ContextOverflow`, `UnknownAdapter`), `Overloaded` or `EngineClosed`; then nothing was
+        changed.
         """
         if self._closed:
             raise EngineClosed("the engine is shut down")
@@ -179,7 +178,7 @@ class Engine:
             self._openings.open(seq)
 
     def _begin(self, seq: Sequence) -> None:
-        """The prompt is final: hand the sequence to the scheduler."""
+        """Hand a sequence whose prompt is final to the scheduler."""
         self._progress.begin(seq)
         self._scheduler.add(seq)
         if seq.sampling.max_tokens == 0:
@@ -201,7 +200,7 @@ class Engine:
     # -- the step ----------------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """Compute one batch; gives what happened, in order."""
+        """Compute one batch; returns the events, in order."""
         began = self.clock()
         self._endings.apply(began)
         self._openings.take()
@@ -218,7 +217,7 @@ class Engine:
         return self._progress.take_events()
 
     def _plan(self) -> tuple[StepPlan, list[Scheduled]]:
-        """Who computes what; nobody, while the device is away."""
+        """The plan of the next step; an empty plan while the device is away."""
         if self.is_up:
             self._is_lost = False
             return self._scheduler.schedule()
@@ -227,7 +226,7 @@ class Engine:
         return StepPlan(0), []
 
     def _compute(self, plan: StepPlan, scheduled: list[Scheduled]) -> None:
-        """Forward, branch, sample, commit. A failure on the way costs no request but the one that caused it."""
+        """Forward, branch, sample, commit. An error on the way ends only the request that caused it."""
         branched = Branched(SampleBatch(plan.step))
         times = [self.clock()]
         try:
@@ -270,7 +269,7 @@ class Engine:
         return self._live[request_id]
 
     def _on_finish(self, seq: Sequence, event: Finished) -> None:
-        """An output ended: tell the client now, or after its controller's last words."""
+        """Pass on the end of an output: now, or after its controller's last words."""
         if not self._steering.end(seq, event):
             self._emit_finished(seq, event)
 
@@ -287,8 +286,8 @@ class Engine:
     # -- failure -----------------------------------------------------------------------------------------
 
     def _recover(self, scheduled: list[Scheduled], branched: Branched, error: Exception) -> None:
-        """A step failed, or the device was lost: some end, some are computed alone for a while, all are computed
-        again."""
+        """Handle a failed step or a lost device: some sequences end, some are computed alone for a while, and all KV is
+        computed again."""
         self._statistics.num_failed_steps += 1
         self._branching.undo(branched)
         self._is_lost = isinstance(error, ShardUnavailable)
@@ -303,7 +302,7 @@ class Engine:
         self._scheduler.reset(suspects)
 
     def _announce_loss(self) -> None:
-        """The clients that want to know are told what they wait for."""
+        """Tell the clients that asked for it that the device is lost, and that they wait for it."""
         for seq in self._scheduler.running.values():
             if seq.request.tell_resuming:
                 self._progress.events.append(Resuming(seq.request.id, seq.index))

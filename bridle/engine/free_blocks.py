@@ -1,9 +1,9 @@
 """Which KV blocks are free, and which one to hand out next.
 
-Two goals pull at the choice. Content that may be reused (full, hashed blocks of finished sequences) should live as
-long as possible. And a sequence's blocks should lie side by side, because a backend can then read its KV as one
-slice instead of gathering it. So a sequence that takes its first block also gets the blocks after it *reserved*:
-a hint that costs nothing, since anybody may still take a reserved block when no other is free.
+The choice has two goals. Content that may be reused (full, hashed blocks of finished sequences) should live as long as
+possible. And a sequence's blocks should lie side by side, because a backend can then read its KV as one slice instead
+of gathering it. So a sequence that takes its first block also gets the blocks after it *reserved*: a hint that costs
+nothing, since anybody may still take a reserved block when no other is free.
 
 This module knows nothing of sequences, tokens or hashes: owners and blocks are numbers.
 """
@@ -28,7 +28,7 @@ class FreeBlocks:
         self.num_blocks = num_blocks
         self._state = bytearray(num_blocks)  # _OPEN: plain and not reserved
         self._reserved: dict[int, int] = {}  # plain block -> owner
-        self._reservations: dict[int, list[int]] = {}  # owner -> blocks, some perhaps no longer reserved
+        self._reservations: dict[int, list[int]] = {}  # owner -> blocks, some of which may have been taken by others
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._num_plain = num_blocks
 
@@ -40,7 +40,8 @@ class FreeBlocks:
         return len(self._cached)
 
     def take(self, owner: int, after: int | None, num_expected: int) -> tuple[int, list[int]]:
-        """One block for `owner`, next to `after` if possible; also the cached blocks evicted on the way.
+        """Take one block for `owner`, next to block `after` if possible. Returns it with the cached blocks that were
+        evicted for it.
 
         `num_expected` counts the blocks that the owner is likely to take from now on, this one included.
         """
@@ -58,25 +59,25 @@ class FreeBlocks:
         raise InternalError("a block was taken although none is free; its need was not counted first")
 
     def give_plain(self, block: int) -> None:
-        """Block `block` is free and holds nothing worth keeping."""
+        """Take back block `block`, whose content is not worth keeping."""
         self._state[block] = _OPEN
         self._num_plain += 1
 
     def give_cached(self, block: int) -> None:
-        """Block `block` is free, but its content may be reused; it becomes the last to be evicted."""
+        """Take back block `block`, whose content may be reused; it is the last to be evicted."""
         self._cached[block] = None
 
     def revive(self, block: int) -> None:
-        """A cached block is used again."""
+        """Take a cached block back into use, with its content."""
         del self._cached[block]
 
     def forget(self, block: int) -> None:
-        """A cached block's content is worth nothing any more."""
+        """Turn a cached block into a plain one: its content cannot be reused any more."""
         del self._cached[block]
         self.give_plain(block)
 
     def release_reservation(self, owner: int) -> None:
-        """`owner` takes no more blocks."""
+        """Drop the reservation of `owner`, which takes no more blocks."""
         for block in self._reservations.pop(owner, ()):
             if self._reserved.get(block) == owner:
                 del self._reserved[block]

@@ -1,8 +1,8 @@
-"""From a request to its first sequence: what can never be served is refused here, and controllers are made.
+"""From a request to its first sequence: requests that can never be served are refused here, and controllers are made.
 
-`Intake` knows the model's limits and nothing that changes while the engine runs. `Openings` has the sequences whose
-controller is not there yet. Such a sequence holds no blocks and is in no queue. If it ends meanwhile, the controller is
-let go as soon as it is there. A controller may rewrite the prompt, so the sequence begins only when it has spoken.
+`Intake` knows the model's limits, and nothing that changes while the engine runs. `Openings` has the sequences whose
+controller is still being made. Such a sequence holds no blocks and is in no queue. If it ends meanwhile, its controller
+is dropped as soon as it is made. A controller may rewrite the prompt, so the sequence begins only after that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridle.sampling import SamplingParams
 
 _Prompt = Future[tuple[int, ...]]
 
-#: Draws and splices that any controlled output may spend beyond its share.
+#: Draws and splices that any controlled output may make beyond the number that follows from its length.
 _SPARE_MOVES = 256
 
 
@@ -99,7 +99,7 @@ class Intake:
         return seq
 
     def replace_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
-        """The controller wants another prompt; raises `ControllerError` or `ContextOverflow`."""
+        """Give the sequence the prompt that its controller wants. Raises `ControllerError` or `ContextOverflow`."""
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise ControllerError("the controller's prompt is empty or holds tokens outside the vocabulary")
         self._set_prompt(seq, prompt)
@@ -110,7 +110,7 @@ class Intake:
 
 
 class Openings:
-    """Opens controllers; `begin` is called with each sequence whose prompt is final."""
+    """Makes controllers. `begin` is called with each sequence whose prompt is final."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Openings:
         return any(future.done() for _, future in self._waiting.values())
 
     def open(self, seq: Sequence) -> None:
-        """Have the controller of `seq` made."""
+        """Begin to make the controller of `seq`."""
         seq.control.pool = self._steering.pool_for(seq.request.controller)
         if seq.control.pool is None:
             raise InternalError("a controller was accepted that no pool runs")
@@ -144,7 +144,7 @@ class Openings:
         self._waiting[seq.id] = seq, seq.control.pool.open(seq.request)
 
     def take(self) -> None:
-        """Controllers that are ready: their sequences begin, with the prompt they want."""
+        """Begin the sequences whose controllers are ready, with the prompts that these want."""
         for seq, future in list(self._waiting.values()):
             if seq.is_finished:
                 del self._waiting[seq.id]
@@ -169,7 +169,8 @@ class Openings:
 
 
 def _abandon(seq: Sequence, future: _Prompt) -> None:
-    """The request ended before its controller was asked anything; its instance may still be in the making."""
+    """Drop the controller of a request that ended before its controller was asked anything; it may still be in the
+    making."""
     pool, request = seq.control.pool, seq.request
 
     def let_go(opened: _Prompt) -> None:

@@ -1,8 +1,9 @@
-"""What the engine expects of its neighbours: something that computes, something that steers, something that spells.
+"""The protocols of the engine's neighbours: what computes, what steers, what keeps adapters, and what turns tokens into
+text.
 
-The engine is written against these protocols alone. `bridle.model` (torch), `bridle.testing` (scripted) and any
-other backend implement `Executor`; plain Python objects, constraints and the Wasm runtime each bring a
-`ControllerPool`; `bridle.text` brings `TextDecoder`. No tensor type appears here.
+The engine is written against these protocols alone. `bridle.model` (torch), `bridle.testing` (scripted) and any other
+backend implement `Executor`; plain Python objects, constraints and the Wasm runtime each bring a `ControllerPool`;
+`bridle.text` brings `TextDecoder`. No tensor type appears here.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from bridle.errors import BridleError, ControllerError
 class ExecutorInfo:
     """What the engine must know of a loaded model.
 
-    `kv` says who places KV: `paged`, the engine's block tables rule (every slot of every position comes from
-    the plan), or `sequences`, the backend keeps KV by sequence id, copying on `ForkRow` and truncating to each row's
-    `start`; the engine then only counts blocks. `capacity` is `num_blocks * block_size` tokens either way. Vectors of
-    an `Embedder` have `embedding_size` numbers; 0 if this model gives none.
+    `kv` says who places KV. With `paged` the engine's block tables do (the plan gives every slot of every position).
+    With `sequences` the backend keeps KV by sequence id, copying on `ForkRow` and truncating to each row's `start`; the
+    engine then only counts blocks. `capacity` is `num_blocks * block_size` tokens either way. Vectors of an `Embedder`
+    have `embedding_size` numbers; 0 if this model gives none.
     """
 
     model: str
@@ -46,14 +47,14 @@ class ExecutorInfo:
 
 
 class Executor(Protocol):
-    """A backend. One thread calls it; `forward` may return before the device is done, `sample` waits."""
+    """A backend. One thread calls it. `forward` may return before the device is done; `sample` waits for it."""
 
     @property
     def info(self) -> ExecutorInfo: ...
 
     def forward(self, plan: StepPlan) -> None:
-        """Apply the plan to the mirrors and start computing its rows. Raises `ShardUnavailable` when the device
-        is lost (every mirror is then gone), any other `BridleError` when this plan cannot be run."""
+        """Apply the plan to the mirrors and start computing its rows. Raises `ShardUnavailable` when the device is lost
+        (every mirror is then gone), and any other `BridleError` when this plan cannot be run."""
 
     def sample(self, batch: SampleBatch) -> StepResult:
         """Read tokens and log-probabilities off the logits of the last forward."""
@@ -68,24 +69,24 @@ class Executor(Protocol):
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """An executor whose device can go away for a while, and come back with nothing of what it had.
+    """An executor whose device can go away for a while, and come back without any of its state.
 
-    While it is away the engine computes nothing and keeps everything. `on_change` is called, from any thread, when it
-    goes and when it comes back.
+    While the device is away the engine computes nothing and keeps all requests. `on_change` is called, from any thread,
+    when it goes away and when it comes back.
     """
 
     on_change: Callable[[], None]
 
     @property
     def is_up(self) -> bool:
-        """Whether it is there, as far as is known. Safe from any thread."""
+        """Whether the device is reachable, as far as is known. Safe from any thread."""
         raise NotImplementedError
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """An executor that can also tell what the model has made of a text before it chooses a token, unless its
-    `info.embedding_size` is 0."""
+    """An executor that can also return the vector of a text, the model's hidden state, unless its `info.embedding_size`
+    is 0."""
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """Vectors of length 1, in 32-bit numbers, of these logits rows of the last forward, which was step `step` and
@@ -111,11 +112,11 @@ class HistoryLookup(Protocol):
 class Ask:
     """Tokens of a sequence just became known: what next?
 
-    `tokens` were appended after `backtrack` older ones were taken back; `sampled` is the token that was drawn, even
-    if a splice replaced it; `candidates` are the likeliest tokens of that draw with their log-probabilities, if its
-    branch wanted them. The first ask of a request names `request`, that of a fork its `parent` (which is in
-    the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. A `final` ask
-    wants no decision, only last logs. So many `turns` in a row a controller may be asked at once while it does nothing.
+    `tokens` were appended after `backtrack` older ones were taken back; `sampled` is the token that was drawn, even if
+    a splice replaced it; `candidates` are the likeliest tokens of that draw with their log-probabilities, if its branch
+    wanted them. The first ask of a request names `request`, that of a fork its `parent` (which is in the same call),
+    its `branch` number, counted from 1, and its `index` among the request's outputs. A `final` ask wants no decision,
+    only last logs. `turns` is how often in a row a controller that does nothing may be asked at once.
     """
 
     seq_id: int
@@ -141,8 +142,8 @@ class StoredValue(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """What a controller said. Exactly one of `decision` and `error` is set, except for a final ask. `turns` is how
-    often it was asked for that."""
+    """The answer of a controller. Exactly one of `decision` and `error` is set, except for a final ask. `turns` is how
+    often the controller was asked for it."""
 
     decision: Decision | None = None
     error: ControllerError | None = None
@@ -152,16 +153,17 @@ class Answer:
 
 
 class ControllerPool(Protocol):
-    """A home of controllers. Called by the engine thread, but for `abandon`; none of the calls but `collect` may
-    block."""
+    """Runs controllers of one kind. Called by the engine thread, except for `abandon`. No call but
+    `collect` may block."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has something to say or to hear although nobody asks: `collect` is to be called again."""
+        """Whether the pool has messages to send or to receive although nothing was asked, so that `collect` must be
+        called again."""
         raise NotImplementedError
 
     def accepts(self, controller: object) -> bool:
-        """Whether this pool runs such a controller."""
+        """Whether this pool runs controllers of this kind."""
         raise NotImplementedError
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
@@ -170,74 +172,74 @@ class ControllerPool(Protocol):
         raise NotImplementedError
 
     def abandon(self, request: Request) -> None:
-        """The instance that was opened for `request` will never be asked anything. Called after its opening is
-        done, perhaps from another thread."""
+        """Drop the instance that was opened for `request`, which will never be asked anything. Called after its opening
+        is done, perhaps from another thread."""
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Callbacks may start now; the answers are due at the next logits row of each sequence."""
+        """Send the asks. Callbacks may start now; the answers are due at the next logits row of each sequence."""
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """Answers that arrived, of any asked sequence. Waits until those of `seq_ids` are there, or `deadline`
-        (engine clock, None: do not wait) has passed. Each answer is given once."""
+        """The answers that have arrived, of any asked sequence. Waits until those of `seq_ids` are there, or until
+        `deadline` (engine clock, None: do not wait) has passed. Each answer is returned once."""
         raise NotImplementedError
 
     def close(self, seq_ids: Sequence[int]) -> None:
-        """These sequences are gone. Unknown ids are ignored."""
+        """Drop the instances of these sequences, which are over. Unknown ids are ignored."""
 
     def shutdown(self) -> None:
-        """End everything. Idempotent."""
+        """End all controllers, and what runs them. Idempotent."""
 
 
 # -- adapting ----------------------------------------------------------------------------------------------
 
 
 class AdapterStore(Protocol):
-    """Where a model's adapters are, by key (`Request.adapter`). None of its calls may block. The engine's thread calls
-    all but `check_known`."""
+    """Keeps a model's adapters, by key (`Request.adapter`). None of its calls may block. The engine's thread calls all
+    but `check_known`."""
 
     def check_known(self, key: str) -> None:
-        """Raise `UnknownAdapter` unless requests may use it. Any thread may ask."""
+        """Raise `UnknownAdapter` unless requests may use the adapter. Any thread may ask."""
 
     def open(self, key: str) -> None:
-        """A request uses it from now on. Raises `UnknownAdapter`."""
+        """Note that a request uses the adapter from now on. Raises `UnknownAdapter`."""
 
     def leave(self, key: str) -> None:
-        """A request that used it is over."""
+        """Note that a request that used the adapter is over."""
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
-        """Which of `keys`, the most urgent first, are on the device; they stay there until the next call. The others
-        are brought there meanwhile."""
+        """Return the adapters among `keys`, the most urgent first, that are on the device; they stay there until the
+        next call. The others are brought there meanwhile."""
         raise NotImplementedError
 
     def take_failures(self) -> dict[str, BridleError]:
-        """Adapters in use that cannot be had, each told once, and why."""
+        """Adapters in use that cannot be loaded, and why; each is returned once."""
         raise NotImplementedError
 
     def counts(self) -> Mapping[str, int]:
-        """Adapters that are here and there, and how many came and went: fields of `EngineStatistics`. Any thread may
+        """How many adapters are on each tier, and how many came and went: fields of `EngineStatistics`. Any thread may
         ask."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing is brought any more. Idempotent."""
+        """Stop bringing adapters to the device. Idempotent."""
 
 
 # -- spelling ----------------------------------------------------------------------------------------------
 
 
 class TextState(Protocol):
-    """The text of one growing output; copied on a fork."""
+    """The text of one growing output. It is copied on a fork."""
 
     def push(self, token: int) -> str:
-        """Append a token; gives the characters that became certain."""
+        """Append a token; returns the characters that became certain."""
         raise NotImplementedError
 
     def rewind(self, num_tokens: int) -> int:
-        """Take the last tokens back; gives the number of characters that disappear from what was given out."""
+        """Take the last tokens back; returns how many of the returned characters disappear."""
         raise NotImplementedError
 
     def flush(self) -> str:
-        """No token follows: what is left (an unfinished character becomes U+FFFD)."""
+        """End the text; returns what is left (an unfinished character becomes U+FFFD)."""
         raise NotImplementedError
 
     def copy(self) -> TextState: ...

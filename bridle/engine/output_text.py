@@ -1,8 +1,8 @@
-"""The text of one output: stop strings found, and held back while they might still come.
+"""The text of one output: finds stop strings, and holds text back that might still become one.
 
-It sits between the detokenizer (`TextState`) and the events. Text that could be the beginning of a stop string is
-held until the next tokens decide; a rewind takes back held text first and tells how much of the released text
-disappears. Knows nothing of wire formats.
+It sits between the detokenizer (`TextState`) and the events. Text that could be the beginning of a stop string is held
+until the next tokens decide. A rewind takes back held text first, and reports how much of the released text disappears.
+This module knows nothing of wire formats.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from bridle.engine.interfaces import TextState
 
 
 class Released(NamedTuple):
-    """What one token does to the text: `text` is given out now, `stop` is the stop string it completes.
+    """The effect of one token on the text: `text` is released now, `stop` is the stop string that it completes.
 
-    `num_taken` counts characters given out earlier that turn out to belong to the stop string; possible only
-    after a rewind changed what follows them.
+    `num_taken` counts characters released earlier that turn out to belong to the stop string. This is possible only
+    after a rewind changed the text that follows them.
     """
 
     text: str
@@ -40,7 +40,7 @@ class OutputText:
 
     @property
     def num_released(self) -> int:
-        """Characters given out so far."""
+        """The number of characters released so far."""
         return self._num_released
 
     def push(self, token: int) -> Released:
@@ -54,9 +54,9 @@ class OutputText:
         return self._release(len(piece))
 
     def rewind(self, num_tokens: int, num_unsent: int = 0) -> int:
-        """Take tokens back; gives the number of characters that disappear from what was given out.
+        """Take tokens back; returns the number of released characters that disappear.
 
-        The last `num_unsent` characters given out never left the engine; those among them that stay are held again.
+        The last `num_unsent` released characters never left the engine; those among them that stay are held again.
         """
         if num_tokens == 0:
             return 0
@@ -67,7 +67,7 @@ class OutputText:
         return visible - self._num_released
 
     def flush(self) -> str:
-        """The output ends here: everything still held, nothing if a stop string ended it."""
+        """End the output; returns the text that was still held, or nothing if a stop string ended it."""
         if self._is_closed:
             return ""
         tail = self._state.flush()
@@ -79,7 +79,7 @@ class OutputText:
         return held
 
     def released_text(self) -> str:
-        """All text given out so far."""
+        """All text released so far."""
         return "".join(self._pieces)[: self._num_released]
 
     def copy(self) -> OutputText:
@@ -106,14 +106,14 @@ class OutputText:
         return Released(tail[start:end])
 
     def _cut(self, tail: str, base: int, end: int, stop: str) -> Released:
-        """The text ends `end` characters into `tail`."""
+        """End the text `end` characters into `tail`."""
         start = self._num_released - base
         self._num_chars = self._num_released = base + end
         self._is_closed = True
         return Released(tail[start:end], stop, max(start - end, 0))
 
     def _find_stop(self, tail: str, new_from: int) -> tuple[int, str] | None:
-        """The stop string that begins first among those that end in the new text."""
+        """Find the stop string that begins first among those that end in the new text."""
         found: tuple[int, str] | None = None
         for stop in self._stop:
             start = tail.find(stop, max(new_from - len(stop) + 1, 0))

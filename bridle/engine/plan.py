@@ -1,12 +1,12 @@
-"""One step as plain data: what to run, what to sample, what came out.
+"""One step as plain data: what to run, what to sample, and the results.
 
-These values are the whole conversation between the scheduler and whatever computes (an `Executor`). They can be
-printed, built by hand in a test and sent over a wire; they hold no tensors and no references to engine objects.
-Every message carries its step number, so that stale ones can be told apart and dropped.
+These values are all that passes between the scheduler and whatever computes (an `Executor`). They can be printed, built
+by hand in a test and sent over a wire; they hold no tensors and no references to engine objects. Every message carries
+its step number, so that stale ones can be recognized and dropped.
 
-The executor keeps a *mirror* of each sequence: its token list (penalties need it) and its block table. A plan row
-sends only what the mirror does not know yet. Rows are made by the hundred in every step and are for that reason not
-frozen; nobody changes one. A plan is applied in this order: forks, freed, copies, rows.
+The executor keeps a *mirror* of each sequence: its token list (penalties need it) and its block table. A plan row sends
+only what the mirror does not know yet. Rows are made by the hundred in every step, so for speed they are not frozen;
+nobody may change one. A plan is applied in this order: forks, freed, copies, rows.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class PlanRow:
     """Compute `num_scheduled` tokens of one sequence, from position `start` on.
 
     The mirror first keeps `num_kept` tokens and appends `new_tokens`, keeps `num_kept_blocks` blocks and appends
-    `new_blocks`. KV before `start` is valid; what lies at or after it is rewritten, so a backend that
-    keeps KV by sequence truncates to `start`. The last `num_logits` of the scheduled positions give logits rows.
-    A step's logits rows are numbered in row order.
+    `new_blocks`. KV before `start` is valid; KV at or after it is rewritten, so a backend that keeps KV by sequence
+    truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A step's logits rows are
+    numbered in row order.
     """
 
     seq_id: int
@@ -77,7 +77,7 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to compute and nothing to tell the executor."""
+        """Whether the plan computes nothing and changes no mirror."""
         return not (self.rows or self.forks or self.freed)
 
 
@@ -85,10 +85,9 @@ class StepPlan:
 class SampleRow:
     """Draw one token from logits row `logits_index`; several rows may name the same one (a fork).
 
-    `seq_id` names the mirror whose tokens the penalties look at: for a fresh fork its parent's. `mask` is a
-    bit row (bit i of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds
-    (token, addend) pairs, -inf forbids; it comes on top of `sampling.logit_bias`. The random number is a
-    pure function of (`key`, `draw`).
+    `seq_id` names the mirror whose tokens the penalties use: for a fresh fork its parent's. `mask` is a bit row (bit i
+    of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token, addend) pairs,
+    -inf forbids; it comes on top of `sampling.logit_bias`. The random number is a pure function of (`key`, `draw`).
     """
 
     seq_id: int
@@ -115,7 +114,7 @@ class ScoreRun:
 
 @dataclass(slots=True)
 class SampleBatch:
-    """Everything to read off the logits of step `step`."""
+    """All tokens and scores to read off the logits of step `step`."""
 
     step: int
     rows: list[SampleRow] = field(default_factory=list)
@@ -124,10 +123,10 @@ class SampleBatch:
 
 @dataclass(slots=True)
 class StepResult:
-    """What came out of step `step`, in the order of the `SampleBatch`.
+    """The results of step `step`, in the order of the `SampleBatch`.
 
-    `tokens[i]` answers `rows[i]`; -1 means that nothing could be drawn (the mask and bias left no token).
-    `logprobs[i]` is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]`.
+    `tokens[i]` answers `rows[i]`; -1 means that nothing could be drawn (the mask and bias left no token). `logprobs[i]`
+    is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch.
     """
 
     step: int

@@ -1,7 +1,7 @@
-"""What a step does to the sequences, and the events that tell of it.
+"""Applies the results of a step to the sequences, and makes the events that report them.
 
-Appends sampled and forced tokens, takes tokens back, checks the stopping criteria, fills in log-probabilities, ends
-outputs. All changes to a sequence's tokens go through here, so this is where the counts are kept. It knows nothing
+It appends sampled and forced tokens, takes tokens back, checks the stopping criteria, fills in log-probabilities and
+ends outputs. All changes to a sequence's tokens go through here, so the counts are kept here. This module knows nothing
 of controllers and devices.
 """
 
@@ -19,7 +19,7 @@ from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, InvalidRequest
 from bridle.outputs import Embedded, Event, Finished, FinishReason, Forked, Logprob, PromptEvent, Rewind, TokenEvent
 
-#: Endings that happen at once, whatever is still owed to the client.
+#: Endings that come at once, even if the client still lacks scores.
 _ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
 
@@ -45,7 +45,8 @@ class Progress:
     # -- tokens ------------------------------------------------------------------------------------------
 
     def begin(self, seq: Sequence) -> None:
-        """The prompt is final. What the output was given on another engine its client knows: no events."""
+        """Begin a sequence whose prompt is final. Tokens that another engine generated for it give no events, since the
+        client has them."""
         seq.output.usage.prompt_tokens = seq.num_prompt
         self._statistics.num_prompt_tokens += seq.num_prompt
         self._open_text(seq)
@@ -71,7 +72,7 @@ class Progress:
                 self._statistics.num_cached_tokens += seq.output.usage.cached_tokens
 
     def append(self, seq: Sequence, token: int, logprob: Logprob | None = None, *, forced: bool) -> bool:
-        """One more token; True if it ends the output."""
+        """Append one token; returns whether it ends the output."""
         output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
         seq.tokens.append(token)
         self._count(seq, forced)
@@ -99,13 +100,13 @@ class Progress:
         self.events.append(TokenEvent(seq.request.id, seq.index, token, text, logprob, forced))
 
     def count_replaced(self, seq: Sequence) -> None:
-        """A token was drawn, but a splice replaced it before it entered the sequence."""
+        """Count a drawn token that a splice replaced before it entered the sequence."""
         self._count(seq, forced=False)
         seq.output.usage.rewound_tokens += 1
         self._statistics.num_rewound_tokens += 1
 
     def rewind(self, seq: Sequence, num_tokens: int) -> None:
-        """Take the last `num_tokens` tokens back, prompt tokens too if it must be."""
+        """Take back the last `num_tokens` tokens, prompt tokens too if there are not enough others."""
         if num_tokens == 0:
             return
         output = seq.output
@@ -126,13 +127,13 @@ class Progress:
             self.events.append(Rewind(seq.request.id, seq.index, num_generated - num_unsent, num_chars))
 
     def force(self, seq: Sequence, tokens: Iterable[int]) -> bool:
-        """Append tokens that were not drawn; True if the output ended, in which case the rest is dropped."""
+        """Append tokens that were not drawn. Returns whether the output ended; then the rest of them is dropped."""
         return any(self.append(seq, token, forced=True) for token in tokens)
 
     # -- log-probabilities -------------------------------------------------------------------------------
 
     def add_scores(self, seq: Sequence, scores: list[Logprob]) -> None:
-        """Log-probabilities of the tokens from `num_scored` on became known."""
+        """Note the log-probabilities of the tokens from `num_scored` on."""
         output = seq.output
         for bare in scores:
             score = self._spelled(seq, bare)
@@ -151,7 +152,7 @@ class Progress:
         return logprob.spelled(self._decoder.token_text)
 
     def note_prompt(self, seq: Sequence) -> None:
-        """The prompt was computed; tell the client, unless its scores are still to come."""
+        """Tell the client that the prompt was computed, unless its scores are still to come."""
         if not seq.output.prompt_sent and not (
             seq.sampling.prompt_logprobs is not None and seq.output.num_scored < seq.num_prompt
         ):
@@ -189,7 +190,7 @@ class Progress:
     def _check_stop(self, seq: Sequence, stop_string: str | None) -> bool:
         try:
             stop = self._find_stop(seq, stop_string)
-        except Exception as error:  # a criterion of the user's own failed: its request, not the engine's
+        except Exception as error:  # a criterion of the user's failed: that ends its request, not the engine
             self.fail(seq, InvalidRequest(f"a stopping criterion raised {error!r}", "stopping_criteria"))
             return True
         if stop is None:
@@ -218,7 +219,7 @@ class Progress:
         stop: int | str | None = None,
         error: BridleError | None = None,
     ) -> None:
-        """End the output: now, or once the scores that are still owed are known."""
+        """End the output: now, or once the scores that the client asked for are known."""
         if seq.is_finished:
             return
         if reason not in _ABRUPT and seq.wants_scores:
@@ -240,12 +241,12 @@ class Progress:
         self._on_finish(seq, event)
 
     def embed(self, seq: Sequence, vector: array[float]) -> None:
-        """The prompt is computed and this is what became of it, which is all that was wanted."""
+        """Send the vector of a computed prompt, and end the output, whose request asked only for that."""
         self.events.append(Embedded(seq.request.id, seq.index, vector))
         self.finish(seq, FinishReason.STOP)
 
     def settle(self, seq: Sequence) -> None:
-        """End an output that only waited for its scores."""
+        """End an output that waited only for its scores."""
         if seq.output.ending is not None and not seq.wants_scores:
             reason, stop = seq.output.ending
             self.finish(seq, reason, stop)
@@ -255,7 +256,7 @@ class Progress:
         self.finish(seq, FinishReason.ERROR, error=error)
 
     def announce_fork(self, parent: Sequence, child: Sequence) -> None:
-        """Tell of a new output, before anything happens to it."""
+        """Tell the client of a new output, before any other event of it."""
         self._statistics.num_forks += 1
         text = parent.output.text.released_text() if parent.output.text else ""
         self.events.append(Forked(child.request.id, child.index, parent.index, parent.num_generated, text))

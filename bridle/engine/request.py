@@ -1,9 +1,10 @@
-"""What a client asked for, after validation: the engine's input.
+"""A validated request of a client: the engine's input.
 
-A `Request` owns one or more sequences. Everything in it was checked at the edge; the engine only reads it. A part of it
-is when an output is complete. A criterion sees the tokens after each one that a sequence gains. It returns None to go
-on, the token or a short text that explains the stop, or `FinishReason.LENGTH` when a limit was reached. Stop strings
-need text and are found by `OutputText`. Criteria of a user's own are called after the standard ones.
+A `Request` owns one or more sequences. Everything in it was checked at the edge, and the engine only reads it. Part of
+it says when an output is complete: a criterion is called after each token that a sequence gains. It returns None to go
+on; to stop it returns the token or a short text that explains the stop, or `FinishReason.LENGTH` when a limit was
+reached. Stop strings need text and are found by `OutputText`. Criteria of a user's own are called after the standard
+ones.
 """
 
 from __future__ import annotations
@@ -81,14 +82,13 @@ class StopOnRepetition:
 class Request:
     """One validated request.
 
-    `controller` is what steers it, in whatever form the controller pool that owns it understands. `deadline` is a
-    point of the engine's clock in seconds. `tenant` salts the prefix cache: requests share cached blocks only
-    within one tenant. Waiting requests are taken in order of `priority`, then `turn`, then arrival, smaller ones first.
-    `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside
-    the ones in `sampling`. `tell_resuming` asks for a `Resuming` event when the device is lost. `generated` are tokens
-    that the output had on another engine, and that its client has: it goes on after them as if it had never been
-    elsewhere. Only for a single output that nothing steers. One that `embeds` wants to know what the model makes of the
-    prompt, and no token.
+    `controller` is what steers it, in whatever form the controller pool that owns it understands. `deadline` is a point
+    of the engine's clock in seconds. `tenant` salts the prefix cache: requests share cached blocks only within one
+    tenant. Waiting requests are taken in order of `priority`, then `turn`, then arrival, smaller ones first.
+    `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside the ones in `sampling`.
+    `tell_resuming` asks for a `Resuming` event when the device is lost. `generated` are tokens that the output got on
+    another engine and that its client has; the output continues after them. It is allowed only for a single output
+    without a controller. A request that `embeds` asks for the vector of the prompt, and for no token.
     """
 
     id: str

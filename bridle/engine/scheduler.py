@@ -1,12 +1,12 @@
 """Who computes which tokens in the next step.
 
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
-token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each
-sure of one token before anyone gets a second; then waiting ones are admitted in order of priority, turn and arrival,
-where none waits for ever (`waiting`). Queued prompts may have to wait until the streams have had their time
-(`PromptGate`); without chunks each is computed whole, in a step without decodes. When blocks run out, the sequence
-whose preemption frees most and costs least is put back to waiting and computed again later. The scheduler knows nothing
-of sampling, controllers or text.
+token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each sure
+of one token before anyone gets a second; then waiting ones are admitted in order of priority, turn and arrival, and
+none waits for ever (`waiting`). Queued prompts may have to wait until the streams have had their time (`PromptGate`);
+without chunks each is computed whole, in a step without decodes. When blocks run out, the sequence whose preemption
+frees most and costs least is put back to waiting and computed again later. The scheduler knows nothing of sampling,
+controllers or text.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
 from bridle.engine.waiting import PromptGate, admission_order, overtaken_levels
 
-_Pick = tuple[Sequence, int, list[BlockCopy]]  # who, how many tokens, what is copied for it
+_Pick = tuple[Sequence, int, list[BlockCopy]]  # a sequence, how many tokens, block copies for it
 _Picked = dict[int, _Pick]
 _NO_COPIES: list[BlockCopy] = []
 
 
 @dataclass(slots=True)
 class Scheduled:
-    """One planned row, with the sequence it belongs to. `first_logit` numbers its first logits row."""
+    """One planned row, with the sequence that it belongs to. `first_logit` is the number of its first logits row."""
 
     seq: Sequence
     row: PlanRow
@@ -40,7 +40,7 @@ class Scheduled:
 
 
 class Scheduler:
-    """Owner of the queues. `schedule` makes a plan, `commit` books what it computed."""
+    """Owns the queues. `schedule` makes a plan, `commit` records that it was computed."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Scheduler:
         self.max_batch_prefill_tokens = min(max_batch_prefill_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self._in_chunks = chunked_prefill
         self._gate = gate or PromptGate()
-        self._prompt_budget = 0  # what prompts may still have of the step that is planned
+        self._prompt_budget = 0  # what prompts may still use of the step that is being planned
         self.running: dict[int, Sequence] = {}
         self.waiting: list[Sequence] = []  # ordered by _urgency
         self.num_preemptions = 0
@@ -87,7 +87,8 @@ class Scheduler:
         insort(self.waiting, seq, key=_urgency)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
-        """`child` was just forked from the running `parent`: share blocks, tell the executor with the next plan."""
+        """Run `child`, which was just forked from the running `parent`: they share blocks, and the next plan tells the
+        executor."""
         self.blocks.fork(parent, child)
         child.kv.num_mirrored_tokens = min(parent.kv.num_mirrored_tokens, len(child.tokens))
         child.kv.num_mirrored_blocks = min(parent.kv.num_mirrored_blocks, len(child.kv.block_table))
@@ -96,7 +97,7 @@ class Scheduler:
         self._in_order = False
 
     def remove(self, seq: Sequence) -> None:
-        """The sequence is over: its blocks are free at once."""
+        """Remove a sequence that is over; its blocks are free at once."""
         if seq.queue.status is SequenceStatus.RUNNING:
             del self.running[seq.id]
         elif seq.queue.status is SequenceStatus.WAITING:
@@ -107,9 +108,9 @@ class Scheduler:
         seq.queue.status = SequenceStatus.FINISHED
 
     def rewound(self, seq: Sequence) -> None:
-        """The sequence's tokens were cut: blocks past its end are free.
+        """Free the blocks past the end of a sequence whose tokens were cut.
 
-        A backend that keeps KV by sequence gives it up only with the next row, so there they stay counted.
+        A backend that keeps KV by sequence frees it only with the next row, so there the blocks stay counted.
         """
         if not self._by_sequence:
             self.blocks.truncate(seq)
@@ -124,11 +125,11 @@ class Scheduler:
         picked = self._pick_suspect() if self._suspects else self._pick()
         plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
         self._forks, self._freed = [], []
-        for _, _, copies in picked:  # in the order in which their blocks were taken
+        for _, _, copies in picked:  # in the order in which the blocks were taken
             if copies:
                 plan.copies.extend(copies)
         if self.turns.is_active:
-            picked.sort(key=_adapter)  # those of one adapter side by side, those without first
+            picked.sort(key=_adapter)  # rows of one adapter side by side, rows without one first
         scheduled = []
         num_logits = 0
         for seq, num_tokens, _ in picked:
@@ -139,7 +140,7 @@ class Scheduler:
         return plan, scheduled
 
     def _next_in_line(self) -> list[Sequence]:
-        """Waiting sequences that there are seats for, but for those that their controllers hold up."""
+        """The waiting sequences that there are seats for, without those that their controllers hold up."""
         num_seats = self.max_num_seqs - len(self.running)
         if num_seats <= 0 or not self.waiting:
             return []
@@ -163,7 +164,7 @@ class Scheduler:
         return list(picked.values())
 
     def _pick_whole(self, picked: _Picked, ready: list[Sequence], is_open: bool) -> None:
-        """Prompts alone; if none is to be computed now, the others."""
+        """Pick prompts, each computed whole, or, if no prompt is to be computed now, the decoding sequences."""
         self._pick_running(picked, [seq for seq in ready if seq.kv.is_prefilling])
         if is_open:
             self._pick_waiting(picked, self._prompt_budget)
@@ -176,15 +177,15 @@ class Scheduler:
             self._gate.note(had_prompts=had_prompts, had_decodes=bool(picked))
 
     def _ready(self) -> list[Sequence]:
-        """Running sequences that can go on, most urgent first."""
+        """The running sequences that can go on, most urgent first."""
         if not self._in_order:
             self.running = dict(sorted(self.running.items(), key=lambda item: _urgency(item[1])))
             self._in_order = True
         return [seq for seq in self.running.values() if seq.is_ready]
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
-        """A token for each that decodes; what else they lack, as all of a prompt, comes out of the prompts' budget.
-        Gives what is left of the step's."""
+        """Give each decoding sequence a token. Further tokens that they lack, and all tokens of a prompt, come out of
+        the prompts' budget. Returns what is left of the step's budget."""
         budget = self.max_num_batched_tokens
         ready = self._turn(ready)
         unserved = len(ready)
@@ -209,7 +210,7 @@ class Scheduler:
         return budget
 
     def _turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """At most as many as one step takes; when there are more, each step goes on where the last ended."""
+        """At most as many sequences as one step takes. When there are more, each step begins where the last ended."""
         limit = min(self.max_num_seqs, self.max_num_batched_tokens)
         if len(ready) <= limit:
             return ready
@@ -218,7 +219,7 @@ class Scheduler:
         return (ready + ready)[start : start + limit]
 
     def _pick_waiting(self, picked: _Picked, budget: int) -> None:
-        """Admit in order while there is room for all tokens that a sequence has; nobody overtakes."""
+        """Admit waiting sequences in order, while there is room for all tokens of each; none overtakes another."""
         if not self.waiting or budget <= 0 or len(self.running) >= self.max_num_seqs:
             return
         queue = admission_order(self.waiting, self._priority_seconds)
@@ -242,17 +243,19 @@ class Scheduler:
         self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=_urgency)
 
     def _raise_to(self, level: int, seq: Sequence) -> None:
-        """An admitted sequence is from now on as urgent as those whom it has overtaken."""
+        """Give an admitted sequence the urgency of the most urgent one that it has overtaken."""
         if level < seq.queue.level:
             seq.queue.level = level
             self._in_order = False
 
     def _fits_whole(self, seq: Sequence, budget: int, picked: Iterable[int]) -> bool:
-        """Whether all that `seq` lacks finds place in the step. What is too long for any step begins one of its own."""
+        """Whether all missing tokens of `seq` fit into the step. A sequence that is too long for any step begins a step
+        of its own."""
         return self._in_chunks or not picked or seq.target - self.blocks.match_prefix(seq) <= budget
 
     def _admit_over_suspended(self, seq: Sequence) -> bool:
-        """Admit, if need be at the cost of sequences whose controllers wait: they might wait for this one."""
+        """Admit `seq`, if need be by preempting sequences whose controllers wait, since they might wait for
+        this one."""
         while not self._admit(seq):
             idle = [s for s in self.running.values() if s.control.is_suspended and self.blocks.num_exclusive(s)]
             if not idle:
@@ -261,7 +264,7 @@ class Scheduler:
         return True
 
     def _admit(self, seq: Sequence) -> bool:
-        """Make a waiting sequence a running one if all its tokens find room, with what the cache has of them."""
+        """Admit a waiting sequence if there is room for all its tokens, with the part that the prefix cache holds."""
         num_cached = self.blocks.match_prefix(seq)
         num_needed = self.blocks.blocks_for(len(seq.tokens)) - num_cached // self.blocks.block_size
         if num_needed + self.blocks.num_idle(seq, num_cached) > self.blocks.num_free:
@@ -276,7 +279,7 @@ class Scheduler:
         return True
 
     def _pick_suspect(self) -> list[_Pick]:
-        """After a failed step: one of its sequences alone, to find out which one makes the step fail."""
+        """After a failed step: pick one of its sequences alone, to find out which one makes the step fail."""
         live = [s for s in (*self.running.values(), *self.waiting) if s.id in self._suspects and s.is_ready]
         if not live:
             self._suspects.clear()
@@ -298,7 +301,7 @@ class Scheduler:
     # -- making room -------------------------------------------------------------------------------------
 
     def _make_room(self, seq: Sequence, num_tokens: int, picked: Iterable[int]) -> int:
-        """Preempt others until `num_tokens` (or at least some) of `seq` find blocks; gives how many do."""
+        """Preempt others until `num_tokens` of `seq`, or at least some, find blocks; returns how many do."""
         while True:
             missing = self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) - self.blocks.num_free
             if missing <= 0:
@@ -309,14 +312,14 @@ class Scheduler:
             self.preempt(victim)
 
     def _shorten(self, seq: Sequence, num_tokens: int) -> int:
-        """As many of `num_tokens` as the free blocks hold."""
+        """How many of `num_tokens` the free blocks can hold."""
         while num_tokens and self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) > self.blocks.num_free:
             num_tokens = ((seq.kv.num_computed + num_tokens - 1) // self.blocks.block_size) * self.blocks.block_size
             num_tokens = max(num_tokens - seq.kv.num_computed, 0)
         return num_tokens
 
     def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
-        """Whom to preempt for `seq`: one that frees blocks at all, held up ones first, then the newest."""
+        """The sequence to preempt for `seq`: one that frees any block, held up ones first, then the newest."""
         taken = set(picked)
         others = [s for s in self.running.values() if s is not seq and s.id not in taken]
         if not others:
@@ -324,7 +327,7 @@ class Scheduler:
         return max(others, key=lambda s: (self.blocks.num_exclusive(s) > 0, s.is_held, _urgency(s)))
 
     def preempt(self, seq: Sequence) -> None:
-        """Take a running sequence's blocks; it waits, and is computed again (mostly from the cache) later."""
+        """Take a running sequence's blocks. It waits, and is computed again later, mostly from the cache."""
         del self.running[seq.id]
         self.blocks.free(seq)
         seq.kv.forget()
@@ -337,7 +340,7 @@ class Scheduler:
     # -- after the step ----------------------------------------------------------------------------------
 
     def commit(self, scheduled: list[Scheduled]) -> None:
-        """The plan was computed: advance the counters and offer full blocks to the prefix cache."""
+        """Record that the plan was computed: advance the counters, and offer full blocks to the prefix cache."""
         for item in scheduled:
             item.seq.kv.num_computed = item.end
             if item.end >= item.seq.target:
@@ -347,7 +350,7 @@ class Scheduler:
             self._suspects.difference_update(item.seq.id for item in scheduled)
 
     def reset(self, suspects: Iterable[Sequence] = ()) -> None:
-        """The executor forgot everything: all running sequences wait, and every one is sent anew.
+        """Put all running sequences back to waiting, because the executor forgot everything; each is sent anew.
 
         `suspects` are then computed one at a time until each has passed a step.
         """
@@ -361,7 +364,7 @@ class Scheduler:
 
 
 def _urgency(seq: Sequence) -> tuple[int, float, int]:
-    """Sort key: smaller runs first."""
+    """Sort key: sequences with smaller keys run first."""
     return seq.queue.level, seq.request.turn, seq.id
 
 

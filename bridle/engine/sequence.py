@@ -42,9 +42,10 @@ def fork_key(key: int, ordinal: int, branch: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """State of one output of a request: its tokens, and a part for each of those who work on it.
+    """The state of one output of a request: its tokens, and one part for each component that works on it.
 
-    Each part is written by its owner alone, tokens through the methods here."""
+    Each part is written by its owner alone, tokens through the methods here.
+    """
 
     id: int
     request: Request
@@ -79,20 +80,20 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Whether its controller holds it up."""
+        """Whether its controller keeps it from being computed."""
         control = self.control
         return control.is_late or control.is_suspended
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is something to compute that neither its controller nor its adapter holds up."""
+        """Whether it has tokens to compute, and neither its controller nor its adapter holds it up."""
         control = self.control
         return not (control.is_late or control.is_suspended or self.queue.sits_out)
 
     @property
     def target(self) -> int:
-        """How many tokens must go through the model: all, so that the next one can be drawn; all but the last
-        if only scores are still wanted."""
+        """How many tokens must go through the model: all, so that the next one can be drawn; all but the last if only
+        scores are still missing."""
         return len(self.tokens) - (self.output.ending is not None)
 
     @property
@@ -109,8 +110,8 @@ class Sequence:
 
     @property
     def max_reusable(self) -> int:
-        """How many leading tokens may come from the prefix cache: cached positions give no logits, so at least
-        the last token, and everything that predicts a token to be scored, is computed."""
+        """How many leading tokens may come from the prefix cache. Cached positions give no logits, so at least the last
+        token, and every token that predicts one to be scored, is computed."""
         limit = len(self.tokens) - 1
         if self.wants_scores:
             limit = min(limit, self.output.num_scored - 1)
@@ -125,7 +126,7 @@ class Sequence:
         self.clamp_computed()
 
     def set_prompt(self, prompt: tuple[int, ...], max_len: int) -> None:
-        """Begin with `prompt`, and grow to at most `max_len` tokens."""
+        """Begin with `prompt`; the sequence may grow to `max_len` tokens."""
         self.tokens, self.num_prompt, self.max_len = list(prompt), len(prompt), max_len
         self.stopping = (MaxLength(max_len), *self.request.stopping)
         scored_from = max(self.sampling.prompt_logprobs_start, 1)  # nothing predicts the first token
@@ -133,25 +134,26 @@ class Sequence:
         self.output.num_scored = min(scored_from, len(prompt)) if is_scored else len(prompt)
 
     def go_on_from(self, tokens: tuple[int, ...]) -> None:
-        """The output has `tokens` already, drawn elsewhere, and its client knows them."""
+        """Begin with `tokens` that another engine has drawn for this output and that its client has."""
         self.tokens += tokens
         self.draws.num_draws = self.output.usage.sampled_tokens = len(tokens)
         self.output.num_scored, self.output.prompt_sent = len(self.tokens), True
 
     def clamp_computed(self) -> None:
-        """At least one token goes through the model before the next draw (engine invariant 1)."""
+        """Lower `num_computed` so that at least one token goes through the model before the next draw (engine invariant
+        1)."""
         kv, most = self.kv, self.max_reusable
         if kv.num_computed > most:
             kv.num_computed = most
 
     def forget_mirror(self) -> None:
-        """The executor lost this sequence: after a reset."""
+        """Note that the executor has lost this sequence, after a reset."""
         self.kv.forget()
         self.kv.num_mirrored_tokens = 0
 
     def plan_row(self, num_tokens: int) -> PlanRow:
-        """The row that computes the next `num_tokens`: what the executor's mirror does not know yet, and which logits
-        are wanted. The mirror is up to date from then on."""
+        """The row that computes the next `num_tokens` tokens: what the executor's mirror does not know yet, and which
+        logits are needed. The mirror counts as up to date from then on."""
         kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
         row = PlanRow(
             seq_id=self.id,

@@ -1,6 +1,6 @@
-"""What is known of a sequence beside its tokens, in parts: each has one owner, who alone writes it.
+"""The state of a sequence beside its tokens, in parts. Each part has one owner, which alone writes it.
 
-Anybody may read them. Plain data: what follows from several parts is worked out by `Sequence`.
+Every component may read them. They are plain data; what follows from several parts is computed by `Sequence`.
 """
 
 from __future__ import annotations
@@ -34,25 +34,27 @@ class UnsentToken:
 
 @dataclass(slots=True)
 class QueueState:
-    """Where a sequence stands with the scheduler, and its times there.
+    """The sequence's state in the scheduler's queues, and its times there.
 
-    Written by the scheduler, and `sits_out` by those who choose the adapters of a step."""
+    Written by the scheduler; `sits_out` is written by `AdapterTurns`, which chooses the adapters of a step.
+    """
 
     level: int  # of urgency, smaller ones first: its request's, until it overtakes a higher one
     status: SequenceStatus = SequenceStatus.OPENING
-    sits_out: bool = False  # its adapter has no place in the step under way
+    sits_out: bool = False  # its adapter is not in the step under way
     queued_at: float | None = None  # of the engine's clock
     seconds: float | None = None  # until it was first given room
 
 
 @dataclass(slots=True)
 class KvState:
-    """What is computed, where it lies, and what the executor's mirror has of it.
+    """How many tokens are computed, where their KV lies, and what the executor's mirror knows.
 
-    Written by the scheduler and the manager of its blocks."""
+    Written by the scheduler and the block manager.
+    """
 
     num_computed: int = 0
-    is_prefilling: bool = False  # since it was given room, not all of its tokens have been computed
+    is_prefilling: bool = False  # not all tokens have been computed since it was given room
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, as far as known
     num_hashed: int = 0  # blocks of the table that were offered to the prefix cache
@@ -60,15 +62,16 @@ class KvState:
     num_mirrored_blocks: int = 0
 
     def forget(self) -> None:
-        """Everything is computed again."""
+        """Note that no KV is left, so that everything is computed again."""
         self.num_computed = self.num_mirrored_blocks = self.num_hashed = 0
 
 
 @dataclass(slots=True)
 class ControlState:
-    """What its controller was asked and has answered.
+    """What the sequence's controller was asked and has answered.
 
-    Written by those who make controllers and by those who ask them."""
+    Written by `Openings`, which makes controllers, and by `Steering`, which asks them.
+    """
 
     pool: ControllerPool | None = None  # where the controller lives
     max_moves: int = 1 << 62
@@ -80,19 +83,19 @@ class ControlState:
     is_suspended: bool = False  # it said wait
     is_dismissed: bool = False  # it was told that this is the end
     num_idle_steps: int = 0
-    opened_at: float | None = None  # it was asked for; all times are of the engine's clock
+    opened_at: float | None = None  # when it was asked for; all times are of the engine's clock
     opening_seconds: float = 0.0  # until it was made
-    held_at: float = 0.0  # the last step in which it kept the sequence from going on
+    held_at: float = 0.0  # the last step in which it held the sequence up
     held_seconds: float = 0.0  # that it did so, so far
 
     def let_go(self) -> None:
-        """It no longer keeps the sequence from going on."""
+        """Note that the controller no longer holds the sequence up."""
         self.is_late = self.is_suspended = False
 
 
 @dataclass(slots=True)
 class DrawState:
-    """How far the random numbers have come, and which forks there were. Written by those who branch."""
+    """How many random numbers were drawn, and how many forks there were. Written by `Branching`."""
 
     num_draws: int = 0
     num_forks: int = 0
@@ -101,7 +104,7 @@ class DrawState:
 
 @dataclass(slots=True)
 class OutputState:
-    """What the client was told and is still owed, and the counts. Written where the output is told of."""
+    """What the client was told and still lacks, and the counts. Written by `Progress`."""
 
     text: OutputText | None = None
     unsent: list[UnsentToken] = field(default_factory=list)

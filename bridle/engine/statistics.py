@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class EngineStatistics:
-    """A snapshot. Counters only grow; gauges (the last group) are as of the last step."""
+    """A snapshot. Counters only grow; gauges (the last group) are those of the last step."""
 
-    num_steps: int = 0  # that had something to compute or to tell the backend
+    num_steps: int = 0  # steps that computed something or told the backend something
     num_requests: int = 0
     num_computed_tokens: int = 0  # positions that went through the model
     num_prompt_tokens: int = 0
@@ -28,7 +28,7 @@ class EngineStatistics:
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
-    control_seconds: float = 0.0  # waiting for controllers after the forward pass
+    control_seconds: float = 0.0  # time spent waiting for controllers after the forward pass
     num_adapter_reads: int = 0  # from disk to the host
     num_adapter_placements: int = 0  # from the host to the device
     num_adapter_host_evictions: int = 0  # to make room for others
@@ -50,7 +50,8 @@ class EngineStatistics:
         return 1 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
 
     def add_times(self, began: float, computed: float, steered: float, sampled: float) -> None:
-        """Points of the clock within one step: before and after forward, after control, after sampling."""
+        """Add the times of one step, from points of the clock: before and after forward, after control,
+        after sampling."""
         self.forward_seconds += computed - began
         self.control_seconds += steered - computed
         self.sample_seconds += sampled - steered

@@ -1,9 +1,9 @@
-"""Between the engine and the controllers: who is asked, what was answered, what may be done with it.
+"""Between the engine and the controllers: whom to ask, what they answered, and whether that is allowed.
 
-A controller is asked as soon as tokens of its sequence become known; the answer belongs to the sequence and is
-applied at its next logits row, or before that if it needs none (forced tokens, a stop, a wait). A controller that has
-not answered when its row is there costs its own sequence that step. This module checks answers against the rules
-and knows nothing of devices or text.
+A controller is asked as soon as tokens of its sequence become known. The answer belongs to the sequence. It is applied
+at the sequence's next logits row, or before if it needs none (forced tokens, a stop, a wait). A controller that has not
+answered when its row is there costs its own sequence that step. This module checks answers against the rules and knows
+nothing of devices or text.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from bridle.sampling import MAX_LOGPROBS
 _PLAIN = (Branch(),)
 Candidates = tuple[tuple[int, float], ...] | None
 
-#: How often in one step forced tokens may follow on forced tokens before they wait for the next.
+#: How many times in one step forced tokens may follow forced tokens; further ones wait for the next step.
 _MAX_ROUNDS = 32
 
 
 class Steering:
     """Asks the pools and keeps the answers.
 
-    `max_idle_steps` bounds waiting of an output, `max_noops` that of a whole request. The end of an output is held for
-    its controller's last log lines, for at most `last_words` seconds; then `emit` sends it.
+    `max_idle_steps` bounds waiting of an output, `max_noops` that of a whole request. The `Finished` event of an output
+    is held back for its controller's last log lines, for at most `last_words` seconds; then `emit` sends it.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Steering:
     # -- asking ------------------------------------------------------------------------------------------
 
     def add(self, seq: Sequence, first: Ask) -> None:
-        """A controlled sequence begins; `first` introduces it to its pool at the next `ask`."""
+        """Steer a controlled sequence that begins. `first` introduces it to its pool at the next `ask`."""
         self.sequences[seq.id] = seq
         self._watch.add(seq)
         seq.control.news = first
 
     def forget(self, seq: Sequence) -> None:
-        """The sequence never was; its pool has not heard of it."""
+        """Forget a sequence that was taken back before its pool heard of it."""
         self.sequences.pop(seq.id, None)
         self._watch.drop(seq)
 
@@ -87,7 +87,7 @@ class Steering:
         sampled: int | None = None,
         candidates: Candidates = None,
     ) -> None:
-        """Tokens of `seq` became known: its controller will be asked what next."""
+        """Note that tokens of `seq` became known, so that its controller will be asked what next."""
         control = seq.control
         if control.pool is None:
             return
@@ -99,8 +99,8 @@ class Steering:
             control.news = replace(news, tokens=tokens, backtrack=backtrack, sampled=sampled, candidates=candidates)
 
     def ask(self) -> None:
-        """Send all news of this step, a parent and its forks in the same call. One that waits is asked again once
-        its answer was applied; one that is over but for its scores says its last words now."""
+        """Send all news of this step, a parent and its forks in the same call. A controller that waits is asked again
+        once its answer was applied. One whose sequence is over, except for its scores, is asked for its last words."""
         asks: dict[ControllerPool, list[Ask]] = {}
         self._watch.next_round()
         for seq in self.sequences.values():
@@ -123,7 +123,7 @@ class Steering:
             pool.ask(batch)
 
     def end(self, seq: Sequence, event: Finished) -> bool:
-        """An output ended. True if its `Finished` event waits for the controller's last words."""
+        """Note that an output ended. Returns whether its `Finished` event waits for the controller's last words."""
         if self.sequences.pop(seq.id, None) is None or seq.control.pool is None:
             return False
         self._watch.drop(seq)
@@ -141,7 +141,7 @@ class Steering:
     # -- hearing -----------------------------------------------------------------------------------------
 
     def gather(self, due: Collection[Sequence] = (), deadline: float | None = None) -> None:
-        """Take in the answers that are there; wait for those of `due` until `deadline`."""
+        """Take in the answers that have arrived; wait for those of `due` until `deadline`."""
         if not (self.sequences or self._held or any(pool.is_busy for pool in self.pools)):
             return
         for pool in self.pools:
@@ -152,11 +152,12 @@ class Steering:
             self._release_overdue()
 
     def gather_any(self, deadline: float) -> None:
-        """Nothing can be computed: wait for anyone's answer that is due."""
+        """Wait for any answer that is due, because nothing can be computed without one."""
         self.gather([seq for seq in self.sequences.values() if seq.control.asked], deadline)
 
     def _hear(self, seq_id: int, answer: Answer) -> None:
-        """Often between the end of a forward pass and the draw: the usual answer, to draw, takes the short way."""
+        """Take in one answer. This often runs between the end of a forward pass and the draw, so the usual answer, to
+        draw, takes a short path."""
         seq = self.sequences.get(seq_id)
         if seq is None:
             self._hear_last_words(seq_id, answer)
@@ -187,7 +188,7 @@ class Steering:
                 self._progress.fail(stuck, ControllerDeadlock(why))
 
     def _lose(self, seq: Sequence, error: ControllerError) -> None:
-        """The controller is dead: nothing more can be asked of it."""
+        """Note that the controller is dead and can be asked nothing more."""
         del self.sequences[seq.id]
         self._watch.drop(seq)
         if seq.control.pool is not None:
@@ -215,7 +216,7 @@ class Steering:
     # -- applying what needs no logits row ---------------------------------------------------------------
 
     def apply_early(self) -> None:
-        """Apply stops, waits and forced tokens that are already known, so that they join this very step."""
+        """Apply stops, waits and forced tokens that are already known, so that they count for this step."""
         for seq in [seq for seq in self.sequences.values() if seq.control.is_late]:
             self.idle(seq)
         for _ in range(_MAX_ROUNDS):
@@ -226,7 +227,7 @@ class Steering:
             self.ask()
 
     def _apply_early(self, seq: Sequence) -> bool:
-        """Apply one answer if it needs no logits row; True if tokens were forced."""
+        """Apply one answer if it needs no logits row; returns whether tokens were forced."""
         decision = seq.control.answer
         if decision is None or seq.output.ending is not None:
             return False
@@ -251,7 +252,7 @@ class Steering:
         sampled: int | None = None,
         candidates: Candidates = None,
     ) -> None:
-        """Take tokens back and append others; `sampled` was drawn, among `candidates`, and is replaced by them."""
+        """Take tokens back and append others. `sampled` was drawn, among `candidates`, and is replaced by them."""
         self._progress.rewind(seq, backtrack)
         num_kept = len(seq.tokens)
         self._progress.force(seq, tokens)
@@ -259,14 +260,14 @@ class Steering:
         self.report(seq, tuple(seq.tokens[num_kept:]), backtrack, sampled, candidates)
 
     def suspend(self, seq: Sequence) -> None:
-        """Its controller waits: keep the KV, compute nothing, ask again."""
+        """Suspend a sequence whose controller waits: keep the KV, compute nothing, ask again."""
         seq.control.answer = None
         seq.control.is_suspended = True
         seq.clamp_computed()
         self.idle(seq)
 
     def miss(self, seq: Sequence) -> None:
-        """Its controller did not answer in time for its row."""
+        """Note that the sequence's controller did not answer in time for its row."""
         self._statistics.num_late_answers += 1
         seq.control.is_late = True
         seq.clamp_computed()
@@ -285,7 +286,8 @@ class Steering:
     # -- checking ----------------------------------------------------------------------------------------
 
     def branches(self, seq: Sequence) -> tuple[Branch, ...]:
-        """How `seq` goes on from its logits row: no branch if it does not, because it ended, waits or is late."""
+        """How `seq` goes on from its logits row. There is no branch if it does not go on, because it ended, waits or is
+        late."""
         if not seq.is_controlled:
             return _PLAIN
         decision = seq.control.answer
@@ -306,7 +308,7 @@ class Steering:
         return decision.branches
 
     def check(self, seq: Sequence, decision: Decision) -> bool:
-        """Whether the rules allow `decision`; if not, the sequence ends with an error that says what is wrong."""
+        """Whether the rules allow `decision`. If not, the sequence ends with an error that says what is wrong."""
         try:
             if seq.control.num_moves >= seq.control.max_moves:
                 raise ControllerError(f"the output took {seq.control.num_moves} turns without coming to its end")
@@ -355,7 +357,7 @@ class Steering:
 
 
 def as_controller_error(error: BaseException) -> BridleError:
-    """What a failed opening is reported as."""
+    """The error by which a failed opening is reported."""
     if isinstance(error, BridleError):
         return error
     return ControllerError(f"the controller could not be started: {error!r}")

@@ -1,13 +1,14 @@
-"""Which waiting sequences are admitted, in which order, and when.
+"""Decides which waiting sequences are admitted, in which order, and when.
 
-By level, but no level waits for ever. Within a level the order is that of urgency, so that tenants share there. Between
-levels the one comes first whose oldest member is due first: a level counts as much as so many seconds of waiting. Those
-who wait age all alike, so somebody of a low level is passed by requests that came soon after, and by none that came
-later than the head start of their level. One that is admitted before others of a higher level belongs to that level
-from then on: it is not preempted at once for those it had waited longer than.
+The order is by level, but no level waits for ever. Within a level the order is that of urgency, so that tenants share
+there. Between levels, the one comes first whose oldest member is due first: a level counts as much as a number of
+seconds of waiting. All waiting sequences age alike. So requests that came soon after may pass one of a low level, but
+none that came later than the head start of their level. A sequence that is admitted before others of a higher level
+belongs to that level from then on: it is not preempted at once for those that it had waited longer than.
 
-A prompt makes every stream beside it wait, so it may have to wait itself: until enough others wait with it to make the
-pause worth while, or until the streams have run undisturbed for long enough. That is the gate, which only counts.
+A prompt makes every stream beside it wait. So it may have to wait itself: until enough others wait with it to make the
+pause worth while, or until the streams have run undisturbed for long enough. `PromptGate` decides this, and only
+counts.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from bridle.engine.sequence import Sequence as TokenSequence
 
 
 def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[TokenSequence]:
-    """`waiting`, which is in order of level and within a level of urgency, as it is to be admitted. A level is worth
-    `seconds` of waiting."""
+    """`waiting` in the order of admission. It is given in order of level, and within a level of urgency. A level is
+    worth `seconds` of waiting."""
     if not waiting or waiting[0].queue.level == waiting[-1].queue.level:
         return list(waiting)
     levels = [_dated(level, list(members), seconds) for level, members in groupby(waiting, attrgetter("queue.level"))]
@@ -30,8 +31,8 @@ def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[To
 
 
 def overtaken_levels(order: Sequence[TokenSequence], waiting: Sequence[TokenSequence]) -> Iterable[int]:
-    """For each place in the order of those that are `waiting` the highest level (the smallest number) that is ready
-    there or after it. There is mostly one."""
+    """For each place in the order, the highest level (the smallest number) among the sequences of `waiting` that are
+    ready there or after it. Mostly there is one level."""
     if waiting and waiting[0].queue.level == waiting[-1].queue.level:
         return repeat(waiting[0].queue.level)
     ready = [seq.queue.level if seq.is_ready else _NOBODY for seq in reversed(order)]
@@ -42,7 +43,8 @@ _NOBODY = 1 << 30
 
 
 def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
-    """Each member with when its level is due while it is the first of it: the dates only grow, as merging needs it."""
+    """Each member with the date at which its level would be due if it were the first. The dates only grow, as merging
+    needs it."""
     ages = (seq.queue.queued_at or 0.0 for seq in reversed(members))
     oldest = reversed(list(accumulate(ages, min)))
     dates: Iterable[float] = (level * seconds + since for since in oldest)
@@ -60,7 +62,7 @@ class PromptGate:
 
     @property
     def is_always_open(self) -> bool:
-        """Whether it makes nobody wait, so that nothing need be counted."""
+        """Whether no prompt ever waits, so that nothing need be counted."""
         return self.ratio == 0 or self.max_steps == 0
 
     def is_open(self, num_queued: int, num_decoding: int) -> bool:
@@ -70,7 +72,7 @@ class PromptGate:
         return num_queued >= self.ratio * num_decoding
 
     def note(self, *, had_prompts: bool, had_decodes: bool) -> None:
-        """A step was planned."""
+        """Note what a planned step holds."""
         if had_prompts:
             self._num_steps = 0
         elif had_decodes:

@@ -1,6 +1,6 @@
-"""The largest step that can come, run before the first request: memory that is missing shows now, and speed is known.
+"""Runs the largest possible step before the first request, so that missing memory shows at once and the speed is known.
 
-Works with any executor; what it leaves behind is forgotten.
+It works with any executor. What it leaves in the executor is reset.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan
 from bridle.sampling import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
-#: Every filter and penalty at once: what a row can ask of the sampler.
+#: Sampling with every filter and penalty at once, the most that a row can ask of the sampler.
 _DEMANDING = SamplingParams(
     temperature=0.9,
     top_p=0.9,
@@ -25,14 +25,14 @@ _DEMANDING = SamplingParams(
     frequency_penalty=0.1,
     logprobs=5,
 )
-#: On a CPU samplers work on few rows at a time, and slowly: so many show what all need.
+#: On a CPU samplers work on few rows at a time, and slowly, so this many rows show what all need.
 _MAX_DEMANDING_ON_CPU = 8
 
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """A step with `num_tokens` prompt tokens and tokens for others, `num_seqs` sequences in all. `seconds` include what
-    is made once."""
+    """A step with `num_tokens` prompt tokens and tokens for others, `num_seqs` sequences in all. `seconds` includes
+    work that is done only once."""
 
     num_tokens: int
     num_seqs: int
@@ -41,8 +41,8 @@ class LargestStep:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """`seconds` of the largest step, which has `num_tokens` prompt tokens, and `decode_seconds` of one with a token for
-    each of `num_seqs` sequences."""
+    """The time of the largest step in `seconds`; it has `num_tokens` prompt tokens. `decode_seconds` is the time of a
+    step with one token for each of `num_seqs` sequences."""
 
     num_tokens: int
     seconds: float
@@ -51,8 +51,8 @@ class WarmUp:
 
 
 def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmUp:
-    """Run the largest step, then a decode of `num_seqs` sequences. Raises what the executor raises, such as
-    `OutOfBlocks`. No sequence may be alive."""
+    """Run the largest step, then a decode of `num_seqs` sequences. Raises the executor's errors, such as `OutOfBlocks`.
+    No sequence may be alive."""
     largest = run_largest_step(executor, num_tokens, num_seqs)
     num_seqs = _num_seqs(executor.info, num_seqs)
     try:
@@ -65,7 +65,7 @@ def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmU
 def run_largest_step(executor: Executor, num_tokens: int = 0, num_seqs: int = 0, context: int = 0) -> LargestStep:
     """Run a prefill of `num_tokens` beside a token for each of as many other sequences, up to `num_seqs` in all, as
     there is room for (0: as many as one step takes). The first prompt begins at position `context`, as the last chunk
-    of a long one does; KV before it is read as it lies."""
+    of a long one does; KV before it is read, whatever it holds."""
     info = executor.info
     num_seqs = _num_seqs(info, num_seqs)
     prompts = _prompts(info, num_tokens or info.max_num_batched_tokens, num_seqs, context)
@@ -82,11 +82,11 @@ def _num_seqs(info: ExecutorInfo, wanted: int) -> int:
     return max(min(wanted or info.max_num_seqs, info.num_blocks), 1)
 
 
-_Chunk = tuple[int, int]  # where it starts in its sequence, and its length
+_Chunk = tuple[int, int]  # a prompt chunk: where it starts in its sequence, and its length
 
 
 def _prompts(info: ExecutorInfo, num_tokens: int, num_seqs: int, context: int) -> list[_Chunk]:
-    """As few prompts as hold that many tokens, or as many of them as there is room for."""
+    """As few prompts as hold `num_tokens` tokens, or as many of those as there is room for."""
     chunks: list[_Chunk] = []
     num_blocks = info.num_blocks
     start = min(context, info.max_model_len - 1, num_blocks * info.block_size - 1)
@@ -104,7 +104,7 @@ def _num_blocks(chunk: _Chunk, info: ExecutorInfo) -> int:
 
 
 def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
-    """Seconds of a step that computes these chunks, and draws a token after each."""
+    """Run a step that computes these chunks and draws a token after each; returns its seconds."""
     info = executor.info
     rows, block = [], 0
     for seq_id, (start, length) in enumerate(chunks):

@@ -1,4 +1,4 @@
-"""The engine's side of the control runtime: start it, talk to it, steer sequences with what it says."""
+"""The engine's side of the control runtime: starts it, talks to it, and steers sequences by its answers."""
 
 from bridle.aici.client.pool import RuntimePool
 from bridle.aici.client.process import OWN_RUNTIME, RuntimeConfig, RuntimeProcess

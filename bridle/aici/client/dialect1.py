@@ -2,11 +2,11 @@
 
 That dialect has a phase before scheduling (suspend, forced tokens, number of forks), one under the forward pass (bias
 rows, splices) and one after sampling (stop). They map onto the engine's verbs: all three run when the engine asks;
-what pre decides without a logits row is answered at once, everything else is answered by mid. Sequence numbers on
-the wire are the exchange's own, since that dialect numbers forks before the engine has made them.
+decisions of pre that need no logits row are answered at once, all others by mid. Sequence numbers on the wire are the
+exchange's own, since that dialect numbers forks before the engine has made them.
 
-The runtime runs pre for every live sequence, asked or not. What it says unasked is kept for the sequence's next ask,
-except between a mid and the draw that it ruled: there a controller has nothing new to say.
+The runtime runs pre for every live sequence, asked or not. The answer of a sequence that was not asked is kept for its
+next ask, except between a mid and the draw that it decided: there a controller has nothing new to say.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bridle.errors import ControllerError
 
 @dataclass(slots=True)
 class _Told:
-    """What is known of a live sequence. `wire` is its number on the wire."""
+    """What the exchange knows of a live sequence. `wire` is its number on the wire."""
 
     wire: int
     children: list[int] = field(default_factory=list)  # wire numbers of its forks to come
@@ -58,7 +58,7 @@ class Dialect1:
         return self._asked is not None
 
     def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
-        """Send `post_pre_process`."""
+        """Send `post_pre_process` for these asks."""
         pre_ops = []
         for ask in asks:
             if ask.request is not None:
@@ -73,13 +73,13 @@ class Dialect1:
         self._asked, self._going, self._answers, self._mid = list(asks), list(freed), {}, None
 
     def _adopt(self, seq_id: int, parent: int) -> None:
-        """A fork that the engine made: it has a number on the wire since its parent's mid."""
+        """Give a fork that the engine made the number on the wire that it has had since its parent's mid."""
         told = self._told.get(parent)
         if told is not None and told.children:
             self._told[seq_id] = _Told(told.children.pop(0), draws=True)
 
     def _post_op(self, ask: Ask) -> protocol.PostOp | None:
-        """What happened to the sequence, unless nothing did or the runtime knows."""
+        """What happened to the sequence since its last ask; None if nothing did or the runtime knows already."""
         told = self._told.get(ask.seq_id)
         if told is None or ask.request is not None or not (ask.tokens or ask.backtrack):
             return None
@@ -90,7 +90,7 @@ class Dialect1:
         return protocol.PostOp(told.wire, list(ask.tokens), ask.backtrack + 1 if ask.backtrack else 0)
 
     def _unborn(self, asks: Sequence[Ask]) -> list[int]:
-        """Forks that the engine did not make, or ended before their first ask."""
+        """Wire numbers of forks that the engine did not make, or ended before their first ask."""
         wires: list[int] = []
         for ask in asks:
             told = self._told.get(ask.seq_id)
@@ -104,7 +104,8 @@ class Dialect1:
         return [wire for told in known for wire in (told.wire, *told.children)]
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
-        """The answers, after one reply or two."""
+        """Wait for the answers, which come after one reply or two. None if they are not there within
+        `timeout` seconds."""
         deadline = time.monotonic() + timeout
         reply = self._process.receive(timeout)
         if reply is None or self._asked is None:
@@ -123,7 +124,7 @@ class Dialect1:
     # -- post and pre ------------------------------------------------------------------------------------
 
     def _take_pre(self, reply: bytes) -> bool:
-        """Decide what can be decided; True if `mid_process` was sent for the rest."""
+        """Decide what pre decides alone. Returns True if `mid_process` was sent for the rest."""
         message = protocol.decode_reply(reply, protocol.PostPreData)
         self._mid = []
         if not isinstance(message, protocol.Ok):
@@ -142,7 +143,7 @@ class Dialect1:
 
     def _answer_pre(self, ask: Ask, data: protocol.PostPreData) -> Answer:
         told = self._told.get(ask.seq_id)
-        if told is None:  # a fork of which the runtime knows nothing
+        if told is None:  # a fork that the runtime does not know
             return Answer(error=None if ask.final else ControllerError("this output has no controller in the runtime"))
         post, pre = data.post_seqs.get(told.wire), data.pre_seqs.get(told.wire)
         answer = Answer(log=told.log, stored=told.stored)
@@ -164,7 +165,7 @@ class Dialect1:
         return answer
 
     def _plan(self, seq_id: int, told: _Told, pre: protocol.PreResult) -> Decision | None:
-        """What pre decides by itself; None if the callback under the forward pass decides."""
+        """The decision that pre makes by itself; None if the callback under the forward pass decides."""
         tokens = (*told.early, *pre.ff_tokens)
         told.early = ()
         if tokens:
@@ -181,7 +182,7 @@ class Dialect1:
         return None
 
     def _keep(self, seq_id: int, data: protocol.PostPreData) -> None:
-        """What a sequence said that was not asked."""
+        """Keep what a sequence answered without being asked."""
         told = self._told[seq_id]
         pre = data.pre_seqs.get(told.wire)
         if pre is None:
@@ -222,7 +223,7 @@ class Dialect1:
         return Branch(sample=False, splices=(Splice(max(result.backtrack - 1, 0), tuple(result.ff_tokens)),))
 
     def _mask(self, row: int) -> bytes | None:
-        """Row `row` of the dense f32 matrix as bits; None if it prefers nothing."""
+        """Row `row` of the dense f32 matrix as a bit row; None if it prefers no token."""
         width = self._process.vocab_size
         values = np.frombuffer(self._process.link.masks, np.float32, count=width, offset=4 * width * row)
         if values.min() == values.max():

@@ -1,7 +1,7 @@
 """One step's conversation with a runtime, in dialect 2: asks to operations, replies to answers.
 
-An exchange is open from `begin` until `receive` has given its answers. Masks are copied out of shared memory at
-once, because their rows are free again with the next request.
+An exchange is open from `begin` until `receive` has given its answers. Masks are copied out of shared memory at once,
+because the next request frees their rows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from bridle.errors import ControllerError, InvalidRequest, ProtocolError
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 
 _log = logging.getLogger(__name__)
-#: What a runtime says in the place of a controller that is late.
+#: The line that a runtime writes into the log of a controller that is late.
 _LATE = re.compile("\N{HOURGLASS WITH FLOWING SAND} late: [^\n]*\n")
-#: How long those that are done wait for those that are not, at least, in seconds: machines are busy.
+#: How long finished sequences wait at least for unfinished ones, in seconds, since machines may be busy.
 _GRACE = 0.005
 
 
@@ -34,10 +34,10 @@ class Exchange(Protocol):
     def is_open(self) -> bool: ...
 
     def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
-        """Send; raises `ProtocolError` if the runtime is gone."""
+        """Send the asks. Raises `ProtocolError` if the runtime is gone."""
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
-        """The answers, None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
+        """Wait for the answers; None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
         raise NotImplementedError
 
 
@@ -63,8 +63,8 @@ class Dialect2:
         return self._asked is not None
 
     def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
-        """Send one `mid_process`. The engine is busy for `patience` seconds anyway: so long may callbacks take, and
-        hardly longer do those that are done wait for those that are not."""
+        """Send one `mid_process`. The engine computes for `patience` seconds anyway: callbacks may take that long, and
+        sequences that are done wait hardly longer for the others."""
         for ask in asks:
             self._remember(ask)
         knows_turns = "turns" in self._process.extensions
@@ -85,7 +85,7 @@ class Dialect2:
             self._known[ask.seq_id] = self._known[ask.parent]
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
-        """Decode the reply, if it is there."""
+        """Wait for the reply and decode it; None if it is not there within `timeout` seconds."""
         reply = self._process.receive(timeout)
         if reply is None or self._asked is None:
             return None
@@ -147,7 +147,7 @@ class Dialect2:
         return (known.sampling if known else DEFAULT_SAMPLING).with_(**changes)
 
 
-#: What a controller may change for one draw.
+#: The sampling parameters that a controller may change for one draw.
 OVERRIDABLE = frozenset(
     {
         "temperature",
@@ -163,7 +163,8 @@ OVERRIDABLE = frozenset(
 
 
 def own_words(logs: str) -> str:
-    """What a controller printed itself. That it is late belongs into our log, not into its user's story."""
+    """The controller's own output without the runtime's line that it is late, which belongs into the
+    server's log only."""
     if _LATE.fullmatch(logs) is None:
         return logs
     _log.debug("a controller is %s", logs.partition(" ")[2].rstrip())
@@ -180,7 +181,7 @@ def make_exchange(process: RuntimeProcess, vocab_size: int) -> Exchange:
 
 
 def stored_values(commands: list[protocol.StorageCommand]) -> tuple[StoredValue, ...]:
-    """The variables that were written, in order; reads are not told."""
+    """The variables that were written, in order. Reads are left out."""
     written = [command.write for command in commands if isinstance(command.write, protocol.WriteVar)]
     return tuple(StoredValue(write.name, bytes.fromhex(write.value), write.op == "Append") for write in written)
 

@@ -1,8 +1,8 @@
-"""Keeping a control runtime alive: start it, notice its end at once, start it again, wait for it.
+"""Keeps a control runtime alive: starts it, notices its end at once, starts it again, and waits for it.
 
-A `Life` is one process with its conversations. Its channels are let go by the thread that uses the main one, because
-nobody may wait in a channel that is being closed; everything else here may be called from any thread. Knows nothing of
-sequences.
+A `Life` is one process with its conversations. Its channels are closed by the thread that uses the main one, because
+nobody may wait in a channel that is being closed. Everything else here may be called from any thread. This module knows
+nothing of sequences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 #: Pauses between attempts to start a runtime again, in seconds; the last one repeats.
 _BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
-#: A runtime that lived for so long was not at fault at its start, in seconds.
+#: A runtime that lived for this many seconds did not fail at its start.
 _LIVED_WELL = 10.0
 
 
@@ -38,14 +38,14 @@ class Life:
     born: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
-        """Let go of the channels. By the main channel's thread, once the runtime is ended."""
+        """Close the channels. Called by the main channel's thread, once the runtime has ended."""
         self.side.close()
         self.listener.close()
         self.process.close()
 
 
 class RuntimeKeeper:
-    """Owns the runtime process. The first start happens in the constructor and raises what is wrong with it."""
+    """Owns the runtime process. The first start happens in the constructor, which raises its error."""
 
     def __init__(self, config: RuntimeConfig, vocab_size: int) -> None:
         self.config = config
@@ -74,7 +74,7 @@ class RuntimeKeeper:
         life.close()
 
     def wait(self, timeout: float) -> Life:
-        """The runtime, as soon as there is one. Raises `ControllerUnavailable` after `timeout` seconds."""
+        """Wait for a runtime that is up, and return it. Raises `ControllerUnavailable` after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self.current is not None or self._closed, timeout)
             if self.current is None:
@@ -82,7 +82,7 @@ class RuntimeKeeper:
             return self.current
 
     def lose(self, life: Life, error: str) -> None:
-        """A life is over, whoever noticed: end what is left of it and start the next one. Idempotent."""
+        """End what is left of a lost runtime, and start the next one. Any thread may report the loss. Idempotent."""
         with self._changed:
             if self.current is not life:
                 return
@@ -109,12 +109,12 @@ class RuntimeKeeper:
                 return
 
     def _rest(self, seconds: float) -> bool:
-        """Sleep; True if there is nothing left to do."""
+        """Sleep; returns True if the keeper was closed meanwhile."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed, seconds)
 
     def close(self) -> None:
-        """End the runtime for good. By the main channel's thread. Idempotent."""
+        """End the runtime for good. Called by the main channel's thread. Idempotent."""
         with self._changed:
             self._closed = True
             life, self.current = self.current, None

@@ -1,7 +1,7 @@
-"""A thread that takes the replies to steps and makes answers of them while the engine's thread computes.
+"""A thread that receives the replies to steps and decodes them into answers while the engine's thread computes.
 
-So when the forward pass is over, decoding is too. The engine's thread begins an exchange, calls `expect`, and takes the
-result when it wants it.
+So decoding is over when the forward pass is. The engine's thread begins an exchange, calls `expect`, and takes the
+result when it needs it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bridle.aici.client.exchange import Exchange
 from bridle.engine.interfaces import Answer
 from bridle.errors import ProtocolError
 
-#: How often the thread looks whether it shall end, in seconds.
+#: How often the thread checks whether it should end, in seconds.
 _LOOK = 0.25
 
 
@@ -30,12 +30,12 @@ class Listener:
         self._thread.start()
 
     def expect(self) -> None:
-        """A request went out: a reply will come."""
+        """Begin to listen: a request was sent, and a reply will come."""
         self.is_open = True
         self._wanted.put(None)
 
     def take(self, timeout: float) -> dict[int, Answer] | None:
-        """The answers, None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
+        """Wait for the answers; None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
         try:
             result = self._results.get(timeout > 0, timeout if timeout > 0 else None)
         except Empty:
@@ -46,7 +46,7 @@ class Listener:
         return result
 
     def close(self) -> None:
-        """Wait until nobody listens any more. When the runtime has ended."""
+        """Wait until the thread no longer listens. Called when the runtime has ended."""
         self._closed = True
         self._wanted.put(None)
         self._thread.join()
@@ -64,7 +64,7 @@ class Listener:
             self._results.put(result)
 
     def _receive(self) -> dict[int, Answer] | None:
-        """None if there is nothing to wait for any more."""
+        """Receive the answers; None if there is nothing to wait for any more."""
         while not self._closed:
             answers = self._exchange.receive(_LOOK)
             if answers is not None:

@@ -1,4 +1,4 @@
-"""Making an instance for a request: the message of either dialect, and what the reply means."""
+"""Makes an instance for a request: the message in either dialect, and the meaning of the reply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridle.errors import ControllerError, InvalidRequest
 
 
 def instantiation(request: Request, dialect: int) -> tuple[protocol.Instantiate, Any]:
-    """The message, and the type of its reply. Raises `InvalidRequest` for what the dialect cannot do."""
+    """The message, and the type of its reply. Raises `InvalidRequest` if the dialect cannot express the request."""
     controller = request.controller
     if not isinstance(controller, WasmController):
         raise ControllerError(f"a {type(controller).__name__} is no Wasm controller")
@@ -35,7 +35,7 @@ def instantiation(request: Request, dialect: int) -> tuple[protocol.Instantiate,
 
 def prompt_of(request: Request, data: Any) -> tuple[int, ...]:
     """The prompt to use. Raises `ControllerError` if the controller did not start."""
-    if isinstance(data, dict):  # dialect 1 does not rewrite prompts; its later form told of a failure here
+    if isinstance(data, dict):  # dialect 1 does not rewrite prompts; its later form reports a failure here
         if data.get("error"):
             raise ControllerError(_with_logs(str(data["error"]), str(data.get("logs", ""))))
         return request.prompt
@@ -45,30 +45,32 @@ def prompt_of(request: Request, data: Any) -> tuple[int, ...]:
 
 
 class FirstWords:
-    """What controllers printed and stored while they were made, kept until a first answer can carry it."""
+    """What controllers printed and stored while their instances were made. It is kept until a first answer can carry
+    it."""
 
     def __init__(self) -> None:
         self._by_request: dict[str, Answer] = {}
         self._by_sequence: dict[int, Answer] = {}
 
     def hear(self, request: Request, data: Any) -> None:
-        """An instance was made; perhaps on another thread."""
+        """Keep what the controller printed and stored when the request's instance was made. Another thread may call
+        this."""
         if not isinstance(data, dict) and (data.logs or data.storage):
             self._by_request[request.id] = Answer(log=data.logs, stored=stored_values(data.storage))
 
     def claim(self, ask: Ask) -> None:
-        """A sequence begins with the instance of its request."""
+        """Assign the kept output to the sequence that begins with the instance of its request."""
         if ask.request is not None and (said := self._by_request.pop(ask.request.id, None)) is not None:
             self._by_sequence[ask.seq_id] = said
 
     def add_to(self, answers: Mapping[int, Answer]) -> None:
-        """The first answers of sequences say these first."""
+        """Put the kept output before the first answer of each sequence."""
         for seq_id in self._by_sequence.keys() & answers.keys():
             said, answer = self._by_sequence.pop(seq_id), answers[seq_id]
             answer.log, answer.stored = said.log + answer.log, said.stored + answer.stored
 
     def forget(self, request: Request) -> None:
-        """The request will never run."""
+        """Drop the kept output of a request that will never run."""
         self._by_request.pop(request.id, None)
 
 

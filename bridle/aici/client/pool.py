@@ -29,13 +29,14 @@ from bridle.errors import BridleError, ControllerError, ProtocolError
 
 _log = logging.getLogger(__name__)
 
-#: Numbers for sequences that the engine never made: instances whose requests went away. Above all of the engine's.
+#: Sequence numbers for instances whose requests went away before the engine made a sequence. They lie above all of the
+#: engine's.
 _STRAYS = 1 << 60
 
 
 @dataclass(slots=True)
 class _Queue:
-    """What the next exchange will carry."""
+    """The content of the next exchange."""
 
     asks: list[Ask] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
@@ -51,18 +52,18 @@ class RuntimePool:
     def __init__(self, config: RuntimeConfig, vocab_size: int, wake: Callable[[], None] = lambda: None) -> None:
         self.config = config
         self.wake = wake
-        self.is_store = False  # no engine asks anything of it: it is there for uploads and tags
+        self.is_store = False  # no engine uses it: it serves uploads and tags only
         self._tending = threading.Lock()
         self._queue = _Queue()
         self._answers: dict[int, Answer] = {}
         self._live: set[int] = set()  # asked and not closed
-        self._leaving: set[int] = set()  # those of them that are freed along with their last ask
+        self._leaving: set[int] = set()  # sequences that are freed along with their last ask
         self._asked_at = 0.0
         self._patience = 0.0  # how long the engine is usually busy after asking, in seconds
-        self._opened: dict[str, Life] = {}  # instances that no sequence has claimed, by request
+        self._opened: dict[str, Life] = {}  # instances that no sequence has claimed yet, by request
         self._first_words = FirstWords()
         self._pending: set[Future[Any]] = set()  # calls on the side channel that make or drop instances
-        self._strays: deque[Request] = deque()  # those of them whose requests went away
+        self._strays: deque[Request] = deque()  # requests among those that went away
         self._stray_ids = count(_STRAYS)
         self._openers = ThreadPoolExecutor(2, thread_name_prefix="bridle-aici-open")
         self._keeper = RuntimeKeeper(config, vocab_size)
@@ -77,7 +78,7 @@ class RuntimePool:
 
     @property
     def num_restarts(self) -> int:
-        """How often the runtime was lost."""
+        """How many times the runtime was lost."""
         return self._keeper.num_restarts
 
     @property
@@ -87,15 +88,15 @@ class RuntimePool:
         return life.process.pid if life is not None else None
 
     def call(self, request: protocol.Message, data_type: Any) -> Any:
-        """A request on the side channel (upload, tags), waiting for a runtime if need be. Not for the engine's
-        thread. Raises `InvalidRequest` or `ControllerError`."""
+        """Send a request on the side channel (upload, tags) and wait for its reply, and for a runtime if need be. Not
+        for the engine's thread. Raises `InvalidRequest` or `ControllerError`."""
         if self.is_store:
             with self._tending:
-                self._sync()  # lets go of what an earlier runtime left; an engine does it whenever it asks
+                self._sync()  # frees what an earlier runtime left; an engine does this whenever it asks
         return self._keeper.wait(self.config.start_timeout).side.call(request, data_type).result()
 
     def _sync(self) -> Life | None:
-        """The runtime of now; what lived in an earlier one has failed."""
+        """Return the present runtime. Sequences that lived in an earlier one fail."""
         current, mine = self._keeper.current, self._life
         if current is not mine:
             if mine is not None:
@@ -116,7 +117,7 @@ class RuntimePool:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a reply is due, or the runtime has not heard yet which instances are free."""
+        """Whether a reply is due, or the runtime has not been told yet which instances are free."""
         life = self._life
         return life is not None and (life.listener.is_open or bool(self._queue.freed or self._strays))
 
@@ -125,7 +126,7 @@ class RuntimePool:
         return isinstance(controller, WasmController)
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Make an instance; the controller may rewrite the prompt."""
+        """Make an instance for the request. The future gives the prompt, which the controller may have rewritten."""
         future: Future[tuple[int, ...]] = Future()
         self._openers.submit(self._open, request, future)
         return future
@@ -144,7 +145,7 @@ class RuntimePool:
         call.add_done_callback(lambda done: self._take_instance(request, life, future, done))
 
     def _take_instance(self, request: Request, life: Life, future: Future[tuple[int, ...]], done: Future[Any]) -> None:
-        """The runtime has answered, on the side channel's thread."""
+        """Take the runtime's reply to an instantiation. Called on the side channel's thread."""
         try:
             prompt = prompt_of(request, done.result())
         except BridleError as error:
@@ -158,7 +159,7 @@ class RuntimePool:
             self._pending.discard(done)
 
     def _conclude(self, future: Future[tuple[int, ...]], outcome: tuple[int, ...] | BridleError) -> bool:
-        """Tell how an opening went; False if nobody waits for it any more."""
+        """Complete the future of an opening. Returns False if nobody waits for it any more."""
         try:
             if isinstance(outcome, BridleError):
                 future.set_exception(outcome)
@@ -176,7 +177,7 @@ class RuntimePool:
             self._discard(request, life)
 
     def _discard(self, request: Request, life: Life) -> None:
-        """Drop an instance that nobody wants; where the runtime has no word for that, claim it and free it."""
+        """Drop an instance that no request needs. A runtime without a command for that has it claimed and freed."""
         self._first_words.forget(request)
         if "discard" in life.process.extensions:
             self._opened.pop(request.id, None)
@@ -188,7 +189,7 @@ class RuntimePool:
             self.wake()
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Send the asks, or queue them if an exchange is under way."""
+        """Send the asks, or queue them while an exchange is under way."""
         life = self._sync()
         for ask in asks:
             if self._is_lost(ask, life):
@@ -209,7 +210,7 @@ class RuntimePool:
         self._flush(life)
 
     def _is_lost(self, ask: Ask, life: Life | None) -> bool:
-        """Whether the instance that is asked is not in the runtime of now."""
+        """Whether the instance was lost with an earlier runtime."""
         if ask.request is not None:
             return self._opened.pop(ask.request.id, None) is not life or life is None
         known = ask.parent if ask.parent is not None else ask.seq_id
@@ -229,7 +230,7 @@ class RuntimePool:
         self._flush(life)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """Answers that are there; waits for those of `seq_ids` until `deadline` of the monotonic clock."""
+        """Return the answers that are there. Waits for those of `seq_ids` until `deadline` of the monotonic clock."""
         life = self._sync()
         wanted = set(seq_ids)
         if wanted and self._asked_at:
@@ -248,8 +249,8 @@ class RuntimePool:
         return answers
 
     def settle(self, timeout: float = 10.0) -> None:
-        """Say what is queued and hear what is under way, so that another engine, which numbers its sequences anew,
-        may take this pool over. Raises `ControllerError` after `timeout` seconds."""
+        """Send what is queued and receive what is under way. Afterwards another engine, which numbers its sequences
+        anew, may use this pool. Raises `ControllerError` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while (life := self._sync()) is not None and (life.listener.is_open or self._queue.asks or self._queue.freed):
             self._flush(life)
@@ -267,7 +268,7 @@ class RuntimePool:
     # -- exchanges ---------------------------------------------------------------------------------------
 
     def _flush(self, life: Life | None) -> None:
-        """Begin an exchange if there is something to say and the channel is free."""
+        """Begin an exchange if there is something to send and the channel is free."""
         if life is None or life.listener.is_open:
             return
         while self._strays:
@@ -289,7 +290,7 @@ class RuntimePool:
             self._queue.freed.append(ask.seq_id)
 
     def _receive(self, life: Life, timeout: float) -> bool:
-        """Take one reply, and begin the next exchange; False if none came in time."""
+        """Receive one reply, and begin the next exchange. Returns False if no reply came in time."""
         try:
             answers = life.listener.take(timeout)
         except ProtocolError as error:
@@ -316,12 +317,13 @@ class RuntimePool:
         self._sync()
 
     def _learn_patience(self) -> None:
-        """The engine comes back for answers after about one forward pass; controllers may take that long."""
+        """Learn how long the engine takes to come back for answers, about one forward pass; controllers may take that
+        long."""
         busy = time.monotonic() - self._asked_at
         self._asked_at = 0.0
         self._patience = busy if not self._patience else 0.8 * self._patience + 0.2 * busy
 
 
 def _is_silent(ask: Ask) -> bool:
-    """Whether a controller that said stop is only let go: there is nothing new to tell it, so it is not called."""
+    """Whether a controller that said stop is only freed. There is nothing new to tell it, so it is not called."""
     return ask.final and not (ask.tokens or ask.backtrack or ask.request) and ask.parent is None

@@ -2,9 +2,9 @@
 
 The engine's side creates all shared objects under a fresh prefix, and removes the names as soon as the runtime has
 answered: from then on the objects live exactly as long as the two processes. Works with bridle's own runtime and with
-any other that takes the original's command line. Ours is started before anything is created, so that it can remove the
-names if this process is killed meanwhile: its standard input, which we hold, tells it when all is there and when we are
-gone.
+any other that takes the original's command line. bridle's own runtime is started before anything is created, so that it
+can remove the names if this process is killed meanwhile. This process holds the runtime's standard input, which tells
+the runtime when all objects exist and when this process is gone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RuntimeConfig:
         return self.command == OWN_RUNTIME
 
     def arguments(self, prefix: str) -> list[str]:
-        """The command line."""
+        """The arguments of the command line for a link with this prefix."""
         args = [*self.command, "--server", "--name", prefix, "--tokenizer", self.tokenizer]
         args += ["--json-size", str(self.json_size), "--bin-size", str(self.mask_size)]
         if self.is_ours:
@@ -103,7 +103,7 @@ class RuntimeProcess:
 
     def _tell_all_is_there(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: the first exchange says so
+        with contextlib.suppress(BrokenPipeError):  # the process has ended: the first exchange reports it
             process.stdin.write(b"\n")
             process.stdin.flush()
 
@@ -124,7 +124,7 @@ class RuntimeProcess:
         return tokens.vocab_size, frozenset(extensions if isinstance(extensions, list) else ())
 
     def _call(self, request: protocol.Message, data_type: type[T]) -> T:
-        """One exchange on the main channel, before the engine uses it."""
+        """Make one exchange on the main channel, before the engine uses it."""
         timeout = self.config.start_timeout
         try:
             self.send(protocol.encode(request), timeout=timeout)
@@ -146,13 +146,13 @@ class RuntimeProcess:
     # -- both channels, recorded -------------------------------------------------------------------------
 
     def send(self, message: bytes, *, side: bool = False, timeout: float = 10.0) -> None:
-        """Send a request. Raises `ProtocolError` if the runtime is gone or does not listen."""
+        """Send a request. Raises `ProtocolError` if the runtime is gone or does not read it."""
         if self._trace is not None:
             self._trace.sent(message, side=side)
         (self.link.side if side else self.link.main).send(message, timeout, self.is_alive)
 
     def receive(self, timeout: float | None, *, side: bool = False) -> bytes | None:
-        """The next reply, None if there is none within `timeout` seconds. Raises `ProtocolError`."""
+        """Receive the next reply; None if there is none within `timeout` seconds. Raises `ProtocolError`."""
         reply = (self.link.side if side else self.link.main).receive(timeout, self.is_alive)
         if reply is not None and self._trace is not None:
             self._trace.received(reply, side=side)
@@ -160,11 +160,11 @@ class RuntimeProcess:
 
     @property
     def pid(self) -> int:
-        """Also the number of the process group that everything it started belongs to."""
+        """The process id, which is also the id of the process group of everything that the runtime started."""
         return self._process.pid if self._process is not None else -1
 
     def is_alive(self) -> bool:
-        """Whether the process runs; asked in every wait."""
+        """Whether the process runs. Every wait checks it."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
@@ -175,7 +175,7 @@ class RuntimeProcess:
             self._process.wait()
 
     def close(self) -> None:
-        """Let go of the link and the trace. Nobody may be waiting in one of the channels. Idempotent."""
+        """Close the link and the trace. Nobody may be waiting in one of the channels. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             if self._trace is not None:

@@ -1,4 +1,4 @@
-"""Recording what an engine and its runtime say to each other.
+"""Records what an engine and its runtime send to each other.
 
 A trace is JSON lines: `timestamp` (milliseconds), `suff` ("" for the main channel, "-side" for the other), `cmd` and
 `resp`.
@@ -23,7 +23,7 @@ class TraceWriter:
         self._side: dict[str, bytes] = {}
 
     def sent(self, message: bytes, *, side: bool) -> None:
-        """A request went out."""
+        """Record a request that was sent."""
         with self._lock:
             if side:
                 self._side[_rid(message)] = message
@@ -31,7 +31,7 @@ class TraceWriter:
                 self._main = message
 
     def received(self, message: bytes, *, side: bool) -> None:
-        """A reply came in: the exchange is complete."""
+        """Record the reply; the exchange is then written to the file."""
         with self._lock:
             command = self._side.pop(_rid(message), None) if side else self._main
             if command is not None:
@@ -44,7 +44,7 @@ class TraceWriter:
         self._file.flush()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._file.close()
 

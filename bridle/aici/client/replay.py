@@ -1,9 +1,9 @@
-"""Playing a recorded trace again: every request goes to a fresh runtime, and the replies must be the same.
+"""Plays a recorded trace again: every request goes to a fresh runtime, and the replies must be the same.
 
-Times are left out of the comparison, and so is when an answer came: a controller that was late, or waited, in the
-record may be in time now, and the other way round. What counts is what each sequence said, one answer after the other.
-An answer that comes sooner than in the record is kept until its turn, and the sequence is not asked meanwhile; one that
-is not there yet is asked for again. The format is that of `recording`.
+Times are left out of the comparison, and so is the step in which an answer came. A controller that was late, or waited,
+in the record may be in time now, and the other way round. The sequence of answers of each sequence is compared. An
+answer that comes sooner than in the record is kept until its turn, and the sequence is not asked meanwhile; an answer
+that is late is asked for again. The format is that of `recording`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bridle.errors import InvalidRequest, ProtocolError
 #: Fields whose values differ from run to run.
 _VOLATILE = frozenset({"micros", "time", "updated_at", "compiled_size", "$rid", "num_masks"})
 _MAX_LINE_BYTES = 256 << 20
-#: How long an answer may take that the record has, in seconds, and how often it is asked for.
+#: How long to wait for an answer that the record has, and how often to ask for it, both in seconds.
 _PATIENCE, _PAUSE = 60.0, 0.005
-#: Log lines in which the runtime says that a controller is late begin so.
+#: The beginning of log lines in which the runtime says that a controller is late.
 _LATE = "\N{HOURGLASS WITH FLOWING SAND}"
 _TIMEOUT = "timeout"
 
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A reply that is not what the trace has. `line` counts from 1."""
+    """A reply that differs from the trace. `line` counts from 1."""
 
     line: int
     operation: str
@@ -75,23 +75,24 @@ def _entries(path: Path) -> Iterator[_Entry]:
 
 @dataclass(slots=True)
 class _Said:
-    """What a sequence has said in one of the two runs: up to its next answer, and that answer if it came early."""
+    """What a sequence said in one of the two runs: its output up to the next answer, and that answer if it
+    came early."""
 
     logs: str = ""
     storage: list[Any] = field(default_factory=list)
     answer: Json | None = None
 
     def hear(self, result: Json) -> None:
-        """Take in a result of a step."""
+        """Add the result of a step."""
         self.logs += "".join(line for line in str(result["logs"]).splitlines(True) if not line.startswith(_LATE))
         self.storage += result["storage"]
         if not _waits(result):
             self.answer = result
 
     def take(self) -> Json:
-        """The answer with all that was said before it."""
+        """The answer with all the output before it."""
         answer = {**(self.answer or {}), "logs": self.logs, "storage": self.storage}
-        if _TIMEOUT in str(answer.get("error", "")):  # it says how long was waited, and where the guest was
+        if _TIMEOUT in str(answer.get("error", "")):  # it names the waiting time and the guest's position, which vary
             answer |= {"error": _TIMEOUT, "logs": ""}
         self.logs, self.storage, self.answer = "", [], None
         return answer
@@ -106,7 +107,7 @@ class _Player:
         self._now: dict[str, _Said] = {}
 
     def play(self, number: int, entry: _Entry) -> Difference | None:
-        """One exchange."""
+        """Play one exchange; returns its difference from the record, if any."""
         if entry.cmd.get("op") == "mid_process" and "freed" in entry.cmd and entry.resp.get("type") == "ok":
             expected, got = self._step(number, entry.cmd, entry.resp)
         else:
@@ -126,7 +127,7 @@ class _Player:
     # -- steps of dialect 2 ------------------------------------------------------------------------------
 
     def _step(self, number: int, command: Json, recorded: Json) -> tuple[Json, Json]:
-        """Both replies, with those answers that the record has here."""
+        """Play a step. Returns both replies, with the answers that the record has at this point."""
         ops = [op for op in command["ops"] if self._of(self._now, op["id"]).answer is None]
         now = self._exchange(number, {**command, "ops": ops, "deadline_ms": None, "reply_ms": None})
         if now.get("type") != "ok":
@@ -145,7 +146,7 @@ class _Player:
         return {"data": expected}, {"data": got}
 
     def _await(self, number: int, key: str) -> None:
-        """The record has an answer: ask until it is there."""
+        """Ask until the answer that the record has is there."""
         deadline = time.monotonic() + _PATIENCE
         op = {"id": int(key), "backtrack": 0, "tokens": [], "sampled": None}
         while self._of(self._now, key).answer is None and time.monotonic() < deadline:
@@ -170,7 +171,7 @@ def _waits(result: Json) -> bool:
 
 
 def _stable(value: Any) -> Any:
-    """The value without what differs from run to run; of a mask, only that there is one."""
+    """The value without the parts that differ from run to run. Of a mask only its presence is kept."""
     if isinstance(value, dict):
         kept = {key: _stable(item) for key, item in value.items() if key not in _VOLATILE}
         if kept.get("sample_mask") is not None:

@@ -1,4 +1,4 @@
-"""Requests beside the steps: upload, tags, instances. Any thread may call; replies come in any order."""
+"""Requests beside the steps: uploads, tags, instances. Any thread may call; replies come in any order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bridle.aici import protocol
 from bridle.aici.client.process import RuntimeProcess
 from bridle.errors import ControllerError, ControllerUnavailable, InvalidRequest, Overloaded, ProtocolError
 
-#: How often the reader looks whether it shall end, in seconds.
+#: How often the reader checks whether it should end, in seconds.
 _LOOK = 0.25
 
 
 class SideChannel:
-    """Multiplexes calls over the side channel of one runtime process, from `start` on; ends with it, and then calls
-    `on_end` from its own thread."""
+    """Carries many calls at once over the side channel of one runtime process. It begins with `start` and ends with the
+    process; then it calls `on_end` from its own thread."""
 
     def __init__(self, process: RuntimeProcess, on_end: Callable[[], None] = lambda: None) -> None:
         self._process = process
@@ -36,8 +36,8 @@ class SideChannel:
         return self
 
     def call(self, request: protocol.Message, data_type: Any) -> Future[Any]:
-        """Send a request; the future gives its data, or raises `InvalidRequest` (the user's fault), `Overloaded` or
-        `ControllerError`."""
+        """Send a request. The future gives the reply's data, or raises `InvalidRequest` (the user's fault),
+        `Overloaded` or `ControllerError`."""
         future: Future[Any] = Future()
         request.rid = secrets.token_hex(8)
         message = protocol.encode(request)
@@ -58,7 +58,8 @@ class SideChannel:
         return future
 
     def close(self) -> None:
-        """Fail what is under way and wait for the reader. Call before the process's link is closed."""
+        """Fail the calls that are under way and wait for the reader to end. Call this before the process's link is
+        closed."""
         self._closed = True
         if self._reader.is_alive() and threading.current_thread() is not self._reader:
             self._reader.join()

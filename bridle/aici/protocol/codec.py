@@ -1,4 +1,5 @@
-"""Messages to JSON and back, and what of a request is read whatever it asks: who, which reply, which trace."""
+"""Converts messages to JSON and back. It also reads the fields that any request may have: who asks, the reply id, the
+trace."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def encode(message: Struct) -> bytes:
 
 
 def decode_request(data: bytes) -> Request:
-    """A request. Raises `ProtocolError` if it is JSON but no request, `msgspec.DecodeError` if it is not JSON."""
+    """Decode a request. Raises `ProtocolError` if it is JSON but not a request, `msgspec.DecodeError` if it is not
+    JSON."""
     try:
         request: Request = _requests.decode(data)
         return request
@@ -35,7 +37,7 @@ def decode_request(data: bytes) -> Request:
 
 
 def auth_of(request: Message) -> Auth:
-    """Who asks; a malformed `$auth` object raises `ProtocolError`, anything that is no object counts as absent."""
+    """Who asks. A malformed `$auth` object raises `ProtocolError`; a value that is not an object counts as absent."""
     if not isinstance(request.auth, dict):
         return LOCAL
     try:
@@ -69,7 +71,7 @@ def _loose_rid(data: bytes) -> Any:
 
 
 def decode_reply(data: bytes, data_type: Any) -> Ok[Any] | Failure | JsonFailure:
-    """A reply whose `data`, if it has one, is a `data_type`. Raises `ProtocolError`."""
+    """Decode a reply whose `data`, if it has one, is a `data_type`. Raises `ProtocolError`."""
     try:
         reply: Ok[Any] | Failure | JsonFailure = _reply_decoder(data_type).decode(data)
         return reply

@@ -1,4 +1,4 @@
-"""What a runtime answers: the envelope, and the data of each kind of request."""
+"""The replies of a runtime: the envelope, and the data for each kind of request."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Ok(Struct, Generic[Data], tag_field="type", tag="ok"):
 
 
 class Failure(Struct, tag_field="type", tag="error"):
-    """`is_user_error`: the text is fit for end users. Addition: `retry_after`, there is no room now; seconds until it
-    may be worth trying again."""
+    """`is_user_error`: the text is fit for end users. Addition: `retry_after` says that there is no room now, and after
+    how many seconds a retry may be worth it."""
 
     error: str
     is_user_error: bool = False
@@ -54,7 +54,7 @@ class StorageCommand(Struct):
 
 
 class SeqResult(Struct, Generic[Result]):
-    """What a callback gave for one sequence. `micros` is its run time, rounded down to tens."""
+    """The result of a callback for one sequence. `micros` is its run time, rounded down to tens."""
 
     error: str = ""
     result: Result | None = None

@@ -1,4 +1,4 @@
-"""What an engine asks a runtime, on the main channel and on the side channel."""
+"""The requests of an engine to a runtime, on the main channel and on the side channel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bridle.aici.protocol.values import Count, SeqId, TokenId
 
 
 class Message(Struct, tag_field="op", kw_only=True, omit_defaults=True):
-    """What every request may carry: an id to find the reply by, who asks, and (an addition) the trace that it belongs
-    to, as W3C's trace context writes it."""
+    """What every request may carry: an id by which its reply is found, who asks, and (an addition) the trace that it
+    belongs to, as W3C's trace context writes it."""
 
     rid: Any = field(name="$rid", default=None)
     auth: Any = field(name="$auth", default=None)
@@ -32,7 +32,7 @@ class Stop(Message, tag="stop"):
 
 
 class PostOp(Struct, omit_defaults=True):
-    """D1: what the last step did to a sequence. `backtrack` counts the token that was sampled and discarded."""
+    """D1: the effect of the last step on a sequence. `backtrack` counts the token that was sampled and discarded."""
 
     id: SeqId
     tokens: list[TokenId]
@@ -57,9 +57,9 @@ class PostPreProcess(Message, tag="post_pre_process"):
 class MidOp(Struct, omit_defaults=True):
     """One scheduled sequence. D1 uses `id` and `clone_id` only.
 
-    D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was drawn. The first op of a
-    request has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that
-    asked for `top_logprobs`; so many `turns` in a row a controller that does nothing may be asked at once.
+    D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was drawn. The first op of a request
+    has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that asked for
+    `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once.
     """
 
     id: SeqId
