@@ -16,18 +16,19 @@ def quantize(
     type: str = "Q4_K_M",  # noqa: A002  (the flag's name)
     revision: str | None = None,
 ) -> int:
-    """Write a model anew with weights in fewer bits, as a GGUF file.
+    """Write a model anew with weights in fewer bits: a GGUF file, or a folder in 8 bits.
 
-    What is written is served by `bridle serve OUT`, and read by llama.cpp.
+    What is written is served by `bridle serve OUT`; GGUF files are read by llama.cpp as well.
 
     Parameters
     ----------
     name
         Folder, hub id or `demo`.
     out
-        The file to write.
+        The file to write; for `int8` the folder.
     type
-        `Q4_K_M`, `Q5_K_M`, `Q6_K`, `Q8_0`, `Q4_0`, `Q5_0`, `Q4_K_S`, `Q5_K_S`, or without loss `F32`, `F16`, `BF16`.
+        `Q4_K_M`, `Q5_K_M`, `Q6_K`, `Q8_0`, `Q4_0`, `Q5_0`, `Q4_K_S`, `Q5_K_S`, or as they
+        are `F32`, `F16`, `BF16`; `int8` is what `--quantization int8` makes while loading.
     revision
         Branch, tag or commit of a hub model.
     """

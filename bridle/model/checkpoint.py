@@ -43,6 +43,8 @@ class Checkpoint:
 
     def weight_bytes(self, item_size: int, keeps_blocks: bool) -> int:
         """What the weights take in memory with numbers of `item_size` bytes; `keeps_blocks` if packed ones stay so."""
+        if "quantization_config" in self.config:  # of 4 bits some become 8, with scales, or numbers
+            return self.num_bytes * 9 // 4 if keeps_blocks else self.num_bytes * 2 * item_size
         if self.gguf is None or not keeps_blocks:
             return self.num_values * item_size
         entries = self.gguf.tensors.values()
@@ -60,7 +62,7 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
         return Checkpoint(folder, config, ends, model.num_values, model.num_bytes, model)
     tensors: dict[str, Path] = {}
     num_values = num_bytes = 0
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         for name, (values, size) in _read_header(path).items():
             tensors[name] = path
             num_values, num_bytes = num_values + values, num_bytes + size
@@ -87,7 +89,8 @@ def read_json(path: Path, required: bool = False) -> dict[str, Any]:
     return value
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder. Raises `UnsupportedModel` if they are missing, or others."""
     index = read_json(folder / INDEX_NAME)
     if index:
         names = sorted({str(name) for name in _weight_map(folder, index).values()})

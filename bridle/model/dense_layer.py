@@ -23,6 +23,7 @@ from bridle.model.forward_context import (
 )
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.linear import as_function
+from bridle.model.quantize import Int8Linear
 from bridle.native.linear import QuantizedLinear
 
 #: Families whose layers have this make. A layer that computes something else would fail the comparison.
@@ -205,7 +206,7 @@ class Joined(nn.Module):
 
 def _join(*linears: Any) -> nn.Module:
     """One layer that gives the outputs of several, side by side."""
-    if any(isinstance(linear, QuantizedLinear) for linear in linears):
+    if any(isinstance(linear, (QuantizedLinear, Int8Linear)) for linear in linears):
         return _join_quantized(linears)
     weight = torch.cat([linear.weight.detach() for linear in linears])
     with torch.device("meta"):
@@ -217,10 +218,13 @@ def _join(*linears: Any) -> nn.Module:
 
 
 def _join_quantized(linears: Sequence[Any]) -> nn.Module:
-    """One quantized product of those that have the same blocks, otherwise each by itself."""
-    if len({getattr(linear, "kind", None) for linear in linears}) > 1:
+    """One quantized product of those that have the same form, otherwise each by itself."""
+    if len({(type(linear), getattr(linear, "kind", None)) for linear in linears}) > 1:
         return Joined(linears)
     bias = None if linears[0].bias is None else _join_biases(linears)
+    if isinstance(linears[0], Int8Linear):
+        integers, scales = zip(*(linear.integers() for linear in linears), strict=True)
+        return Int8Linear.from_integers(torch.cat(integers), torch.cat(scales), bias, linears[0].dtype)
     blocks = torch.cat([linear.blocks for linear in linears])
     shape = (sum(linear.out_features for linear in linears), linears[0].in_features)
     return QuantizedLinear(linears[0].kind, blocks, shape, bias, linears[0].dtype)

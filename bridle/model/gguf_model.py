@@ -22,6 +22,7 @@ from bridle.gguf.format import FLOATS
 from bridle.gguf.rows import heads_of, library_order
 from bridle.gguf.settings import find_family, read_line
 from bridle.model import attention
+from bridle.model.buffers import fill_buffers
 from bridle.model.embedding import QuantizedEmbedding
 from bridle.native.ggml import TYPES
 from bridle.native.linear import QuantizedLinear
@@ -44,7 +45,7 @@ def read_gguf_model(
         model: Any = AutoModelForCausalLM.from_config(
             settings, attn_implementation=attention.ATTENTION_NAME, dtype=dtype
         )
-    _fill_buffers(model, dtype)
+    fill_buffers(model)
     filling = _Filling(source, find_family(source), model, dtype, keeps_blocks=device.type == "cpu")
     filling.run(progress)
     _divide_frequencies(model, source)
@@ -194,19 +195,6 @@ def _rules(family: Family, num_layers: int) -> Iterator[tuple[str, tuple[Rule, i
 
 def _frozen(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
-
-
-def _fill_buffers(model: Any, dtype: torch.dtype) -> None:
-    """Give the model's own constants (frequencies, scales) memory, and let the model set them."""
-    for module in model.modules():
-        empty = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
-        for name in empty:
-            module._buffers[name] = torch.full_like(module._buffers[name], torch.nan, device="cpu")
-        if empty:
-            model._init_weights(module)
-        for name in empty:
-            if bool(module._buffers[name].isnan().any()):
-                raise UnsupportedModel(f"{type(module).__name__} has a constant {name!r} of an unknown value")
 
 
 def _divide_frequencies(model: Any, source: GgufModel) -> None:

@@ -7,14 +7,13 @@ order outside of attention over past tokens is refused by name, with the reason.
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.folder import REFUSED
 from bridle.model.checkpoint import Checkpoint
+from bridle.model.packed.schemes import read_scheme
 
 #: Families whose packed, paged results are compared with their own eager attention in the test-suite, or were by
 #: hand. Others get a parity check while loading.
@@ -102,10 +101,7 @@ def check_structure(config: PreTrainedConfig) -> None:
     if getattr(config, "alibi", False):
         raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
     if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModel(
-            f"the checkpoint is quantized ({_quantization_name(config.quantization_config)}); load the original "
-            "weights, with quantization='int8' if memory is short"
-        )
+        read_scheme(config.quantization_config)
     _check_layer_types(name, config)
 
 
@@ -114,11 +110,6 @@ def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
         if kind not in _PLAIN_LAYERS:
             reason = _LAYER_REASONS.get(kind, "only full and sliding-window attention can be served")
             raise UnsupportedModel(f"model type {name!r} has layers of type {kind!r}: {reason}")
-
-
-def _quantization_name(value: Any) -> str:
-    name = value.get("quant_method") if isinstance(value, dict) else getattr(value, "quant_method", None)
-    return str(getattr(name, "value", name))
 
 
 def max_positions(config: PreTrainedConfig) -> int:

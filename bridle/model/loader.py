@@ -134,6 +134,8 @@ def read_model(
     """Read the weights into the library's own class, with bridle's attention. Every weight must be there."""
     if checkpoint.gguf is not None:
         return _read_gguf(checkpoint.gguf, settings, dtype, device)
+    if getattr(settings, "quantization_config", None) is not None:
+        return _read_packed(checkpoint, settings, dtype, device)
     attention.register()
     try:
         with _quiet_library():
@@ -170,6 +172,16 @@ def _read_gguf(source: GgufModel, settings: PreTrainedConfig, dtype: torch.dtype
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("a GGUF model needs the whole model in one shard", "model")
     return read_gguf_model(source, settings, dtype, device)
+
+
+def _read_packed(
+    checkpoint: Checkpoint, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    from bridle.model.packed.reading import read_packed_model
+
+    if tensor_parallel.num_ranks() > 1:
+        raise InvalidRequest("a quantized checkpoint needs the whole model in one shard", "model")
+    return read_packed_model(checkpoint, settings, dtype, device)
 
 
 def _why_not(settings: PreTrainedConfig, error: Exception) -> str:

@@ -35,13 +35,24 @@ class Int8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear, is_native: bool = True) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach()
-        scale = (weight.abs().amax(1).float() / 127).clamp_min(1e-12)  # [out]
-        quantized = torch.round(weight.float() / scale[:, None]).to(torch.int8)
-        self.bias = linear.bias
-        self.dtype = weight.dtype
-        self.native: NativeWeight | None = int8_weight(quantized, scale, linear.bias) if is_native else None
+        self._take(*round_to_int8(weight), linear.bias, weight.dtype, is_native)
+
+    @classmethod
+    def from_integers(cls, quantized: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Int8Linear:
+        """Of int8 [out, in] that stand for `scale` [out] times themselves."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made._take(quantized, scale, None if bias is None else nn.Parameter(bias, requires_grad=False), dtype, True)
+        return made
+
+    def _take(
+        self, quantized: Tensor, scale: Tensor, bias: nn.Parameter | None, dtype: torch.dtype, is_native: bool
+    ) -> None:
+        self.out_features, self.in_features = quantized.shape
+        self.bias = bias
+        self.dtype = dtype
+        self.native: NativeWeight | None = int8_weight(quantized, scale, bias) if is_native else None
         if self.native is not None:
             quantized, scale = self.native.packed.weights, self.native.packed.scales
         self.register_buffer("quantized", quantized, persistent=False)  # [out, in], row-major, or packed
@@ -50,8 +61,14 @@ class Int8Linear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """[out, in] in floating point, as the integers stand for it."""
-        integers, scale = (self.quantized, self.scale) if self.native is None else self.native.integers()
-        return (integers.float() * scale[:, None]).to(self.dtype)  # type: ignore[operator,index]
+        integers, scale = self.integers()
+        return (integers.float() * scale[:, None]).to(self.dtype)
+
+    def integers(self) -> tuple[Tensor, Tensor]:
+        """int8 [out, in] and the scales [out] in float32."""
+        if self.native is not None:
+            return self.native.integers()
+        return self.quantized, self.scale  # type: ignore[return-value]
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
@@ -71,6 +88,12 @@ class Int8Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight [out, in] as int8 and float32 scales [out]."""
+    scale = (weight.abs().amax(1).float() / 127).clamp_min(1e-12)  # [out]
+    return torch.round(weight.float() / scale[:, None]).to(torch.int8), scale
 
 
 def quantize_linears(model: nn.Module, form: str = "int8", progress: Callable[[float], None] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""`bridle quantize`: writes a checkpoint with weights in fewer bits, as a GGUF file.
+"""`bridle quantize`: writes a checkpoint with weights in fewer bits, as a GGUF file or as a folder in 8 bits.
 
 The model is read through the transformers library's own class. So every folder that can be served is written in the
 form that the library knows, whichever program saved it.
@@ -19,13 +19,14 @@ from bridle.gguf.vocabulary_writer import VocabularyFields, vocabulary_fields
 from bridle.gguf.writer import FILE_TYPES, family_to_write, write_gguf
 from bridle.model import guards, loader
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
+from bridle.model.packed.saving import save_int8
 from bridle.model.resolve import resolve_model
 from bridle.text.files import load_fast_tokenizer
 
 Progress = Callable[[str, float], None]
 
-#: All types that can be written.
-TYPES = tuple(FILE_TYPES)
+#: All types that can be written: GGUF files, and a folder in 8 bits.
+TYPES = (*FILE_TYPES, "int8")
 
 
 def quantize_model(
@@ -40,9 +41,13 @@ def quantize_model(
     checkpoint = inspect_checkpoint(resolve_model(model, revision))
     if checkpoint.gguf is not None:
         raise UnsupportedModel(f"{checkpoint.gguf.path} is a GGUF file already; quantize the original checkpoint")
+    if "quantization_config" in checkpoint.config:
+        raise UnsupportedModel(f"{model} is quantized already; quantize the original checkpoint")
     settings = guards.read_config(checkpoint)
     progress("reading weights", 0.0)
     loaded = loader.read_model(checkpoint, settings, _own_dtype(settings), torch.device("cpu"))
+    if kind == "int8":
+        return save_int8(checkpoint, loaded, out, lambda share: progress("rounding to 8 bits", share))
     return _write_file(checkpoint, loaded, out, kind, model, lambda share: progress(f"writing {kind}", share))
 
 

@@ -1,0 +1,144 @@
+"""A packed checkpoint in the library's own model class: made without memory, then filled layer by layer, as GGUF files
+are, so that no weight is ever in memory as floating point beside its packed form for longer than its own turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from bridle.errors import UnsupportedModel
+from bridle.model import attention
+from bridle.model.buffers import fill_buffers
+from bridle.model.checkpoint import Checkpoint, weight_files
+from bridle.model.packed.schemes import read_scheme
+from bridle.model.packed.weights import Weight, is_packed, read_weight
+from bridle.model.quantize import Int8Linear, is_worthwhile
+from bridle.native.linear import QuantizedLinear
+
+#: Tensors beside weights that say how activations or the KV cache were rounded; here they are not.
+_IGNORED = ("input_scale", "input_zero_point", "k_scale", "v_scale", "q_scale", "output_scale", "activation_scale_ub")
+
+
+def read_packed_model(
+    checkpoint: Checkpoint, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    """The model of a packed checkpoint. On a CPU its matrices stay in few bits; elsewhere they become numbers of type
+    `dtype`. Raises `UnsupportedModel` if something is missing, left over, or does not fit."""
+    scheme = read_scheme(settings.quantization_config)
+    attention.register()
+    plain = type(settings).from_dict({k: v for k, v in settings.to_dict().items() if k != "quantization_config"})
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(plain, attn_implementation=attention.ATTENTION_NAME, dtype=dtype)
+    fill_buffers(model)
+    with ExitStack() as stack:
+        files = _Files(stack, checkpoint)
+        keeps_bits = device.type == "cpu"
+        for name, module in list(model.named_modules()):
+            stored = files.take(name) if isinstance(module, nn.Linear) else {}
+            if is_packed(stored):
+                made = _linear(name, read_weight(name, stored, scheme), module, stored.get("bias"), dtype, keeps_bits)
+                _put(model, name, made)
+            else:
+                _fill(model, name, module, stored, files, dtype)
+        files.check_empty(type(model).__name__)
+    model.requires_grad_(False)
+    return model.eval().to(device)  # type: ignore[no-any-return]
+
+
+class _Files:
+    """The tensors of a checkpoint by module, each taken once."""
+
+    def __init__(self, stack: ExitStack, checkpoint: Checkpoint) -> None:
+        self._folder = checkpoint.folder
+        self._homes: dict[str, Any] = {}
+        for path in weight_files(checkpoint.folder):
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            self._homes |= dict.fromkeys(file.keys(), file)
+
+    def take(self, module: str) -> dict[str, Tensor]:
+        """All tensors of a module, by the rest of their names."""
+        prefix = f"{module}."
+        names = [name for name in self._homes if name.startswith(prefix) and "." not in name[len(prefix) :]]
+        return {name[len(prefix) :]: self._homes.pop(name).get_tensor(name) for name in names}
+
+    def take_one(self, name: str) -> Tensor | None:
+        file = self._homes.pop(name, None)
+        return None if file is None else file.get_tensor(name)
+
+    def check_empty(self, model: str) -> None:
+        left = sorted(name for name in self._homes if not name.endswith((*_IGNORED, "inv_freq", "lm_head.weight")))
+        if left:
+            raise UnsupportedModel(
+                f"{self._folder} holds weights that {model} has no place for, among them {left[0]!r}"
+            )
+
+
+def _fill(
+    model: Any, name: str, module: nn.Module, stored: dict[str, Tensor], files: _Files, dtype: torch.dtype
+) -> None:
+    """Tensors in floating point, as they are."""
+    for field, parameter in list(module._parameters.items()):
+        if parameter is None:
+            continue
+        full = f"{name}.{field}" if name else field
+        if full == "lm_head.weight" and model.config.tie_word_embeddings:
+            module._parameters[field] = model.get_input_embeddings().weight
+            continue
+        tensor = stored.get(field) if stored else files.take_one(full)
+        if tensor is None:
+            raise UnsupportedModel(f"the checkpoint lacks weight {full!r} of {type(model).__name__}")
+        _check_shape(full, tuple(tensor.shape), tuple(parameter.shape))
+        module._parameters[field] = nn.Parameter(tensor.to(dtype), requires_grad=False)
+
+
+def _linear(
+    name: str, weight: Weight, linear: nn.Linear, bias: Tensor | None, dtype: torch.dtype, keeps_bits: bool
+) -> nn.Module:
+    """The layer that computes with a packed weight."""
+    shape = (linear.out_features, linear.in_features)
+    _check_shape(name, weight.shape, shape)
+    if (bias is None) != (linear.bias is None):
+        raise UnsupportedModel(f"layer {name!r} {'lacks its' if bias is None else 'has a'} bias")
+    bias = None if bias is None else bias.to(dtype)
+    if keeps_bits and weight.integers is not None and weight.scale is not None and is_worthwhile("int8"):
+        return Int8Linear.from_integers(weight.integers, weight.scale, bias, dtype)
+    if keeps_bits and weight.blocks is not None:
+        return QuantizedLinear.from_ggml("Q4_0", weight.blocks.numpy(), shape, bias, dtype)
+    number = _number(weight).to(dtype)
+    if keeps_bits and weight.integers is None and shape[1] % 32 == 0:
+        return QuantizedLinear.from_float(number, "Q8_0", bias)
+    with torch.device("meta"):
+        made = nn.Linear(shape[1], shape[0], bias=bias is not None)
+    made.weight = nn.Parameter(number, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    return made
+
+
+def _number(weight: Weight) -> Tensor:
+    """float32 [out, in]"""
+    if weight.number is not None:
+        return weight.number
+    if weight.blocks is not None:
+        from bridle.native.ggml import TYPES, dequantize
+
+        return dequantize(TYPES["Q4_0"], weight.blocks)
+    assert weight.integers is not None and weight.scale is not None
+    return weight.integers.float() * weight.scale[:, None]
+
+
+def _put(model: Any, name: str, made: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, made)
+
+
+def _check_shape(name: str, found: Iterable[int], wanted: tuple[int, ...]) -> None:
+    if tuple(found) != wanted:
+        raise UnsupportedModel(f"weight {name!r} has shape {tuple(found)}, but config.json implies {wanted}")

@@ -1,0 +1,89 @@
+"""What a checkpoint's `quantization_config` says, checked: the method, and the few numbers that tensors do not tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bridle.errors import UnsupportedModel
+
+#: Methods whose tensors are understood.
+METHODS = ("awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors")
+_FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantized")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """`zero_offset` is what is added to stored zero points; `block` the sides of FP8's squares."""
+
+    method: str
+    bits: int = 8
+    zero_offset: int = 0
+    block: tuple[int, int] | None = None
+
+
+def read_scheme(config: Any) -> Scheme:
+    """Raises `UnsupportedModel`, with the method's name, for what is not understood."""
+    fields = config if isinstance(config, dict) else config.to_dict()
+    method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
+    reader = _READERS.get(method)
+    if reader is None:
+        raise UnsupportedModel(
+            f"the checkpoint is quantized ({method}); understood are {', '.join(METHODS)} and GGUF files. Load the "
+            "original weights, with quantization='int8' if memory is short"
+        )
+    return reader(fields)
+
+
+def _awq(fields: dict[str, Any]) -> Scheme:
+    version, bits = str(fields.get("version", "gemm")).lower().rpartition(".")[2], fields.get("bits", 4)
+    if version != "gemm" or bits != 4:
+        raise UnsupportedModel(
+            f"the checkpoint is quantized by AWQ in form {version!r} with {bits} bits; gemm with 4 is read"
+        )
+    return Scheme("awq", 4)
+
+
+def _gptq(fields: dict[str, Any]) -> Scheme:
+    bits, form = fields.get("bits"), str(fields.get("checkpoint_format", "gptq"))
+    if bits not in (2, 4, 8) or form not in ("gptq", "gptq_v2"):
+        raise UnsupportedModel(
+            f"the checkpoint is quantized by GPTQ in form {form!r} with {bits} bits; "
+            "gptq and gptq_v2 with 2, 4 or 8 are read"
+        )
+    return Scheme("gptq", bits, zero_offset=1 if form == "gptq" else 0)
+
+
+def _fp8(fields: dict[str, Any]) -> Scheme:
+    block = fields.get("weight_block_size")
+    if block is None:
+        return Scheme("fp8")
+    if not isinstance(block, (list, tuple)) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
+        raise UnsupportedModel(f"weight_block_size is {block!r}; must be two positive numbers")
+    return Scheme("fp8", block=(block[0], block[1]))
+
+
+def _compressed(fields: dict[str, Any]) -> Scheme:
+    if (fields.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise UnsupportedModel("the checkpoint's weights are sparse (compressed-tensors), which is not read")
+    if (fields.get("transform_config") or {}).get("config_groups"):
+        raise UnsupportedModel("the checkpoint's weights are rotated (compressed-tensors), which is not read")
+    groups = fields.get("config_groups") or {}
+    found = {group.get("format") or fields.get("format") for group in groups.values()} or {fields.get("format")}
+    wrong = sorted(str(form) for form in found if form not in _FORMATS)
+    if wrong:
+        raise UnsupportedModel(
+            f"compressed-tensors of format {wrong[0]!r} are not read; known are {', '.join(_FORMATS)}"
+        )
+    blocks = {tuple(group["weights"].get("block_structure") or ()) for group in groups.values() if group.get("weights")}
+    block = next((block for block in blocks if block), None)
+    return Scheme("compressed-tensors", block=None if block is None else (int(block[0]), int(block[1])))
+
+
+_READERS = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "compressed-tensors": _compressed,
+}
