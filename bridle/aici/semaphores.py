@@ -1,7 +1,7 @@
 """One direction of a message channel: a shared region guarded by two named POSIX semaphores.
 
-`-wr` starts at 1 (the buffer may be written), `-rd` at 0 (no message). The region holds a u32 length, then the
-message. Waits release the interpreter lock and, while they last, ask now and then whether the peer still lives.
+`-wr` starts at 1 (the buffer may be written), `-rd` at 0 (no message). The region holds a u32 length, then the message.
+A wait releases the interpreter lock, and checks now and then whether the peer still lives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.aici import shm
 from bridle.errors import ProtocolError
 
 _LENGTH = struct.Struct("<I")
-#: How long a wait lasts before the peer is looked at, in seconds.
+#: How long a wait lasts before the peer is checked, in seconds.
 _LOOK = 0.25
 
 
@@ -38,8 +38,8 @@ class SemaphoreChannel:
         self.max_message = size - _LENGTH.size
 
     def send(self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> None:
-        """Put a message into the buffer as soon as it is free. A message that does not fit touches nothing and
-        raises `ProtocolError`; so does a peer that is gone, or one that did not read for `timeout` seconds."""
+        """Put a message into the buffer as soon as it is free. Raises `ProtocolError` for a message that does not fit
+        (nothing is changed then), for a peer that is gone, and for one that did not read for `timeout` seconds."""
         if len(message) > self.max_message:
             raise ProtocolError(f"message of {len(message)} bytes exceeds the channel's {self.max_message}")
         if not _wait(self._writable, timeout, alive):
@@ -61,13 +61,13 @@ class SemaphoreChannel:
         return message
 
     def unlink(self) -> None:
-        """Remove the names; both sides go on with what they have open. Idempotent."""
+        """Remove the names; both sides can go on with the objects that they have open. Idempotent."""
         shm.remove_region(f"{self.name}-shm")
         remove_semaphore(f"{self.name}-wr")
         remove_semaphore(f"{self.name}-rd")
 
     def close(self) -> None:
-        """Let go of the region and the semaphores. Nobody may be waiting in this object."""
+        """Close the region and the semaphores. Nobody may be waiting in this object."""
         with contextlib.suppress(BufferError):
             self._region.close()
         self._writable.close()
@@ -79,7 +79,7 @@ class SemaphoreChannel:
 
 
 def _wait(semaphore: posix_ipc.Semaphore, timeout: float | None, alive: Callable[[], bool] | None) -> bool:
-    """Wait for the semaphore: True if it was taken, False after `timeout`."""
+    """Wait for the semaphore; returns True if it was taken, False after `timeout`."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         left = _LOOK if end is None else min(_LOOK, max(end - time.monotonic(), 0.0))

@@ -1,8 +1,8 @@
 """Where a loaded model takes adapters: its linear layers, found under the names that adapters use.
 
-The names are the library's. Where lean layers compute several of the library's layers as one product, each of them is
-a range of that product's columns. While a step's adapters are in force the sites that they touch answer in their
-layers' place; at all other times the layers are exactly as they were loaded.
+The names are the library's. Where lean layers compute several of the library's layers as one product, each of them is a
+range of that product's columns. While a step with adapters runs, each site that they touch computes in the place of its
+layer. At all other times the layers are exactly as they were loaded.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _LINEARS = (nn.Linear, PackedLinear, Int8Linear, QuantizedLinear, Joined, RowPar
 
 
 class Site:
-    """A linear layer of the model that can be given something to add."""
+    """A linear layer of the model to whose outputs adapters can add."""
 
     def __init__(self, number: int, module: nn.Module) -> None:
         self.number = number
         self.module = module
         self.step: AdapterStep | None = None
         self._compute: Callable[[Tensor], Tensor] = module.forward
-        # What is summed over processes is added to before that.
+        # A row-parallel layer sums its outputs over processes; adapters must add before that.
         self._is_summed = isinstance(module, RowParallel)
 
     def run(self, rows: Tensor) -> Tensor:
-        """What the layer gives, and what adapters add."""
+        """The layer's outputs for `rows`, with what adapters add."""
         out = self._compute(rows)
         self.add(out, rows)
         return out
 
     def add(self, out: Tensor, rows: Tensor) -> None:
-        """What adapters add, in place."""
+        """Add what the adapters give for `rows` to `out`, in place."""
         assert self.step is not None
         self.step.add(self.number, out, rows)
 
     def put_in(self, step: AdapterStep) -> None:
-        """Answer in the layer's place from now on, with what `step` says."""
+        """Compute in the layer's place from now on, with the adapters of `step`."""
         self.step = step
         if self._is_summed:
             vars(self.module)["add"] = self.add
@@ -57,7 +57,7 @@ class Site:
             vars(self.module)["forward"] = self.run
 
     def take_out(self) -> None:
-        """The layer answers by itself again."""
+        """Let the layer compute alone again."""
         self.step = None
         vars(self.module).pop("add" if self._is_summed else "forward", None)
 
@@ -78,7 +78,7 @@ class Sites:
 
     @contextmanager
     def applied(self, step: AdapterStep) -> Iterator[None]:
-        """Let the sites that `step` touches add what it says."""
+        """Let the sites that `step` touches add its adapters inside the block."""
         sites = [self._sites[number] for number in step.by_site]
         lean = {id(layer): layer for number in step.by_site if (layer := self._lean.get(number)) is not None}
         try:
@@ -112,7 +112,7 @@ class Sites:
         self.places[name] = Place(self._add_site(module), Span(0, num_outputs), inputs, outputs)
 
     def _add_lean(self, name: str, layer: DenseLayer) -> None:
-        """The library's layers in the products of a lean one."""
+        """Find the library's layers within the products of a lean layer."""
         heads, kv_heads = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         groups: tuple[tuple[Any, Mapping[str, int]], ...] = (
             (layer.qkv, {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads}),
@@ -131,7 +131,8 @@ class Sites:
 
 
 def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Lean layers and linear ones by their names, but for the head, and for experts, which see some tokens only."""
+    """The lean and the linear layers by their names, without the head, and without experts, which see only
+    some tokens."""
     head = model.get_output_embeddings()
     within = ""
     for name, module in model.named_modules():
@@ -145,13 +146,13 @@ def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _spans(share: Share, num_inputs: int, num_outputs: int) -> tuple[Span, Span]:
-    """What this process has of a layer's inputs and outputs, of which it computes so many."""
+    """The part of a layer's inputs and outputs that this process has, when it computes this many of each."""
     inputs = share.rank * num_inputs if share.dim == 1 else 0
     outputs = share.rank * num_outputs if share.dim == 0 else 0
     return Span(inputs, inputs + num_inputs), Span(outputs, outputs + num_outputs)
 
 
 def _bind(layers: Iterable[DenseLayer]) -> None:
-    """Let lean layers see what their linear layers are now."""
+    """Let lean layers use the linear layers that are in place now."""
     for layer in layers:
         layer.bind()

@@ -1,7 +1,7 @@
 """The adapters of a loaded model in this process: kept on the host, placed on the device, applied to a step.
 
-Whoever uses it decides which of them are where. Reading and placing may happen in other threads than computing, and
-compute in threads that end with it; what a step has begun to use stays alive until it is done.
+The caller decides which adapter is where. Reading and placing may run in other threads than computing. An adapter that
+a step has begun to use stays alive until the step is done.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class ModelAdapters:
         return self._sites.layers
 
     def __contains__(self, key: str) -> bool:
-        """Whether it is on the device."""
+        """Whether the adapter is on the device."""
         return key in self._on_device
 
     def read(self, key: str, files: AdapterFiles) -> None:
-        """From disk to the host. Raises `AdapterRefused`."""
+        """Read an adapter from disk to the host. Raises `AdapterRefused`."""
         self._on_host[key] = run_apart(lambda: read_weights(files))
 
     def place(self, key: str) -> None:
-        """From the host to the device."""
+        """Copy an adapter from the host to the device."""
         adapter = self._on_host.get(key)
         if adapter is None:
             raise InternalError(f"adapter {key!r} is to be placed, but was not read")
@@ -60,15 +60,15 @@ class ModelAdapters:
         self._on_device[key] = placed
 
     def displace(self, key: str) -> None:
-        """Give up the place on the device."""
+        """Free the adapter's memory on the device."""
         self._on_device.pop(key, None)
 
     def drop(self, key: str) -> None:
-        """Give up the place on the host."""
+        """Free the adapter's memory on the host."""
         self._on_host.pop(key, None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all adapters."""
         self._on_host.clear()
         self._on_device.clear()
         self._products.clear()
@@ -76,7 +76,7 @@ class ModelAdapters:
     # -- a step --------------------------------------------------------------------------------------------------
 
     def begin_step(self, rows: Sequence[PlanRow]) -> AdapterStep | None:
-        """What the adapters of `rows` add, whose tokens are packed in order; None if no row has any."""
+        """What the adapters of `rows` add; the rows' tokens are packed in order. None if no row has an adapter."""
         segments: list[Segment] = []
         start = stop = 0
         current: str | None = None
@@ -93,12 +93,12 @@ class ModelAdapters:
             segments.append(Segment(start, stop, self._on_device[key]))
 
     def applied(self, step: AdapterStep) -> AbstractContextManager[None]:
-        """The model adds what `step` says to its layers' outputs."""
+        """Let the model add `step`'s adapters to its layers' outputs inside the block."""
         return self._sites.applied(step)
 
 
 def check_complete(step: AdapterStep) -> None:
-    """Raise `InternalError` if the model computed a layer in some other way than by calling it: the adapter would have
-    been left out there, and nobody would have noticed."""
+    """Raise `InternalError` if the model computed a layer in some other way than by calling it: there the adapter would
+    have been left out without any sign."""
     if step.num_added != len(step.by_site):
         raise InternalError(f"{step.num_added} of the {len(step.by_site)} layers that have adapters were computed")

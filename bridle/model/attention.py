@@ -33,7 +33,7 @@ def bridle_attention(
     s_aux: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over the paged cache: new keys and values go in, [1, T, Hq, Dv] comes out."""
+    """Attention over the paged cache: the new keys and values are stored, and [1, T, Hq, Dv] is returned."""
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     if attention_mask is not None:
@@ -63,7 +63,8 @@ class PagedAttention:
 
     @property
     def is_plain(self) -> bool:
-        """Whether other ways of computing the same may stand in: not where one kernel was asked for as the oracle."""
+        """Whether another way to compute the same may be used. It may not when a certain kernel was asked for as the
+        reference."""
         return self.step is not None and self.kernel.name != "reference"
 
     def __call__(

@@ -1,4 +1,4 @@
-"""What lies in a model folder, looked at before anything is loaded: files, sizes, headers. No torch.
+"""Inspects a model folder before anything is loaded: files, sizes, headers. No torch.
 
 A checkpoint is config.json plus safetensors. Damage is found here, from headers alone, so that it becomes one clear
 sentence instead of a crash minutes later. Pickles and code in a checkpoint are never run.

@@ -26,7 +26,7 @@ from bridle.model.linear import as_function
 from bridle.model.quantize import Int8Linear
 from bridle.native.linear import QuantizedLinear
 
-#: Families whose layers have this make. A layer that computes something else would fail the comparison.
+#: Families whose layers have this form. A layer that computes something else would fail the comparison.
 DENSE_FAMILIES = frozenset({"llama", "mistral", "ministral", "qwen2", "qwen3", "seed_oss", "smollm3"})
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _NUM_TRIAL_TOKENS = 6
@@ -59,7 +59,7 @@ class DenseLayer(nn.Module):
         self._rotated = self.num_heads + self.num_kv_heads
 
     def bind(self) -> None:
-        """Settle on the linear layers as they are now: later replacements have no effect."""
+        """Use the linear layers that are in place now: later replacements have no effect."""
         self._qkv, self._out = as_function(self.qkv), as_function(self.out)
         self._gate_up, self._down = as_function(self.gate_up), as_function(self.down)
 
@@ -132,7 +132,7 @@ def _try_lower(model: Any, layer: Any, geometry: Geometry) -> DenseLayer | None:
     try:
         lean = DenseLayer(layer, geometry.layers[layer.self_attn.layer_idx])
     except (AttributeError, TypeError):
-        return None  # the layer lacks a part, or has another in its place
+        return None  # the layer lacks a part, or has another one in its place
     parameter = next(layer.parameters())
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1, _NUM_TRIAL_TOKENS, model.config.hidden_size, generator=generator).to(parameter)
@@ -143,7 +143,7 @@ def _try_lower(model: Any, layer: Any, geometry: Geometry) -> DenseLayer | None:
         try:
             have = lean(rows, position_embeddings=embeddings)
         except RuntimeError:
-            return None  # shapes that only look alike, such as partial rotation
+            return None  # the shapes fit by chance, as with partial rotation
     return lean if is_close(want, have) else None
 
 
@@ -161,7 +161,8 @@ def attend_causally(
     options: AttentionOptions,
     extra: dict[str, Any],
 ) -> Tensor:
-    """A handler for trials: one sequence, no cache; scaled by the window, so that a forgotten one shows."""
+    """A handler for trials: one sequence, no cache. Its scale depends on the window, so that a window that was left out
+    shows."""
     query, key, value = (heads.transpose(0, 1).unsqueeze(0) for heads in (query, key, value))
     out = scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=options.scaling, enable_gqa=query.shape[1] != key.shape[1]
@@ -191,7 +192,7 @@ def _head_norm(attention: Any, num_heads: int, num_kv_heads: int) -> Norm | None
 
 
 class Joined(nn.Module):
-    """Several layers of one input, of which each is computed by itself: what cannot be one product."""
+    """Several layers of one input that cannot be one product; each is computed by itself."""
 
     def __init__(self, linears: Sequence[Any]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A whole dense model as one short function, where all its layers have the lean form.
+"""A whole dense model as one short function, for models whose layers all have the lean form.
 
-Skips what the library does around the layers in every call: argument handling, masks, output objects. Used only after
-it gave the same logits as the model itself.
+It skips what the library does around the layers in every call: argument handling, masks, output objects. It is used
+only after it gave the same logits as the model itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DenseModel:
         self._layers: list[DenseLayer] = list(body.layers)
         self._norm = Norm(body.norm)
         self._head = as_function(model.lm_head)
-        self.hidden: Tensor | None = None  # [R, hidden] what went into the head in the last pass
+        self.hidden: Tensor | None = None  # [R, hidden] the inputs of the head in the last pass
         for layer in self._layers:
             layer.bind()
         self.native = try_native_step(self._layers)
@@ -65,7 +65,7 @@ def as_embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def try_lower_model(model: Any) -> DenseModel | None:
-    """The short form of `model`, or None if it does not have the make or gives other logits."""
+    """The short form of `model`; None if the model has another structure or the short form gives other logits."""
     if not all(isinstance(layer, DenseLayer) for layer in getattr(getattr(model, "model", None), "layers", [None])):
         return None
     try:

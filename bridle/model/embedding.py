@@ -1,4 +1,4 @@
-"""An embedding that keeps its rows packed and decodes those that it is asked for."""
+"""An embedding that keeps its rows packed, and decodes only those that are asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridle.gguf.blocks import decode_blocks
 
 
 class QuantizedEmbedding(nn.Module):
-    """In the place of `original`, an `nn.Embedding` or a kind of it that scales its rows."""
+    """Replaces `original`, an `nn.Embedding` or a subclass of it that scales its rows."""
 
     blocks: Tensor
     scale: Tensor | None

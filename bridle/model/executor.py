@@ -1,8 +1,8 @@
 """The in-process backend: plans in, tokens out.
 
-Keeps mirrors, packs each plan, runs the model once, lets the sampler read the logits. One thread calls it. An error
-in one step forgets all sequences and leaves the process alive: the engine computes them again, one at a time, so that
-only the one at fault ends.
+The executor keeps mirrors, packs each plan, runs the model once, and lets the sampler read the logits. One thread calls
+it. An error in one step forgets all sequences and leaves the process alive: the engine computes them again, one at a
+time, so that only the one at fault ends.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class LocalExecutor:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that weights and KV cache take; none once it is closed."""
+        """The memory of weights and KV cache; 0 once the executor is closed."""
         return 0 if self._runner is None else self._runner.num_bytes
 
     def forward(self, plan: StepPlan) -> None:
         """Apply the plan and compute its rows. On CUDA this returns before the device is done.
 
-        Raises `InternalError` for a stale or inconsistent plan (nothing has changed then), as one with an adapter that
-        is not on the device is, and if the step failed on the way (all mirrors and KV are forgotten then).
+        Raises `InternalError` for a stale or inconsistent plan, such as one with an adapter that is not on the device;
+        nothing has changed then. Raises it, too, if the step failed on the way; all mirrors and KV are forgotten then.
         """
         runner = self._require_runner()
         self._check_plan(plan)
@@ -94,7 +94,7 @@ class LocalExecutor:
             raise self._lose(error, f"sampling of step {batch.step}") from error
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """What these rows of the last forward pass were before the head, each of length 1."""
+        """The hidden states of these rows of the last forward pass, as they entered the head, scaled to length 1."""
         hidden = self._require_runner().hidden
         if step != self._step or hidden is None:
             raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
@@ -112,7 +112,8 @@ class LocalExecutor:
         self._step = self._logits = None
 
     def clear_kv(self, num_blocks: int) -> None:
-        """Fill the first blocks of the KV pool with zeros, so that what is read before it is written is a number."""
+        """Fill the first blocks of the KV pool with zeros, so that positions that are read before they are written hold
+        numbers."""
         self._require_runner().attention.cache.clear(num_blocks)
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class LocalExecutor:
 
     @property
     def adapter_epoch(self) -> int:
-        """Always the same: what was read is never lost."""
+        """Always the same number: this process never loses what was read."""
         return 0
 
     def read_adapter(self, key: str, files: AdapterFiles) -> None:
@@ -147,7 +148,7 @@ class LocalExecutor:
         self._require_adapters().drop(key)
 
     def drop_adapters(self) -> None:
-        """Give up all of them."""
+        """Forget all adapters."""
         if self._adapters is not None:
             self._adapters.clear()
 
@@ -184,8 +185,8 @@ class LocalExecutor:
         return self._adapters
 
     def _lose(self, error: Exception, what: str) -> InternalError:
-        """A step failed in the middle: no mirror can be trusted. It is a fault of that step, not the loss of a device
-        in another process, so the engine looks for the sequence that causes it."""
+        """Forget all mirrors after a step that failed in the middle, since none can be trusted. The error is a fault of
+        that step, not the loss of a device in another process, so the engine looks for the sequence that causes it."""
         self._mirrors.clear()
         self._logits = None
         return InternalError(f"{what} failed on {self._device}: {type(error).__name__}: {error}")

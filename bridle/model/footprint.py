@@ -1,4 +1,5 @@
-"""How much memory a model will take, by its files, and how much there is. Bytes throughout. Loads nothing."""
+"""Estimates how much memory a model will take, from its files, and how much there is. In bytes throughout. Loads
+nothing."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from bridle.model.loader import choose_device, choose_dtype
 from bridle.model.memory import free_memory
 from bridle.model.resolve import resolve_model
 
-#: Where nothing is said, either tier of adapters gets at most this part of what is free.
+#: By default, either tier of adapters gets at most the free memory divided by this.
 _ADAPTER_PART = 8
 
 
 def weights_of(config: ModelConfig) -> int:
-    """What the weights of a model will take, by the headers of its files; fetches them if need be. Raises what loading
-    would raise for a checkpoint that cannot be loaded."""
+    """The bytes that a model's weights will take, from the headers of its files, which are downloaded if need be.
+    Raises the error of loading for a checkpoint that cannot be loaded."""
     checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
     device = choose_device(config.device)
     dtype = choose_dtype(config, guards.read_config(checkpoint), device)
@@ -28,13 +29,13 @@ def weights_of(config: ModelConfig) -> int:
 
 
 def free_on(config: ModelConfig) -> int:
-    """What is free on the device that a model would be loaded to."""
+    """The free bytes on the device that a model would be loaded to."""
     return free_memory(choose_device(config.device))
 
 
 def settle_adapters(config: ModelConfig, engine: EngineConfig, num_copies: int = 1) -> tuple[ModelConfig, EngineConfig]:
-    """`engine` with numbers for the memory of adapters, and `config` with what that takes of the device set aside.
-    `num_copies` engines like this one divide the machine."""
+    """`engine` with numbers for the memory of adapters, and `config` with that memory of the device set aside.
+    `num_copies` engines like this one share the machine."""
     device = choose_device(config.device)
     engine = replace(
         engine,
@@ -49,11 +50,11 @@ def _part(wanted: int, device: torch.device, num_copies: int) -> int:
 
 
 def _reserve(config: ModelConfig, engine: EngineConfig, device: torch.device) -> int:
-    """What adapters take at most of the memory that a model and its KV cache are in."""
+    """The most bytes that adapters take of the memory that holds the model and its KV cache."""
     assert engine.adapter_memory is not None
     assert engine.adapter_host_memory is not None
     reserve = engine.adapter_memory
-    if device.type == "cpu" or config.adapter_kernel == "torch":  # weights of a step's adapters, side by side
+    if device.type == "cpu" or config.adapter_kernel == "torch":  # for the weights of a step's adapters, side by side
         reserve += Stacks.MAX_STACKS * min(MAX_STACK_BYTES, engine.adapter_memory)
     if device.type == "cpu":
         reserve += engine.adapter_host_memory

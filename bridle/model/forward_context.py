@@ -1,8 +1,8 @@
-"""What the registered attention function does during the forward pass at hand.
+"""The handler that the registered attention function calls during a forward pass.
 
-Models of the library call one function by name and give it nothing of ours, and several drop unknown keywords on
-the way. So the step's data travels beside the call: whoever runs a forward pass sets a handler around it. The slot
-is per thread, since each loaded model has an engine thread of its own.
+Models of the library call one function by name. They pass it no data of ours, and several drop unknown keywords on the
+way. So the step's data travels beside the call: the caller of a forward pass sets a handler around it. There is one
+slot per thread, since each loaded model has an engine thread of its own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class AttentionOptions(NamedTuple):
 
 
 class AttentionHandler(Protocol):
-    """Stands in for attention. `query` is [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv, Dv], all for the new
-    tokens only; the result is [T, Hq, Dv]. `extra` holds what else the model handed over."""
+    """Computes attention in the library's place. `query` is [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv, Dv], all
+    for the new tokens only; the result is [T, Hq, Dv]. `extra` holds the other keywords that the model passed."""
 
     def __call__(
         self,
@@ -52,7 +52,7 @@ _slot = _Slot()
 
 @contextmanager
 def attention_handler(handler: AttentionHandler) -> Iterator[None]:
-    """Let `handler` answer the attention calls that this thread makes inside the block."""
+    """Let `handler` answer this thread's attention calls inside the block."""
     previous, _slot.handler = _slot.handler, handler
     try:
         yield
@@ -61,7 +61,7 @@ def attention_handler(handler: AttentionHandler) -> Iterator[None]:
 
 
 def current_handler() -> AttentionHandler:
-    """The handler in force. Raises `InternalError` outside of a step."""
+    """The handler of the forward pass under way. Raises `InternalError` if there is none."""
     handler = _slot.handler
     if handler is None:
         raise InternalError("a model loaded by bridle was called outside of a step")

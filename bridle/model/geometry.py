@@ -1,8 +1,8 @@
-"""What a model's attention looks like, learned by watching: one dry forward pass, every call recorded.
+"""The shapes of a model's attention, learned from one dry forward pass in which every call is recorded.
 
-Shapes are not read from the configuration, since field names differ between families, one model may mix head sizes,
-and values may be narrower than keys. The same pass is the second guard: each layer must have called, and none may
-hand over something that the kernels would have to ignore.
+Shapes are not read from the configuration, because field names differ between families, one model may mix head sizes,
+and values may be narrower than keys. The same pass is the second guard: each layer must have called, and none may pass
+a keyword that the kernels would have to ignore.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HARMLESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """One layer's KV: `num_kv_heads` heads of `key_dim` and `value_dim` numbers, and how it is attended."""
+    """One layer's KV: `num_kv_heads` heads of `key_dim` and `value_dim` numbers, and its attention's options."""
 
     num_heads: int
     num_kv_heads: int
@@ -56,7 +56,7 @@ class LayerGeometry:
 
 
 class GeometryRecorder:
-    """A handler that attends to nothing and remembers who called, with what shapes and what else."""
+    """A handler that computes no attention. It records which layer called, with what shapes and other keywords."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerGeometry] = {}
@@ -112,7 +112,7 @@ class Geometry:
 
     @property
     def numbers_per_token(self) -> int:
-        """Numbers that one token takes in the whole cache."""
+        """How many numbers one token takes in the whole cache."""
         return sum(layer.numbers_per_token for layer in self.layers.values())
 
     @property

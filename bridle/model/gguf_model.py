@@ -1,8 +1,8 @@
-"""The weights of a GGUF file in the library's own model class, quantized layers as they are stored.
+"""The weights of a GGUF file in the library's own model class; quantized layers stay as they are stored.
 
-The model is made without memory, then each place gets its tensor: packed matrices become `QuantizedLinear`, the
-embedding decodes the rows that it is asked for, everything else becomes numbers. Nothing is left empty, and nothing of
-the file is left over.
+The model is made without memory, then each parameter gets its tensor. Packed matrices become `QuantizedLinear`, the
+embedding decodes the rows that are asked for, and all other tensors become numbers. Every parameter must get a tensor,
+and every tensor must be used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bridle.model.embedding import QuantizedEmbedding
 from bridle.native.ggml import TYPES
 from bridle.native.linear import QuantizedLinear
 
-#: Rows of matrices that are decoded at once, by numbers.
+#: How many numbers are decoded at once, in whole rows of a matrix.
 _MAX_NUMBERS = 1 << 24
 
 
@@ -54,7 +54,7 @@ def read_gguf_model(
 
 
 class _Filling:
-    """One pass over the places of a model."""
+    """Fills all parameters of one model."""
 
     def __init__(
         self, source: GgufModel, family: Family, model: Any, dtype: torch.dtype, *, keeps_blocks: bool
@@ -92,7 +92,7 @@ class _Filling:
     # -- packed ---------------------------------------------------------------------------------------------------
 
     def _fill_linear(self, name: str, linear: nn.Linear) -> bool:
-        """Put a quantized layer in the place of a linear one, if the file's matrix is packed."""
+        """Replace a linear layer by a quantized one, if the file's matrix is packed."""
         rule, layer = self._rule(f"{name}.weight")
         if name == "lm_head" and self.model.config.tie_word_embeddings:
             rule = self.rules["model.embed_tokens"][0]
@@ -198,7 +198,7 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
 
 
 def _divide_frequencies(model: Any, source: GgufModel) -> None:
-    """Llama 3's scaling of rotary positions, which a file holds as a divisor of each frequency."""
+    """Apply Llama 3's scaling of rotary positions, which a file holds as a divisor of each frequency."""
     if "rope_freqs.weight" not in source.tensors:
         return
     factors = torch.tensor(read_line(source, "rope_freqs.weight"))

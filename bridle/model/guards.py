@@ -1,8 +1,8 @@
-"""The first guard: what a configuration alone says against a model. See `geometry` for the second, `parity` for the
-third.
+"""The first guard: refuses a model because of its configuration alone. See `geometry` for the second guard, `parity`
+for the third.
 
-A family that would load and then answer wrongly is worse than one that is refused, so whatever carries state or
-order outside of attention over past tokens is refused by name, with the reason.
+A family that loads and then answers wrongly is worse than one that is refused. So a model is refused by name, with the
+reason, if it keeps state or order outside of attention over past tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from bridle.gguf.folder import REFUSED
 from bridle.model.checkpoint import Checkpoint
 from bridle.model.packed.schemes import read_scheme
 
-#: Families whose packed, paged results are compared with their own eager attention in the test-suite, or were by
-#: hand. Others get a parity check while loading.
+#: Families whose packed, paged results were compared with their own eager attention, in the test-suite or by hand.
+#: Others are compared while loading.
 KNOWN_FAMILIES = frozenset(
     {
         "cohere",
@@ -86,7 +86,7 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 def check_structure(config: PreTrainedConfig) -> None:
-    """Refuse what is not a plain decoder of text."""
+    """Refuse a model that is not a plain decoder of text."""
     name = config.model_type
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"model type {name!r} is an encoder-decoder; bridle serves decoder-only models")

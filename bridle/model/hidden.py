@@ -1,4 +1,4 @@
-"""What a model of the library has made of a text before its head turns it into logits: taken as it goes in."""
+"""The hidden states of a text, recorded as they enter the model's head, which turns them into logits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class HeadInput:
-    """Sees what goes into a model's head. `size` is its length, 0 where the library does not say which part the head
+    """Records the inputs of a model's head. `size` is their length; 0 if the library does not say which module the head
     is."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -23,7 +23,8 @@ class HeadInput:
         self._seen = inputs[0]
 
     def rows(self, logits_rows: Tensor) -> Tensor | None:
-        """Those of the last pass that give logits [R, hidden]; a head that saw all T positions shows only these."""
+        """The hidden states [R, hidden] of the last pass for the rows that give logits, also where the head saw all T
+        positions. None if there are none."""
         seen, self._seen = self._seen, None
         if seen is None:
             return None

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 #: Fewest numbers in a float32 matrix that is worth rearranging.
 MIN_FLOAT32_SIZE = 1 << 22
 
-#: Rows up to which a float32 product is faster with the usual order.
+#: Up to this many rows a float32 product is faster with the usual order.
 MAX_PLAIN_ROWS = 2
-#: Share of the free memory that keeping both orders may take.
+#: The share of the free memory that may be used to keep both orders.
 PLAIN_SHARE = 0.125
 
 _linear = torch.ops.mkldnn._linear_pointwise
@@ -27,7 +27,7 @@ _reorder = torch.ops.mkldnn._reorder_linear_weight
 
 
 class PackedLinear(nn.Module):
-    """An `nn.Linear` whose weight is kept rearranged. `weight` gives it back in its usual order (perhaps slowly).
+    """An `nn.Linear` whose weight is kept rearranged. Reading `weight` gives it in its usual order (perhaps slowly).
 
     With `keeps_plain` the usual order is kept as well, and serves calls of one or two rows.
     """
@@ -58,7 +58,7 @@ class PackedLinear(nn.Module):
 
 
 def as_function(linear: nn.Module) -> Callable[[Tensor], Tensor]:
-    """`linear` without the cost of a module call, as it is now: later replacements are not seen."""
+    """`linear` as a plain function, without the cost of a module call. Later replacements of the layer are not seen."""
     if type(linear) is nn.Linear and "forward" not in vars(linear):
         return partial(nn.functional.linear, weight=linear.weight, bias=linear.bias)
     function: Callable[[Tensor], Tensor] = linear.forward
@@ -76,7 +76,7 @@ def is_worth_packing(linear: nn.Linear) -> bool:
 
 
 def pack_linears(model: nn.Module, progress: Callable[[float], None] | None = None) -> int:
-    """Replace every plain linear layer that gains by it, one at a time; gives their number.
+    """Replace every plain linear layer that becomes faster, one at a time; returns their number.
 
     In float32, one or two rows are faster with the usual order: it is kept beside the other where that costs nothing,
     as in a head that shares the embedding's weight, or next to nothing of the memory that is free.

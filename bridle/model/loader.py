@@ -1,6 +1,6 @@
 """From a `ModelConfig` to a running executor: find, inspect, read, check, prepare, allocate.
 
-Each stage may refuse, with a sentence that says why; nothing of a checkpoint is ever executed.
+Each stage may refuse the model, with a sentence that says why. Code in a checkpoint is never executed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def load_executor(
 ) -> LocalExecutor:
     """Load a model and make it ready to compute.
 
-    `progress(what, share)` is told what is being done and how far it is, from 0 to 1, by a thread that ends with
-    loading. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, each with what would have to change.
+    `progress(what, share)` is called with the present stage and its share that is done, from 0 to 1, from a thread that
+    ends with loading. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, each with what would have to
+    change.
     """
     report = progress or (lambda what, share: None)
     return run_apart(lambda: _load(config, report, sampler), "bridle-load")
@@ -82,7 +83,7 @@ def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> Loc
     report("checking the attention layers", 0.7)
     geometry = discover_geometry(model, settings.num_hidden_layers, device)
     _check_unknown_family(model, settings, geometry, device)
-    if plan is None:  # lean layers and packed weights know nothing of other processes
+    if plan is None:  # lean layers and packed weights cannot be split over processes
         lower_model(model, geometry, device)
         if config.quantization == "auto":
             report("choosing the form of weights", 0.72)
@@ -110,8 +111,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def _choose_threads(num_threads: int | None) -> None:
-    """So many threads compute; by default torch's choice, but no more than there is processor time for: torch counts
-    the machine's cores, and a container that has two of sixty-four would spend its time waiting for threads."""
+    """Set the number of threads that compute. The default is torch's choice, but no more than this process has
+    processor time for: torch counts the machine's cores, and a container that has two of sixty-four would spend its
+    time waiting for threads."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     elif torch.get_num_threads() > (cores := num_cores()):
@@ -147,7 +149,7 @@ def read_model(
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
-                ignore_mismatched_sizes=True,  # they are refused below, with their shapes
+                ignore_mismatched_sizes=True,  # they are refused below, with a message that names their shapes
                 output_loading_info=True,
             )
     except BridleError:
@@ -256,7 +258,7 @@ def build_executor(
         return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters)
 
     def allocate(num_blocks: int) -> LocalExecutor:
-        for size in (1, num_blocks):  # the old pool goes before the new one comes
+        for size in (1, num_blocks):  # the old pool is freed before the new one is made
             runner.attention.cache = KVCache(geometry, size, block_size, dtype, device)
         return over(num_blocks, _standard_sampler())
 
@@ -281,7 +283,7 @@ def _standard_sampler() -> Sampler:
 def _check_unknown_family(
     model: nn.Module, settings: PreTrainedConfig, geometry: Geometry, device: torch.device
 ) -> None:
-    """A family that was never compared with its own eager attention is compared now."""
+    """Compare a family's results with its own eager attention, if that was never done for this family."""
     if settings.model_type in guards.KNOWN_FAMILIES:
         return
     from bridle.model.parity import compare_with_eager
@@ -296,7 +298,7 @@ def _check_unknown_family(
 
 @contextmanager
 def _quiet_library() -> Iterator[None]:
-    """No progress bars and load reports of the library's own: what is wrong becomes an error here."""
+    """Silence the library's progress bars and load reports; its findings are raised as errors here."""
     verbosity = library_logging.get_verbosity()
     bars = library_logging.is_progress_bar_enabled()
     library_logging.set_verbosity_error()

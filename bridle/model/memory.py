@@ -1,4 +1,4 @@
-"""What memory there is, and what something takes while it runs. Bytes throughout."""
+"""How much memory is free, and how much some work takes while it runs. In bytes throughout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None:
-    """Refuse weights of `needed` bytes, with numbers of `item_size`, that cannot fit before reading them."""
+    """Refuse weights of `needed` bytes, with numbers of `item_size` bytes, before reading them if they cannot fit."""
     free = free_memory(device)
     if needed > free:
         raise UnsupportedModel(
@@ -41,7 +41,7 @@ def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None
 
 
 def run_with_peak(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
-    """Run something; gives its result, and the bytes that it took at most beside what it leaves behind."""
+    """Call `run`; returns its result, and the most bytes that it took at once beside those that it leaves behind."""
     if device.type == "cuda":
         return _run_on_cuda(device, run)
     return_memory()
@@ -65,14 +65,14 @@ def _run_on_cuda(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
 
 
 def return_memory() -> None:
-    """Give the system back what the allocator keeps of earlier work, so that it is free for others to see."""
+    """Return memory that the allocator keeps from earlier work to the system, so that others see it as free."""
     gc.collect()
     return_free_memory()
 
 
 def _forget_peak() -> None:
-    """Let the process's peak begin anew, where the system can do that; elsewhere it is that of its whole life, which is
-    too much rather than too little."""
+    """Reset the process's peak of memory, where the system can do that. Elsewhere the peak is that of its whole life,
+    which overestimates."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -92,7 +92,7 @@ def _peak() -> int:
 
 
 def show_bytes(size: int) -> str:
-    """A size as people write it."""
+    """A size for people to read."""
     if size < 1 << 20:
         return f"{size} bytes"
     return f"{size / (1 << 20):.1f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.1f} GiB"

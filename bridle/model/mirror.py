@@ -1,7 +1,7 @@
 """The executor's copy of one sequence: its tokens, its block table, and where that table is contiguous.
 
-Updated only by plans. Contiguous runs of blocks are tracked as the table grows and shrinks, because a kernel can
-read the KV of a run as one view. Knows nothing of tensors.
+Only plans change it. Contiguous runs of blocks are tracked as the table grows and shrinks, because a kernel can read
+the KV of a run as one view. Knows nothing of tensors.
 """
 
 from __future__ import annotations

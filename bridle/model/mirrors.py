@@ -1,4 +1,4 @@
-"""The executor's copies of all sequences, kept up to date by plans and by nothing else.
+"""The executor's copies of all sequences, which only plans change.
 
 A plan is checked as a whole before anything changes, so a refused one leaves every mirror as it was.
 """
@@ -40,9 +40,9 @@ class Mirrors:
         self._mirrors.clear()
 
     def apply(self, plan: StepPlan) -> list[Mirror]:
-        """Check `plan`, then bring the mirrors up to it; gives the mirror of each row, in order.
+        """Check `plan`, then apply it to the mirrors; returns the mirror of each row, in order.
 
-        Raises `InternalError` that names what is off.
+        Raises `InternalError` that names the contradiction.
         """
         self._check(plan)
         for fork in plan.forks:

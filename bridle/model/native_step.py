@@ -1,7 +1,7 @@
-"""All layers of a dense model as one call of the native kernels, where every product of theirs is quantized.
+"""Computes all layers of a dense model in one call of the native kernels, if every product of theirs is quantized.
 
-Used for every step without adapters, prompts and single tokens alike, so that a token's numbers do not depend on what
-else is in its step. The lean layers compute the same in torch.
+It is used for every step without adapters, prompts and single tokens alike, so that a token's numbers do not depend on
+what else is in its step. The lean layers compute the same in torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bridle.native.linear import NativeWeight
 
 
 class NativeStep:
-    """The layers of one model. `fits` says whether a step can go this way."""
+    """The layers of one model. `fits` says whether a step can be computed this way."""
 
     def __init__(self, found: Kernels, layers: Sequence[DenseLayer], described: Sequence[Layer], heads: Heads) -> None:
         self._found, self._described, self._heads = found, described, heads
@@ -32,7 +32,7 @@ class NativeStep:
         self._ready: tuple[KVCache, Layers] | None = None
 
     def fits(self, cache: KVCache) -> bool:
-        """Whether the cache is one that the kernels read, and no adapter answers in a layer's place."""
+        """Whether the kernels can read the cache, and no adapter computes in a layer's place."""
         layer = cache.layers[self._numbers[0]]
         return layer.keys.dtype is torch.float32 and not any("forward" in vars(module) for module in self._modules)
 
@@ -51,7 +51,7 @@ class NativeStep:
 
 
 def try_native_step(layers: Sequence[DenseLayer]) -> NativeStep | None:
-    """The layers as one call, or None if a part of them is not for the kernels."""
+    """The layers as one call; None if the kernels cannot compute a part of them."""
     found = kernels()
     if found is None:
         return None

@@ -45,11 +45,11 @@ class PackedRow:
 
 @dataclass(slots=True)
 class PackedStep:
-    """Inputs of one forward pass over T tokens, R of which give logits."""
+    """The inputs of one forward pass over T tokens, R of which give logits."""
 
     input_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T]
-    slots: Tensor  # [T] where the K and V of each token go
+    slots: Tensor  # [T] where the K and V of each token are stored
     logits_rows: Tensor  # [R] indices into T
     rows: list[PackedRow]
     block_size: int

@@ -1,8 +1,8 @@
-"""The third guard: does a packed, paged run give what the model's own eager attention gives?
+"""The third guard: compares a packed, paged run with the model's own eager attention.
 
 Three sequences go through chunked prefill, decodes and mixed steps over scattered blocks; every position's logits are
-compared with those of one plain eager pass per sequence. Sliding windows are narrowed for the trial, on both sides,
-so that a short run is longer than any window.
+compared with those of one plain eager pass per sequence. Sliding windows are narrowed for the trial, on both sides, so
+that a short run is longer than any window.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def check_model(
         loader.prepare_linears(model, config)  # both passes in the same integers
 
     def prepare() -> None:
-        """Between the eager and the packed pass: what the engine's loader does to the model."""
+        """Change the model as the engine's loader does, between the eager and the packed pass."""
         loader.lower_model(model, discover_geometry(model, settings.num_hidden_layers, target), target)
         loader.prepare_linears(model, config)
 
@@ -121,8 +121,8 @@ def compare_with_eager(
 ) -> ParityReport:
     """Compare a loaded model's packed, paged pass with its own eager attention.
 
-    `prepare` is called between the two, while sliding windows are narrowed; apart from what it does, the model is
-    left as it was.
+    `prepare` is called between the two, while sliding windows are narrowed. Apart from its changes, the model is left
+    as it was.
     """
     config: Any = model.config
     dtype = next(model.parameters()).dtype

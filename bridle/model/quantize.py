@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 #: Matrices with fewer inputs or outputs than this stay in floating point: too little to gain.
 MIN_SIDE = 32
-#: The product that is tried: inputs and outputs, and the rows of a small and a middling batch.
+#: The product that is tried: its inputs and outputs, the rows of a small and of a middling batch, and how often.
 _TRIAL_SIDE, _TRIAL_ROWS, _TRIAL_ROUNDS = 1024, (1, 16), 5
 
 
@@ -111,7 +111,7 @@ def make_quantized(linear: nn.Linear, form: str) -> nn.Module:
 
 
 def prepare_quantized(model: nn.Module) -> int:
-    """Bring the layers whose weights came quantized into the order of the kernels; gives their number."""
+    """Convert the layers whose weights came quantized into the kernels' order; returns their number."""
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     return sum(layer.prepare() for layer in layers)
 

@@ -1,6 +1,6 @@
-"""From the name of a model to a folder on this machine. Knows files and the hub, nothing of weights; no torch.
+"""Finds the folder of a model on this machine by its name. It knows files and the hub, nothing of weights; no torch.
 
-Only safetensors, GGUF, JSON and tokenizer files are ever fetched: no pickles, no Python code.
+Only safetensors, GGUF, JSON and tokenizer files are ever downloaded: no pickles, no Python code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
 from bridle.gguf.folder import unpack
 from bridle.gguf.shards import is_first_piece
 
-#: What is fetched from the hub. `*.txt` and `*.model` are vocabularies of older tokenizers.
+#: The files that are downloaded from the hub. `*.txt` and `*.model` are vocabularies of older tokenizers.
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer*", "*.model", "*.jinja")
 HUB_IGNORED = ("original/*", "*.bin", "*.pt", "*.pth", "*.py", "*.gguf", "onnx/*", "coreml/*")
 
@@ -50,8 +50,8 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
 
 def _unpacked(folder: Path, kind: str | None) -> Path:
-    """`folder`, or what the GGUF file in it (that of type `kind`) is unpacked into. A folder with a configuration of
-    its own is a model by itself."""
+    """`folder` itself, or the folder into which its GGUF file (of type `kind`) is unpacked. A folder with a
+    configuration of its own is a model by itself."""
     if kind is None and (folder / "config.json").is_file():
         return folder
     found = sorted(path for path in folder.rglob("*.gguf") if is_first_piece(path.name))
@@ -92,7 +92,7 @@ def _fetch(model: str, revision: str | None, patterns: Sequence[str] = ()) -> Pa
 
 
 def _translate(error: Exception, model: str, revision: str | None) -> BridleError:
-    """The hub client's many errors, as one sentence that says what to do."""
+    """One of the hub client's many errors, as one sentence that says what to do."""
     from huggingface_hub import errors
 
     at = f" at revision {revision!r}" if revision else ""

@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 def fix_rotary_scaling(model: nn.Module, max_model_len: int) -> list[str]:
-    """Freeze the frequencies of all rotary modules; says in words what was fixed."""
+    """Freeze the frequencies of all rotary modules; returns in words what was fixed."""
     notes = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)

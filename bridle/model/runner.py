@@ -22,14 +22,14 @@ class ModelRunner:
         self.model = model
         self.attention = attention
         self._short = try_lower_model(model)
-        # A few classes compute all logits: then the wanted rows are picked afterwards.
+        # A few model classes compute the logits of all positions; then the wanted rows are picked afterwards.
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._head_input = HeadInput(model)
-        self.hidden: Tensor | None = None  # [R, hidden] what the last step's logits were made from, if that is known
+        self.hidden: Tensor | None = None  # [R, hidden] the last step's inputs of the head, if known
 
     @property
     def embedding_size(self) -> int:
-        """Length of a row of `hidden`; 0 if it is never known."""
+        """The length of a row of `hidden`; 0 if hidden states are never known."""
         return self._head_input.size
 
     @property
@@ -39,7 +39,7 @@ class ModelRunner:
         return sum(sizes.values()) + self.attention.cache.num_bytes
 
     def run(self, step: PackedStep) -> Tensor:
-        """Write the step's keys and values, and give logits [R, V] of its logits rows."""
+        """Write the step's keys and values into the cache; returns the logits [R, V] of its logits rows."""
         attention = self.attention
         attention.step = step
         attention.kernel.begin(step)

@@ -1,12 +1,12 @@
 """Logits to tokens: the standard sampler of every torch backend.
 
 Per row, in this order: gather (a copy), logit bias, mask, penalties, watermark, temperature, top-k, top-p, min-p,
-typical-p, draw. Log-probabilities are those of the raw row, or of the row after bias and mask. The arrays of
-a step are rebuilt from its rows, so a request may change its parameters from one token to the next, and steps
-that no row asks for are skipped. It knows nothing of KV, blocks or text.
+typical-p, draw. Log-probabilities are those of the raw row, or of the row after bias and mask. The arrays of a step are
+rebuilt from its rows, so a request may change its parameters from one token to the next, and operations that no row
+asks for are skipped. The sampler knows nothing of KV, blocks or text.
 
-A row's token is a function of its logits, parameters, history, key and draw alone: bitwise the same whatever
-else is in the batch and however wide the vocabulary is padded.
+A row's token is a function of its logits, parameters, history, key and draw alone: bitwise the same whatever else is in
+the batch and however wide the vocabulary is padded.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bridle.model.sampling.uniform import uniforms
 from bridle.model.sampling.watermark import apply_watermarks
 from bridle.outputs import Logprob
 
-#: What a row answers when nothing can be drawn from it.
+#: The token of a row from which nothing can be drawn.
 NOTHING = -1
 
-#: Logits in work at once. On a CPU so few that a core caches them through the dozen passes over them: a quarter
-#: to a third less time than with eight times as many (64 rows; 32,000 and 152,000 tokens).
+#: How many logits are worked on at once. On a CPU they are so few that a core caches them through the dozen passes over
+#: them: this takes a quarter to a third less time than eight times as many (64 rows; 32,000 and 152,000 tokens).
 _MAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
 _SMALLEST_TEMPERATURE = 1e-30  # below, float32 has nothing left to divide by
 

@@ -1,7 +1,7 @@
-"""How large the KV pool becomes: as large as was asked for, or what is left beside the largest step, which is run.
+"""Decides how large the KV pool is: as large as was asked for, or what is left beside the largest step, which is run.
 
-A trial pool is made that holds one full context and a block for every sequence; the largest step runs in it; what that
-took at most is set aside, and of what is then free the pool gets its share.
+First a trial pool is made that holds one full context and a block for every sequence, and the largest step runs in it.
+The most memory that the step took is set aside, and the pool gets its share of what is then free.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 #: Tokens per block. CPUs read contiguous runs of blocks as one, so small blocks cost nothing there and share
 #: prefixes well; CUDA's paged flash attention wants multiples of 256.
 DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 256}
-#: Share of what is free that the pool gets. A CPU's memory is also everybody else's.
+#: The share of the free memory that the pool gets. Other programs need a CPU's memory, too.
 SHARE = {"cpu": 0.5, "cuda": 0.95}
-#: Nobody needs more than so many full contexts, unless they say so.
+#: By default the pool holds at most this many full contexts.
 DEFAULT_CONTEXTS = 64
 #: A pool that holds fewer tokens than this (or one whole context, if its length was asked for) is refused.
 LEAST_TOKENS = 256
-#: On a CPU a full context may take minutes: the trial's is at most so many times as long as a step.
+#: On a CPU a full context may take minutes. So the trial's context is at most this many times as long as a step.
 _CPU_CONTEXT = 16
 _SHRINK = 0.9
 
@@ -50,14 +50,14 @@ class PoolNeeds:
 
     @property
     def num_sharers(self) -> int:
-        """Processes that divide the device's memory at the same time."""
+        """How many processes divide the device's memory at the same time."""
         ranks = num_ranks() if self.device.type == "cpu" else 1
         return self.config.num_sharers * ranks
 
     @property
     def reserved(self) -> int:
-        """Bytes that all of them leave alone. Whoever says how many blocks there are has divided what there is: the
-        others may have taken theirs by now."""
+        """The bytes that all of them leave free; 0 if the number of blocks was set. Then the operator has divided the
+        memory, and the other processes may already have taken their part."""
         num_sharers = self.num_sharers if self.config.num_blocks is None else 1
         return num_sharers * (self.config.reserved_memory or 0)
 
@@ -69,18 +69,18 @@ def default_block_size(config: ModelConfig, device: torch.device) -> int:
     return config.block_size or DEFAULT_BLOCK_SIZE.get(device.type, 16)
 
 
-#: Makes a pool of so many blocks in the place of the one before, and an executor over it.
+#: Makes a pool of this many blocks in the place of the one before, and an executor over it.
 Allocate = Callable[[int], LocalExecutor]
 
 
 def fit_pool(needs: PoolNeeds, allocate: Allocate) -> int:
-    """Allocate the pool; gives its blocks. Raises `OutOfBlocks` or `InvalidRequest` with the numbers if what is asked
-    for, or the least that makes sense, does not fit."""
+    """Allocate the pool; returns its number of blocks. Raises `OutOfBlocks` or `InvalidRequest`, with the numbers, if
+    what was asked for or the least useful size does not fit."""
     num_blocks = _explicit(needs)
     if num_blocks is not None:
         num_blocks = agree_on_least(num_blocks, needs.device)
         executor = allocate(num_blocks)
-        if needs.config.warm_up and needs.config.num_blocks is None:  # with that, somebody has tried it already
+        if needs.config.warm_up and needs.config.num_blocks is None:  # with this, the operator has tried it already
             found, step_bytes = _try_step(needs, executor)
             _tell(needs, found, step_bytes, free_memory(needs.device), num_blocks)
     elif needs.config.warm_up:
@@ -126,14 +126,14 @@ def _check_room(needs: PoolNeeds, num_bytes: int, what: str) -> None:
 
 
 def _set_aside(needs: PoolNeeds) -> str:
-    """What is not for the pool, for messages."""
+    """The memory that is not for the pool, in words for messages."""
     if not needs.reserved:
         return ""
     return f", of which {show_bytes(needs.reserved)} are for adapters (adapter_memory, adapter_host_memory)"
 
 
 def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
-    """`num_blocks`, if one request of the longest length fits into them."""
+    """Return `num_blocks` if one request of the longest length fits into them; raise an error otherwise."""
     config, num_tokens = needs.config, num_blocks * needs.block_size
     least = needs.max_model_len if config.max_model_len is not None else min(needs.max_model_len, LEAST_TOKENS)
     if num_tokens >= least:
@@ -155,8 +155,8 @@ def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
 
 
 def _measure(needs: PoolNeeds, allocate: Allocate) -> int:
-    """Run the largest step in a trial pool, then make the real one. On CUDA the step has to run beside that one too,
-    which gets smaller until it does."""
+    """Run the largest step in a trial pool, then make the real pool. On CUDA the step has to run beside that one too,
+    which is made smaller until it does."""
     trial = agree_on_least(min(_trial_blocks(needs), _share(needs, free_memory(needs.device))), needs.device)
     found, step_bytes = _try_step(needs, allocate(trial))
     allocate(1)  # lets go of the trial pool
@@ -192,7 +192,7 @@ def _trial_context(needs: PoolNeeds) -> int:
 
 
 def _share(needs: PoolNeeds, free: int) -> int:
-    """The blocks that are ours of so many free bytes."""
+    """This process's blocks out of `free` bytes."""
     budget = int(max(free - needs.reserved, 0) * SHARE.get(needs.device.type, SHARE["cpu"])) // needs.num_sharers
     if needs.config.max_kv_memory is not None:
         budget = min(budget, needs.config.max_kv_memory)
@@ -201,7 +201,7 @@ def _share(needs: PoolNeeds, free: int) -> int:
 
 
 def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, int]:
-    """What the largest step is like, and the bytes it takes while it runs."""
+    """Run the largest step; returns it, and the bytes that it takes while it runs."""
     context = max(_trial_context(needs) - needs.step_tokens, 0)
     executor.clear_kv(needs.blocks_for(context))
     try:
@@ -218,7 +218,8 @@ def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, i
 
 
 def _bears_step(needs: PoolNeeds, executor: LocalExecutor) -> bool:
-    """Whether the largest step runs beside the pool. Several ranks would have to shrink alike: one that cannot ends."""
+    """Whether the largest step runs beside the pool. Several ranks would have to shrink alike, so a rank whose step
+    fails ends."""
     try:
         _try_step(needs, executor)
     except OutOfBlocks:

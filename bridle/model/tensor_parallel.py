@@ -2,7 +2,7 @@
 
 A column-parallel layer keeps a part of its outputs, a row-parallel one a part of its inputs, after which the processes
 add up what they have. Attention heads fall to processes whole. All processes run the same passes in step; embeddings,
-norms and the head are kept by each. Which process it is, and how they talk, is `torch.distributed`'s affair.
+norms and the head are kept by each. The number of this process, and the communication, come from `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformers import PreTrainedConfig
 
 from bridle.errors import UnsupportedModel
 
-#: A process that does not come to a collective within this time is gone, in seconds.
+#: The time limit of a collective in seconds: a process that does not come to it within this time counts as gone.
 COLLECTIVE_SECONDS = 60.0
-#: What is done to a layer of each style of the library's plans; the rest is not known here.
+#: What is done to a layer of each style of the library's plans; other styles are refused.
 _STYLES = {"colwise": "split", "rowwise": "sum", "replicated_with_grad_allreduce": "keep"}
 
 
@@ -106,7 +106,7 @@ def _replace(body: nn.Module, name: str, part: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which part of a linear layer a process has: of its outputs (`dim` 0) or of its inputs (`dim` 1)."""
+    """The part of a linear layer that a process has: of its outputs (`dim` 0) or of its inputs (`dim` 1)."""
 
     dim: int = 0
     rank: int = 0
@@ -114,7 +114,7 @@ class Share:
 
 
 def share_of(module: nn.Module) -> Share:
-    """What this process has of a layer; all of it, if it was never split."""
+    """The part of a layer that this process has; all of it if the layer was not split."""
     share = vars(module).get("share", Share())
     assert isinstance(share, Share)
     return share
@@ -126,8 +126,8 @@ def _shared(module: nn.Module, share: Share) -> nn.Module:
 
 
 class RowParallel(nn.Module):
-    """A linear layer whose inputs are spread over the processes: each adds its share of the sum. `add(out, rows)` may
-    change that share before."""
+    """A linear layer whose inputs are spread over the processes; each computes its part of the sum. `add(out, rows)`
+    may change that part before the parts are summed."""
 
     add: Callable[[Tensor, Tensor], None] | None = None
 

@@ -1,5 +1,5 @@
-"""Functions of module `bridle` beside constraints: what a script interpreter would otherwise copy the token trie for,
-a way to fail with a text of one's own, and a way to hear in time that one is about to be ended."""
+"""Functions of module `bridle` that guests may import, beside constraints: vocabulary look-ups without a copy of the
+token trie, a way to fail with a text of the guest's own, and a question whether the guest is about to be ended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fail(guest: Instance, source: int, length: int) -> None:
 
 
 def is_time_up(guest: Instance) -> int:
-    """Whether the guest is about to be ended. Who asks gets a moment to say where it was."""
+    """Whether the guest is about to be ended. A guest that asks gets a moment to say where it was."""
     return int(guest.is_time_up())
 
 

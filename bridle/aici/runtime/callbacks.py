@@ -1,4 +1,5 @@
-"""What a worker does for one operation: a hosted sequence, a batch in work, and callbacks turned into answers."""
+"""What a worker does for one operation: the hosted sequence, the batch in work, and the callbacks, whose results become
+answers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Op = m.Step2 | m.PostPre | m.Mid1
 
 
 class Seat:
-    """A hosted sequence in its worker. `is_running` and `is_dropped` are guarded by the worker's mutex."""
+    """A hosted sequence in its worker. The worker's mutex guards `is_running` and `is_dropped`."""
 
     __slots__ = ("hosted", "is_dropped", "is_running", "request")
 
@@ -26,7 +27,7 @@ class Seat:
 
 
 class Step:
-    """A batch in work: answers that have come together, and whether they went out already."""
+    """A batch in work: the answers gathered so far, and whether they were sent already."""
 
     def __init__(self, batch: m.Batch) -> None:
         self.number = batch.number
@@ -38,13 +39,13 @@ class Step:
 
 
 def start(hosted: Hosted, message: m.Create, budget_ms: float) -> tuple[list[int], PreResult | None]:
-    """The callbacks of instantiation: the prompt, and D1b's first pre result."""
+    """Run the callbacks of instantiation; returns the prompt, and D1b's first pre result."""
     prompt = hosted.start(message.prompt, budget_ms)
     return prompt, hosted.first_pre(budget_ms) if message.first_pre else None
 
 
 def run_op(hosted: Hosted, op: Op, budget_ms: float, patience_ms: float) -> m.Answer:
-    """The callbacks of one op, as an answer without the parts that every answer has."""
+    """Run the callbacks of one op; returns its answer without the parts that every answer has."""
     answer = m.Answer(op.key, "", "", [], 0, None, [])
     hosted.instance.be_patient(patience_ms)
     try:
@@ -60,7 +61,7 @@ def run_op(hosted: Hosted, op: Op, budget_ms: float, patience_ms: float) -> m.An
             answer.result, answer.masks = m.Sampled(splice), [memoryview(mask)]
     except ControllerError as error:
         answer.error = str(error)
-    except Exception as error:  # our own mistake: it must not take the neighbours along
+    except Exception as error:  # a bug of bridle: it must not end the neighbours
         answer.error = f"internal error of the runtime: {error!r}"
     return answer
 
@@ -80,5 +81,5 @@ def _run_phases(hosted: Hosted, op: m.PostPre, budget_ms: float, answer: m.Answe
 
 
 def failed(key: int, error: str) -> m.Answer:
-    """An answer that says only that."""
+    """An answer with nothing but this error."""
     return m.Answer(key, error, "", [], 0, None, [])

@@ -1,6 +1,6 @@
-"""Compiling: the one place where a module's bytes meet the compiler.
+"""Compiling: the only place where a module's bytes meet the compiler.
 
-Runs in a process of its own for each module, capped in time (from outside) and memory, because an adversary can make
+It runs in a process of its own for each module, capped in time (from outside) and memory, because an adversary can make
 a compiler work hard. Beside machine code it gives the facts that workers need: which dialect the guest speaks, which
 exports are missing, and whether an instance can be copied.
 """
@@ -26,7 +26,7 @@ _PHASES = ("aici_pre_process", "aici_post_process")
 
 
 def compile_module(wasm: bytes, limits: Limits) -> tuple[bytes, Facts]:
-    """Machine code and facts. Raises `InvalidRequest` with the compiler's words."""
+    """Compile a module; returns machine code and facts. Raises `InvalidRequest` with the compiler's message."""
     try:
         if wasm_binary.is_component(wasm):
             return compile_component(wasm, make_config(limits, reference_types=True, parallel=True))
@@ -36,7 +36,8 @@ def compile_module(wasm: bytes, limits: Limits) -> tuple[bytes, Facts]:
 
 
 def cap_resources(limits: Limits) -> None:
-    """Called in the compiler's process before it looks at a module. Memory counts from what is mapped already."""
+    """Limit this process's memory and time, before the compiler looks at a module. Memory that is mapped already does
+    not count."""
     os.environ["RAYON_NUM_THREADS"] = str(min(num_cores(), 4))  # each thread maps memory of its own
     with open("/proc/self/statm") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
@@ -63,7 +64,7 @@ def compile_component(wasm: bytes, config: wasmtime.Config) -> tuple[bytes, Fact
 
 
 def _is_valid_without_references(wasm: bytes, limits: Limits) -> bool:
-    """Whether the module can do without reference types: then it has no `table.set`."""
+    """Whether the module is valid without reference types; then it has no `table.set`."""
     engine = wasmtime.Engine(make_config(limits, reference_types=False, parallel=False))
     try:
         wasmtime.Module.validate(engine, wasm)

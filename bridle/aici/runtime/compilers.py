@@ -1,8 +1,8 @@
 """Compiled code for modules: from the store, from the package, or by a compiler process that is watched and capped.
 
-Only the supervisor writes to the store, and only what a compiler of ours produced from the very bytes that carry
-the module's id, now or when the package was made, which names the hash of such code: whatever a client sends, it cannot
-become compiled code of another module.
+Only the supervisor writes to the store. It writes only code that bridle's compiler made from the very bytes whose hash
+is the module's id, now or when the package was built (the package names the hash of such code). So nothing that a
+client sends can become compiled code of another module.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from bridle.errors import InvalidRequest, Overloaded, ShardUnavailable
 
 _outcomes = m.decoder(Outcome)
 
-#: A compiler that gets no processor time may take so many times as long as the limit.
+#: A compiler that gets no processor time may take this many times the limit.
 _MAX_STRETCH = 6
-#: Seconds between two looks at its processor time, at least.
+#: The least time between two looks at the compiler's processor time, in seconds.
 _LEAST_WAIT = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Machine code and what the compiler found out."""
+    """Machine code and the compiler's facts."""
 
     code: bytes
     facts: str
@@ -43,7 +43,8 @@ class Code:
 
 
 class Compilers:
-    """Thread-safe. The same module is compiled once, however many ask for it at the same time."""
+    """Finds or makes compiled code. Thread-safe. The same module is compiled once, however many ask for it at the same
+    time."""
 
     def __init__(self, nursery: Nursery, store: ModuleStore, limits: Limits) -> None:
         self._nursery = nursery
@@ -64,7 +65,7 @@ class Compilers:
         return self._once(module, lambda: self._from_store(module))
 
     def compile(self, wasm: bytes) -> Code:
-        """Compile bytes that are not stored yet. Raises `InvalidRequest` with the compiler's words."""
+        """Compile bytes that are not stored yet. Raises `InvalidRequest` with the compiler's message."""
         if not self._slots.acquire(timeout=self._limits.max_compile_time / 1000):
             raise Overloaded(f"{self._limits.max_compiles} compilations are running, the limit")
         try:
@@ -73,31 +74,32 @@ class Compilers:
             self._slots.release()
 
     def compile_ours(self, wasm: bytes) -> Code:
-        """The same for bytes that come with bridle: with a limit of their own, and taking no user's place."""
+        """Compile bytes that come with bridle: with a limit of their own, and without taking a user's place."""
         return self._run(wasm, is_ours=True)
 
     def keep(self, module: str, code: Code) -> Compiled:
-        """Store what `compile` gave."""
+        """Store the result of `compile`."""
         compiled = self._store.add_compiled(module, self._settings, code.code, code.facts)
         self._known[module] = compiled
         return compiled
 
     def reject(self, module: str) -> None:
-        """The code of a module could not be loaded: forget it, so that it is made anew."""
+        """Forget the code of a module that could not be loaded, so that it is compiled anew."""
         self._unreadable.add(module)
         self._known.pop(module, None)
         self._store.forget_compiled(module, self._settings)
 
     def shipped(self, module: str, name: str) -> Code | None:
-        """Machine code of the standard controller `name` out of the package itself, if there is some for this machine
-        and it was not found unreadable before. Raises `ControllerUnavailable`."""
+        """The package's machine code of the standard controller `name`; None if there is none for this machine, or if
+        it could not be loaded before. Raises `ControllerUnavailable`."""
         if module in self._unreadable:
             return None
         found = standard.load_code(name, self._settings)
         return None if found is None else Code(*found, 0)
 
     def cached(self, module: str) -> Compiled | None:
-        """What is there already. The first look reads it all, to compare its digest."""
+        """Compiled code that is stored already; None if there is none. The first look reads all of it, to compare its
+        digest."""
         known = self._known.get(module)
         if known is None and (known := self._store.compiled(module, self._settings)) is not None:
             self._known[module] = known
@@ -171,8 +173,8 @@ class Compilers:
 
 
 def _await_word(report: socket.socket, process: Process, limit: int) -> None:
-    """Wait until the compiler tells something, or ends. It may take `limit` milliseconds by the clock, and longer where
-    the machine is so busy that it had less processor time than that. Raises `InvalidRequest`."""
+    """Wait until the compiler reports or ends. It may take `limit` milliseconds by the clock, and longer where the
+    machine is so busy that it had less processor time than that. Raises `InvalidRequest`."""
     begin = time.monotonic()
     poll = select.poll()
     poll.register(report, select.POLLIN)

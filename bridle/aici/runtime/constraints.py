@@ -30,8 +30,8 @@ _ACCEPTS, _STOPPED, _FAILED = 1, 2, 4
 
 
 def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec_length: int) -> int:
-    """A handle, from 1. A specification that makes no sense gives a handle too: its status says that it failed
-    and `constraint_error` why, so that a script can raise its own exception."""
+    """Make a constraint; returns its handle, from 1. A bad specification gives a handle too: its status says that it
+    failed and `constraint_error` says why, so that a script can raise its own exception."""
     limits = guest.surroundings.limits
     if len(guest.constraints) >= limits.max_constraints:
         raise GuestFault(f"more than {limits.max_constraints} constraints at the same time")
@@ -140,7 +140,7 @@ def _parse(kind: str, spec: str) -> Constraint:
 
 
 class _Refused:
-    """Stands for the matcher of a specification that makes no sense: allows nothing, and says why."""
+    """Takes the place of a matcher for a bad specification: it allows nothing, and says why."""
 
     def __init__(self, error: str) -> None:
         self._error = error
@@ -174,7 +174,7 @@ class _Refused:
 
 
 def _tokenizer(vocabulary: Vocabulary) -> Any:
-    """Made once for a vocabulary, since it takes a moment."""
+    """The tokenizer in llguidance's form. It is made once for a vocabulary, since that takes a moment."""
     if vocabulary.llguidance is None:
         tokens = TokenVocabulary(vocabulary.tokens, (vocabulary.eos,), vocabulary.special, vocabulary.encode)
         vocabulary.llguidance = tokens.backend

@@ -22,7 +22,7 @@ MAX_THREADS = 24
 
 
 class Task:
-    """Something to run. `run` may take long; everything else about it is quick."""
+    """A piece of work. `run` may take long; everything else about it is fast."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.run = run
@@ -31,7 +31,8 @@ class Task:
 
 
 class Crew:
-    """Runs tasks that `next_task` gives. It is called by the leader only and blocks until there is one."""
+    """Runs the tasks that `next_task` returns. Only the leader calls `next_task`, which blocks until there
+    is a task."""
 
     def __init__(self, engine: wasmtime.Engine, next_task: Callable[[], Task | None]) -> None:
         self._next_task = next_task
@@ -45,12 +46,12 @@ class Crew:
         self.ticker = Ticker(engine, self._on_tick)
 
     def run(self) -> None:
-        """Lead, or wait to lead, until `next_task` gives None. Starts the ticker."""
+        """Lead, or wait to lead, until `next_task` returns None. Starts the ticker."""
         self.ticker.start()
         self._work()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the calling thread is the only one, and leads with its present task."""
+        """Reset in a forked child: the calling thread is the only one there, and leads with its present task."""
         self._baton = threading.Lock()
         self._baton.acquire()
         self._mutex = threading.Lock()
@@ -98,12 +99,12 @@ class Crew:
             self._detach(task)
 
     def _wake_if_running(self) -> None:
-        """A task may have come between the look at the count and the clock's falling asleep."""
+        """Wake the clock again if a task came between the look at the count and the clock's falling asleep."""
         if self._num_running:
             self.ticker.awake()
 
     def _detach(self, task: Task) -> None:
-        """Let somebody else lead; the task goes on in its thread."""
+        """Let another thread lead; the task goes on in its own thread."""
         with self._mutex:
             if self._current is not task:
                 return

@@ -31,7 +31,7 @@ from bridle.aici.runtime.sequences import Sequence, SequenceTable
 from bridle.aici.runtime.steps import Job, Steps
 from bridle.errors import InvalidRequest, ProtocolError
 
-#: The original's extra wait, in milliseconds, when a phase is not done in time.
+#: How long the original waits further when a phase is not done in time, in milliseconds.
 GRACE = 200.0
 
 
@@ -49,8 +49,8 @@ class Engine1:
     # -- post and pre --------------------------------------------------------------------------------------
 
     def post_pre_process(self, request: PostPreProcess) -> PostPreData:
-        """Post for those that were scheduled, pre for every live sequence. A wrong id fails the whole request,
-        before anything is done."""
+        """Run post for the sequences that were scheduled, and pre for every live one. A wrong id fails the whole
+        request, before anything is done."""
         begin = time.monotonic()
         self._check(request)
         for pre in request.pre_ops:
@@ -91,7 +91,7 @@ class Engine1:
             names.add(pre.req_id)
 
     def _still_in_mid(self, sequence: Sequence, seq_id: int, data: PostPreData, has_post: bool) -> None:
-        """Its mid callback was late: nothing happened to it, so post has nothing to tell."""
+        """Keep a sequence whose mid callback is late: nothing happened to it, so there is nothing for post to tell."""
         if has_post:
             data.post_seqs[seq_id] = SeqResult(result=PostResult(False))
         is_done = sequence.ready is not None
@@ -164,7 +164,8 @@ class Engine1:
         return MidData1(results, len(request.ops))
 
     def _step_limit(self) -> float:
-        """What all callbacks of a step have, in seconds: guests of dialect 2 decide in the pre phase already."""
+        """The time that all callbacks of a step have, in seconds. Guests of dialect 2 decide in the pre
+        phase already."""
         return max(self._limits.max_step_time, self._limits.max_pre_step_time) / 1000
 
     def _patience(self) -> float:
@@ -172,7 +173,8 @@ class Engine1:
         return limit + (GRACE if limit < GRACE else 0)
 
     def _jobs(self, request: MidProcess) -> list[tuple[Job | None, str]]:
-        """A job for each op, or why there is none. An id that is wrong fails the whole request first."""
+        """A job for each op, or the reason why there is none. A wrong id fails the whole request before anything is
+        done."""
         listed = {op.id for op in request.ops if op.clone_id is None}
         groups: dict[int, list[int]] = {}
         for op in request.ops:
@@ -244,7 +246,7 @@ class Engine1:
 
 
 def _is_in_mid(sequence: Sequence) -> bool:
-    """Whether the answer that is due, or there too late, is that of a mid callback."""
+    """Whether the answer that is due, or that came too late, is that of a mid callback."""
     waits = sequence.is_outstanding or sequence.ready is not None
     return waits and sequence.error is None and isinstance(sequence.last_op, m.Mid1)
 

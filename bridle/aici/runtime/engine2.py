@@ -1,6 +1,6 @@
 """mid_process of dialect 2, from the engine's message to the reply: the supervisor's part.
 
-Ops are checked one by one: what is wrong with one sequence is told in its own result and disturbs no other.
+Ops are checked one by one: an error in one sequence is told in its own result and disturbs no other.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Engine2:
         return result
 
     def _last_logs(self, sequence: Sequence) -> str:
-        """Death of a worker is told in the logs as well, since that is where people look."""
+        """The logs of a sequence that ended. The death of a worker is also written here, since people look here."""
         error = sequence.error or ""
         return f"{error}\n" if error.startswith("Worker:") else ""
 
@@ -156,12 +156,12 @@ class Engine2:
         return SeqResult(result=Branches([Branch(splices=[Splice()], wait=True)]), logs=text)
 
     def _check(self, sequence: Sequence, branches: list[Branch]) -> str | None:
-        """What the engine cannot do, or the request may not."""
+        """Why the engine cannot do what these branches ask for, or the request may not; None if it is allowed."""
         if len(branches) > 1:
             if "fork" not in self._capabilities:
                 return f"{len(branches)} branches, but the engine cannot fork"
             problem = self._table.check_life(sequence.request, len(branches) - 1)
-            if problem:  # too many at a time are refused one by one, when they come
+            if problem:  # forks beyond the limit are refused one by one, when they come
                 return problem
         for branch in branches:
             is_masked = branch.sample_mask is not None
@@ -173,7 +173,7 @@ class Engine2:
         return None
 
     def _place(self, answer: m.Answer, branches: list[Branch], seq_id: int) -> str | None:
-        """Write the masks that branches use, and give the branches their rows."""
+        """Write the masks that the branches use, and give the branches their rows. Returns what is wrong, or None."""
         rows: dict[int, int] = {}
         for branch in branches:
             index = branch.sample_mask

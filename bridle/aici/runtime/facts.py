@@ -1,4 +1,4 @@
-"""What the compiler finds out about a module, as it is kept beside the compiled code."""
+"""The facts that the compiler finds out about a module, in the form kept beside the compiled code."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def settings_key(limits: Limits, machine: str = platform.machine(), system: str = platform.system()) -> str:
-    """What compiled code depends on beside the module: part of its name in the cache."""
+    """The settings that compiled code depends on beside the module; they are part of its name in the cache."""
     facts = ("exports-1", WASMTIME_VERSION, machine, system, limits.max_wasm_stack)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]

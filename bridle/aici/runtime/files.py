@@ -1,4 +1,5 @@
-"""Files that are whole or not there: writing, checking, and knowing the temporary ones of dead processes."""
+"""Writes files so that they are either complete or absent, checks them, and recognizes temporary files of dead
+processes."""
 
 from __future__ import annotations
 

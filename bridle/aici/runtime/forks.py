@@ -6,20 +6,20 @@ from bridle.aici.runtime.pool import WorkerPool
 from bridle.aici.runtime.sequences import Sequence, SequenceTable
 from bridle.errors import InvalidRequest
 
-#: How long a process may take to fork, in seconds.
+#: The time limit of a process's fork, in seconds.
 _SPLIT_TIMEOUT = 2.0
 
 
 class Forks:
-    """Makes sequences out of sequences."""
+    """Forks sequences."""
 
     def __init__(self, table: SequenceTable, pool: WorkerPool) -> None:
         self._table = table
         self._pool = pool
 
     def fork(self, parent: Sequence, seq_id: int, branch: int) -> tuple[Sequence, int | None]:
-        """The new sequence, and the key of the parent if the worker has still to copy it (before any callback of
-        the step). Raises `BridleError` with what the child's result will say."""
+        """Fork `parent`; returns the new sequence, and the key of the parent if the worker still has to copy it (before
+        any callback of the step). Raises `BridleError` with the text for the child's result."""
         if seq_id in self._table.by_id:
             raise InvalidRequest(f"sequence {seq_id} exists already")
         if parent.error is not None:

@@ -1,4 +1,4 @@
-"""Controllers named by `gh:` references: which release asset that is, and, if the operator allows it, its download.
+"""Controllers named by `gh:` references: finds the release asset, and downloads it if the operator allows that.
 
 Without permission only references that are linked already (a package's own controllers, earlier downloads) resolve.
 """
@@ -19,7 +19,7 @@ from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.tags import GhReference
 from bridle.errors import InvalidRequest
 
-#: How long release metadata is believed, in seconds.
+#: How long release metadata is used before it is read again, in seconds.
 FRESH = 120.0
 _TIMEOUT = 30.0
 _MAX_METADATA = 8 << 20
@@ -60,7 +60,7 @@ class Downloads:
         self._releases: dict[str, tuple[float, _Release]] = {}
 
     def resolve(self, text: str, install: Install) -> str:
-        """The module that a reference means. Raises `InvalidRequest`."""
+        """The id of the module that a reference means. Raises `InvalidRequest`."""
         reference = GhReference.parse(text)
         if not self._allowed:
             return self._store.resolve(text)

@@ -1,7 +1,7 @@
-"""What callbacks mean: the JSON that guests of either dialect get and give, as typed values, with its checks.
+"""The meaning of callbacks: the JSON that guests of either dialect take and return, as typed values, with its checks.
 
-A guest is untrusted: every number that it returns is compared with the vocabulary, with what it was handed in this
-call, and with the limits, before anybody acts on it.
+A guest is untrusted. Every number that it returns is compared with the vocabulary, with what it was handed in this
+call, and with the limits, before it is used.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ _post1_decoder = msgspec.json.Decoder(_Post1)
 
 @dataclass(slots=True)
 class Choice:
-    """What a guest wants next. `sample_mask` of a branch is a place in `masks`; no branches: stop."""
+    """What a guest decides for its next step. `sample_mask` of a branch is an index into `masks`. Without branches the
+    sequence stops."""
 
     branches: list[Branch]
     masks: list[bytes] = field(default_factory=list)
@@ -94,13 +95,13 @@ def is_noop(branch: Branch) -> bool:
 
 
 class _Guest:
-    """Common to both dialects."""
+    """The part that guests of both dialects have in common."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
 
     def init_prompt(self, prompt: Sequence[int], budget_ms: float) -> list[int]:
-        """Let the guest see, and maybe rewrite, the prompt."""
+        """Show the prompt to the guest, which may rewrite it."""
         data = self.instance.callback("aici_init_prompt", msgspec.json.encode({"prompt": list(prompt)}), budget_ms)
         result: _Prompt = self._decode(_prompt_decoder, data, "aici_init_prompt")
         if result.prompt is UNSET:
@@ -216,7 +217,8 @@ class Guest2(_Guest):
 
 @dataclass(slots=True)
 class Mid1:
-    """Result of a D1 guest's mid callback. Neither: sample under `mask` (None: no set was returned)."""
+    """The result of a D1 guest's mid callback. Without a splice: sample under `mask` (None: the guest
+    returned no set)."""
 
     mask: bytes | None = None
     is_stop: bool = False
@@ -227,7 +229,7 @@ class Guest1(_Guest):
     """A guest of dialect 1."""
 
     def post(self, tokens: Sequence[int], backtrack: int, budget_ms: float) -> bool:
-        """Whether it wants to stop."""
+        """Tell the guest what the last step did; returns whether it wants to stop."""
         argument = msgspec.json.encode({"tokens": tokens, "backtrack": backtrack})
         data = self.instance.callback("aici_post_process", argument, budget_ms)
         result: _Post1 = self._decode(_post1_decoder, data, "aici_post_process")
@@ -265,5 +267,5 @@ Guest = Guest1 | Guest2
 
 
 def guest_of(instance: Instance) -> Guest:
-    """The instance as a speaker of its dialect."""
+    """The instance as a guest of its dialect."""
     return Guest1(instance) if instance.dialect == 1 else Guest2(instance)

@@ -1,7 +1,7 @@
 """The functions that guests may import from `env`: AICI's own host interface, for both dialects.
 
-A blob is a byte string on the host's side that the guest copies piece by piece. Every pointer is checked; whatever
-a guest may ask for at length is limited. What a guest does wrong ends as `GuestFault`, which ends that guest only.
+A blob is a byte string on the host's side that the guest copies piece by piece. Every pointer is checked, and every
+size that a guest may choose is limited. A mistake of a guest raises `GuestFault`, which ends that guest only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A sequence as a worker hosts it: an instance and what is known of its tokens, driven by an engine of either dialect.
 
-Engine and guest may speak different dialects; the four combinations meet here. D1 guests under a D2 engine answer
-"suspend" with a noop, forced tokens with a splice and a wish to fork with noop branches, after which each fork gets
-its mid callback. D2 guests under a D1 engine are asked in the pre phase, and the mid phase just hands out what they
-said.
+Engine and guest may speak different dialects; this module handles all four combinations. D1 guests under a D2 engine
+answer "suspend" with a noop, forced tokens with a splice and a wish to fork with noop branches, after which each fork
+gets its mid callback. D2 guests under a D1 engine are asked in the pre phase, and the mid phase just hands out what
+they said.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ROUNDS = 10
 
 @dataclass(slots=True)
 class _Stage:
-    """What the next call must know of the last one."""
+    """What the next call must know of the last one, in each combination of dialects."""
 
     choice: Choice | None = None  # D2 guest, D1 engine: decided in pre, handed out in mid
     branch: int = 0  # which branch of it is this sequence's
@@ -53,7 +53,7 @@ class Hosted:
         self._stage = _Stage()
 
     def start(self, prompt: list[int], budget_ms: float) -> list[int]:
-        """Run the callbacks of instantiation; gives the prompt, maybe rewritten."""
+        """Run the callbacks of instantiation; returns the prompt, perhaps rewritten."""
         limits = self.instance.surroundings.limits
         begin = time.thread_time()
         self.instance.create(budget_ms)
@@ -72,7 +72,7 @@ class Hosted:
         return other
 
     def become(self, key: int, branch: int) -> None:
-        """What `fork` does, after the process itself was forked: this object is the copy."""
+        """Turn this object into the copy for a branch, after the whole process was forked."""
         self.key = key
         self._stage = self._stage.copy(branch)
         self.instance.become(branch)
@@ -88,7 +88,7 @@ class Hosted:
         candidates: list[tuple[int, float]] | None,
         budget_ms: float,
     ) -> Choice:
-        """One op of mid_process."""
+        """Run one op of mid_process."""
         self._account(backtrack, len(tokens))
         if self._still_waits() and not tokens and not backtrack:
             return self._count_wait(Choice([self._resting()]))
@@ -106,8 +106,9 @@ class Hosted:
     def keep_asking(
         self, choice: Choice, turns: int, budget_ms: float, patience_ms: float = math.inf
     ) -> tuple[Choice, int]:
-        """A guest that does nothing is asked again at once, up to `turns` times together, each with the patience of a
-        step; gives how often that was. One that waits is not called, so all turns are the same to it."""
+        """Ask a guest that does nothing again at once, up to `turns` times together, each with the patience of a step.
+        Returns the choice and how often it was asked. A guest that waits is not called, since all turns are the same to
+        it."""
         num_turns = 1
         while num_turns < turns and choice.is_noop:
             if self._still_waits():
@@ -118,7 +119,7 @@ class Hosted:
         return choice, num_turns
 
     def _step_old(self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float) -> Choice:
-        """A D1 guest: post, pre, mid, as far as it goes in one step."""
+        """Run a D1 guest's post, pre and mid, as far as it goes in one step."""
         if not self._stage.wants_mid:
             if (tokens or backtrack) and guest.post(tokens, backtrack, budget_ms):
                 return Choice([])
@@ -159,7 +160,7 @@ class Hosted:
         return PreResult(False, 1, result.ff_tokens)
 
     def post(self, tokens: list[int], backtrack: int, budget_ms: float) -> bool:
-        """Tell what the last step did; gives whether the guest stops. `backtrack` counts the discarded sample."""
+        """Tell the guest what the last step did; returns whether it stops. `backtrack` counts the discarded sample."""
         older = max(backtrack - 1, 0)
         self._account(older, len(tokens))
         self._stage.cached_pre = None
@@ -176,7 +177,7 @@ class Hosted:
         return False
 
     def pre(self, budget_ms: float) -> PreResult:
-        """Ask whether, and how, the sequence goes on in this step."""
+        """Ask the guest whether, and how, the sequence goes on in this step."""
         if self._stage.cached_pre is not None:
             cached, self._stage.cached_pre = self._stage.cached_pre, None
             return cached
@@ -189,7 +190,7 @@ class Hosted:
         return result
 
     def mid(self, group: list[int], budget_ms: float) -> tuple[MidResult | None, bytes]:
-        """The decision for a sequence that is scheduled: a splice or None, and its mask."""
+        """The decision for a scheduled sequence: a splice or None, and its mask."""
         self._stage.cached_pre = None
         if isinstance(self.guest, Guest1):
             return self._handed_out(self.guest.mid(group, budget_ms))
@@ -209,7 +210,7 @@ class Hosted:
             result = guest.pre(budget_ms)
             if not result.ff_tokens:
                 result.ff_tokens = forced
-                if result.suspend and forced:  # tokens first; it is asked again in the next step
+                if result.suspend and forced:  # tokens first; the guest is asked again in the next step
                     return PreResult(False, 1, forced)
                 return result
             forced += result.ff_tokens
@@ -240,7 +241,7 @@ class Hosted:
             if choice.is_noop:
                 return PreResult(False, 1, forced) if forced else PreResult(suspend=True)
             splice = choice.branches[0].splices[0] if choice.branches[0].sample_mask is None else None
-            if len(choice.branches) > 1 and forced:  # D1 has no answer with both: the tokens first
+            if len(choice.branches) > 1 and forced:  # D1 has no answer with both, so the tokens come first
                 stage.deferred, stage.choice = choice, Choice([noop()])
                 return PreResult(False, 1, forced)
             if len(choice.branches) > 1 or splice is None or splice.backtrack:
@@ -265,7 +266,7 @@ class Hosted:
         return MidResult(tokens, 0), self._only(tokens[0])
 
     def _handed_out_new(self, choice: Choice, branch: Branch) -> tuple[MidResult | None, bytes]:
-        """A branch of a D2 guest in D1's words."""
+        """A branch of a D2 guest in D1's terms."""
         everything = self._all_tokens()
         if branch.sample_mask is not None:
             mask = choice.masks[branch.sample_mask]
@@ -290,7 +291,8 @@ class Hosted:
             raise self.instance.broke(ControllerTrap(f"{self.rewound} tokens taken back exceed the limit of {limit}"))
 
     def _check_backtrack(self, choice: Choice, ahead: int = 0) -> None:
-        """Nobody takes back more than there is. `ahead` tokens were forced but are not accounted yet."""
+        """Raise an error if the guest takes back more tokens than there are. `ahead` tokens were forced but are not
+        counted yet."""
         for branch in choice.branches:
             sampled = 0 if branch.sample_mask is None else 1
             for splice in branch.splices:
@@ -317,7 +319,8 @@ class Hosted:
         self._stage.wait_end = None if wait.ms is None else time.monotonic() + wait.ms / 1000
 
     def _resting(self) -> Branch:
-        """Waiting, and what can end it; if that is there already the guest is called in the next step."""
+        """The branch that waits, with what can end the wait. If that has happened already, the guest is called in the
+        next step."""
         wait = self._stage.wait
         if wait is None or wait.ms is not None or wait.variable is None:
             return resting()

@@ -1,7 +1,8 @@
-"""One running copy of a controller: a store, its memory, what host functions keep for it, and how it is copied.
+"""One running copy of a controller: its store, its memory, the data that host functions keep for it, and how it is
+copied.
 
-Callbacks are called by name and give their JSON result as bytes; what the JSON means is `guests`' business. An
-instance that failed once stays broken: what it might do next is not defined.
+Callbacks are called by name and return their JSON result as bytes; `guests` knows what the JSON means. An instance that
+failed once stays broken, because its further behaviour is undefined.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ from bridle.aici.runtime.wasm import (
 )
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, InvalidRequest
 
-#: What `aici_host_self_seq_id` says before an engine has given a number.
+#: The result of `aici_host_self_seq_id` before an engine has given a number.
 NO_SEQ_ID = 424242
 _MAX_ERROR = 8 << 10
-#: CPU time that a guest which was told that it is to end has left, in seconds.
+#: The CPU time left to a guest that was told that it is to end, in seconds.
 _MERCY = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all instances of a runtime share. `capabilities` are the engine's: fork, backtrack, ff_tokens."""
+    """The environment that all instances of a runtime share. `capabilities` are the engine's: fork, backtrack,
+    ff_tokens."""
 
     vocabulary: Vocabulary
     limits: Limits
@@ -55,7 +57,8 @@ class Surroundings:
 
 
 class Sandbox:
-    """An engine with everything that guests may import, ready to load compiled code. One for each process."""
+    """A Wasm engine with everything that guests may import, ready to load compiled code. There is one for
+    each process."""
 
     def __init__(self, limits: Limits, way: Crossing | None = None) -> None:
         self.engine = wasmtime.Engine(make_config(limits, reference_types=True, parallel=False))
@@ -63,7 +66,7 @@ class Sandbox:
         self._linkers = {old: self._link(old) for old in (False, True)}
 
     def load(self, path: str, facts: Facts) -> Program:
-        """Compiled code from a file that the module store vouches for."""
+        """Load compiled code from a file that the module store has checked."""
         if facts.is_component:
             return Program(self, None, facts, wasmtime.component.Component.deserialize_file(self.engine, path))
         module = wasmtime.Module.deserialize_file(self.engine, path)
@@ -75,7 +78,7 @@ class Sandbox:
 
     @cached_property
     def component_linker(self) -> Any:
-        """Made when the first component comes."""
+        """The linker for components, made when the first one comes."""
         from bridle.aici.runtime.component import make_linker
 
         return make_linker(self.engine)
@@ -99,7 +102,7 @@ class Program:
 
 
 class NoMemory:
-    """Stands in until an instance has its memory."""
+    """Takes the memory's place until an instance has its own."""
 
     size = 0
 
@@ -117,11 +120,11 @@ class NoMemory:
 
 
 class Instance:
-    """A controller that runs. Host functions read and write its plain attributes; one thread at a time uses it,
-    except for `cancel`."""
+    """A running controller. Host functions read and write its plain attributes. One thread at a time uses it, except
+    for `cancel`."""
 
     def __init__(self, program: Program, surroundings: Surroundings, argument: bytes, variables: Variables) -> None:
-        """Link and run the start function. Raises `ControllerError`, `InvalidRequest`."""
+        """Link the program and run its start function. Raises `ControllerError`, `InvalidRequest`."""
         self.program = program
         self.surroundings = surroundings
         self.dialect, self.layout = program.facts.dialect, program.facts.layout
@@ -155,13 +158,13 @@ class Instance:
     # -- calling -------------------------------------------------------------------------------------------
 
     def create(self, budget_ms: float) -> None:
-        """Run `aici_init` and `aici_create` within so much CPU time."""
+        """Run `aici_init` and `aici_create` within `budget_ms` of CPU time."""
         self._begin()
         self._run("aici_init", (), budget_ms)
         self.handle = self._run("aici_create", (), budget_ms)
 
     def callback(self, name: str, argument: bytes, budget_ms: float) -> bytes:
-        """Run an export that gets `argument` as its process argument; gives what it returned, as JSON text."""
+        """Run an export that gets `argument` as its process argument; returns its result as JSON text."""
         self._begin()
         self.process_argument = argument
         self._run(name, (self.handle,), budget_ms)
@@ -170,7 +173,7 @@ class Instance:
         return self.result
 
     def main(self, prompt: list[int], budget_ms: float) -> None:
-        """Let the guest see a prompt, then run its `aici_main`, or a C `main`. There is no ticker here."""
+        """Show the prompt to the guest, then run its `aici_main`, or a C `main`. No ticker runs here."""
         self.callback("aici_init_prompt", msgspec.json.encode({"prompt": prompt}), budget_ms)
         name = "aici_main" if "aici_main" in self._exports else "main"
         if name not in self._exports:
@@ -182,11 +185,11 @@ class Instance:
         self._cancelled = reason
 
     def be_patient(self, milliseconds: float) -> None:
-        """The callbacks of this thread that follow, together, may use so much CPU time until they have an answer."""
+        """Give this thread's next callbacks, together, this much CPU time until they have an answer."""
         self._patience_end = time.thread_time() + milliseconds / 1000
 
     def stop_reason(self) -> ControllerError | None:
-        """Why to end the running callback now, or None. A guest that asks by itself is told first, and then has a
+        """Why the running callback must end now, or None. A guest that asks by itself is told first, and then has a
         moment to say where it was."""
         reason = self._overdue()
         if reason is not None and self._listens:
@@ -196,13 +199,13 @@ class Instance:
         return reason
 
     def is_time_up(self) -> bool:
-        """What a guest hears that asks whether it is about to be ended."""
+        """The answer to a guest that asks whether it is about to be ended."""
         self._listens = True
         return self._overdue() is not None
 
     def _overdue(self) -> ControllerError | None:
-        """Why the running callback should not go on, or None. Only its own processor time counts against it: that a
-        machine is busy is nobody's fault."""
+        """Why the running callback should not go on, or None. Only its own processor time counts, since a busy machine
+        is not its fault."""
         if self._cancelled is not None:
             return self._cancelled
         used = time.thread_time()
@@ -216,12 +219,13 @@ class Instance:
         return None
 
     def _last_word(self, error: ControllerError) -> ControllerError:
-        """What a guest said that gave up when it was told to, behind the reason that it was told."""
+        """The error with the text of a guest that gave up because it was told to end; the text follows the reason that
+        it was told."""
         reason = self._overdue() if self._listens and isinstance(error, GuestFailed) else None
         return error if reason is None else type(reason)(f"{reason}\n{error}")
 
     def add_mask(self, bits: bytes) -> int:
-        """Keep a mask of the running callback; gives its name, 1 more than its place."""
+        """Keep a mask of the running callback; returns its name, which is its index plus 1."""
         limit = self.surroundings.limits.max_masks
         if len(self.masks) >= limit:
             raise GuestFault(f"more than {limit} masks in a callback")
@@ -229,7 +233,7 @@ class Instance:
         return len(self.masks)
 
     def broke(self, error: ControllerError) -> ControllerError:
-        """Remember that this instance failed, with the memory it used, where that is known, beside its limit."""
+        """Note that this instance failed. The error gets the memory that it used, if that is known, and its limit."""
         size, limit = self.memory.size, self.surroundings.limits.max_memory
         text = f"{error}\nmemory: {size} of at most {limit} bytes" if size else str(error)
         self.broken = text[:_MAX_ERROR]
@@ -239,7 +243,7 @@ class Instance:
     # -- copying -------------------------------------------------------------------------------------------
 
     def fork(self, variables: Variables | None = None) -> Instance:
-        """A copy of the complete state. Only between callbacks, and only if the facts say `is_copyable`."""
+        """A copy of the complete state. Call it only between callbacks, and only if the facts say `is_copyable`."""
         assert self.program.facts.is_copyable and self.broken is None
         other = object.__new__(Instance)
         other.__dict__.update(self.__dict__)
@@ -254,7 +258,8 @@ class Instance:
         return other
 
     def become(self, branch: int) -> None:
-        """This is branch `branch` of a fork, copied with its process: nothing was printed or written yet."""
+        """Turn this object into branch `branch` of a fork, whose process was copied: it has printed and written nothing
+        yet."""
         self.log.take()
         self.writes = []
 
@@ -276,7 +281,7 @@ class Instance:
     # -- helpers -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free the memory now rather than when Python finds the time. No callback may be running."""
+        """Free the memory now, not only when Python collects it. No callback may be running."""
         self._functions = {}
         self.memory = NoMemory()
         self.broken = self.broken or "the instance is closed"
@@ -302,7 +307,7 @@ class Instance:
         self._functions = {}
 
     def _begin(self) -> None:
-        """Forget what the previous callback left for this one's time only."""
+        """Clear what the previous callback left for its own duration."""
         self.result = None
         self.masks = []
         self.spent_tokenizing = self.num_commands = 0
@@ -334,7 +339,7 @@ class Instance:
         self._listens, self._mercy_end = False, 0.0
 
     def _panic(self, error: ControllerError) -> None:
-        """After a fatal host error the guest may say a last word through `aici_panic`."""
+        """Call `aici_panic` after a fatal host error, so that the guest may print a last message."""
         if not isinstance(error, GuestFault):
             return
         self.log.write(f"FATAL ERROR: {str(error).splitlines()[0]}\n".encode())

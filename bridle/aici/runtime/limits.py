@@ -1,6 +1,6 @@
 """Every limit of the runtime in one place. All are configurable; each error names the limit it enforces.
 
-The first group has the names and defaults of the original runtime's options, the rest is ours.
+The first group has the names and defaults of the original runtime's options; the other limits are bridle's own.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Limits:
     max_argument: int = 16 * MIB
     max_prompt: int = 1 << 20
     max_workers: int = 8  # processes that sequences of a tenant share
-    max_processes: int = 128  # processes that belong to one request, or to one sequence
+    max_processes: int = 128  # processes of one request, or of one sequence
     max_instances: int = 1024  # alive in the whole runtime
     max_instances_per_user: int = 512
     max_unbound_time: int = 600_000  # an instance that no sequence has claimed
     max_queue_time: int = 2_000  # waiting for a worker
     max_pending_side: int = 256  # requests on the side channel
-    #: A worker that answers nothing although it used so much more processor time than its guests may is killed,
+    #: A worker that does not answer is killed when it used this much more processor time than its guests may use,
     max_silence: int = 3_000
-    #: and so is one that got no processor time at all for so long.
+    #: or when it got no processor time at all for this long.
     max_standstill: int = 30_000
 
 

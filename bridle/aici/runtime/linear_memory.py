@@ -1,8 +1,8 @@
-"""The memories of guests in this process, found from outside, for those whose memory wasmtime's API does not give: the
-parts of a component.
+"""Finds the linear memories of guests in this process from outside. Wasmtime's API does not give those of a component's
+parts.
 
-A linear memory lies between two stretches that nobody may touch, the second of them as long as all that a 32-bit
-address can reach beyond it. Everything is read through the kernel, so that a wrong guess is an error and not a crash.
+A linear memory lies between two inaccessible stretches. The second one is as long as everything that a 32-bit address
+can reach beyond the memory. All reads go through the kernel, so that a wrong guess is an error and not a crash.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from bridle.errors import ControllerError
 
 _PAGE = 1 << 16
-#: What lies behind a linear memory is at least so long.
+#: The least length of the inaccessible stretch behind a linear memory.
 _LEAST_GUARD = 1 << 30
-#: No guest has more.
+#: The largest size of a guest's memory.
 _MAX_SIZE = 1 << 32
 
 
 class Unreadable(ControllerError):
-    """There is nothing at this address."""
+    """Nothing can be read at this address."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearMemory:
-    """A guest's memory: `base` is where its address 0 lies."""
+    """A guest's memory; `base` is the process's address of the guest's address 0."""
 
     base: int
     size: int
     descriptor: int
 
     def read(self, start: int, length: int) -> bytes:
-        """These bytes. Raises `Unreadable` outside of the memory."""
+        """Read bytes. Raises `Unreadable` outside of the memory."""
         if not 0 <= start <= start + length <= self.size:
             raise Unreadable(f"{length} bytes at {start:#x} are outside the memory of {self.size} bytes")
         try:
@@ -45,7 +45,7 @@ class LinearMemory:
         return data
 
     def find(self, what: bytes, chunk: int = 1 << 20) -> int | None:
-        """Where these bytes begin, at a multiple of their length."""
+        """The address where these bytes begin, at a multiple of their length; None if they are not found."""
         for start in range(0, self.size, chunk):
             data = self.read(start, min(chunk, self.size - start))
             place = data.find(what)
@@ -60,7 +60,7 @@ def memories(descriptor: int) -> Iterator[LinearMemory]:
     """The linear memories of this process. `descriptor` is `/proc/self/mem`."""
     with open("/proc/self/maps") as file:
         spans = [_span(line) for line in file]
-    base = end = 0  # of what follows a stretch that nobody may touch without a gap
+    base = end = 0  # of the mappings that follow an inaccessible one without a gap
     for start, stop, is_open in spans:
         if is_open:
             end = stop if start == end else 0
@@ -72,7 +72,7 @@ def memories(descriptor: int) -> Iterator[LinearMemory]:
 
 
 def _span(line: str) -> tuple[int, int, bool]:
-    """Where a mapping begins and ends, and whether it may be touched."""
+    """The begin and end of a mapping, and whether it is accessible."""
     place, rights, *_ = line.split()
     start, stop = (int(number, 16) for number in place.split("-"))
     return start, stop, rights.startswith("r")

@@ -1,4 +1,4 @@
-"""What a guest prints: kept up to a limit between two reports, the newest part first of all."""
+"""Keeps what a guest prints, up to a limit between two reports; the newest text is kept first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LogBuffer:
         self._data += data
 
     def take(self) -> str:
-        """Everything since the last call, leniently decoded."""
+        """The text since the last call. Bytes that are not UTF-8 are replaced."""
         if not self._data:
             return ""
         text = self._data.decode(errors="replace")

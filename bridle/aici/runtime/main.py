@@ -38,8 +38,8 @@ _ADMIN = Auth("local", True)
 
 
 def main(arguments: Sequence[str] | None = None, parent: int | None = None) -> int:
-    """Run the command line; gives the exit status. Serving does not come back before the engine, which is process
-    `parent` (None: whoever is our parent now), is gone."""
+    """Run the command line; returns the exit status. A call that serves returns only when the engine, process `parent`
+    (None: the present parent), is gone."""
     parser = o.make_parser()
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
@@ -72,7 +72,7 @@ def _run(
             vocabulary.trie(dialect)  # so that every worker shares them
     surroundings = Surroundings(vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000)
     gc.collect()
-    gc.freeze()  # what is there now stays: no collection walks it, and no forked process writes to its pages
+    gc.freeze()  # keeps these objects out of collections, and their pages shared with forked processes
     if options.nursery is not None:
         serve(socket.socket(fileno=options.nursery), surroundings)
         return 0
@@ -122,7 +122,7 @@ def _serve(
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Ended from outside: what we started ends with us."""
+    """End on a signal, together with everything that this process started."""
     os._exit(0)
 
 
@@ -153,7 +153,7 @@ def _install(options: argparse.Namespace, limits: Limits, nursery: Nursery, surr
 
 
 def _prepare(options: argparse.Namespace, limits: Limits, nursery: Nursery) -> int:
-    """Compile what comes with bridle."""
+    """Compile the controllers that come with bridle."""
     store = ModuleStore(o.folder_of(options), limits)
     Shipped(store, Compilers(nursery, store, limits), limits).prepare(standard.manifest())
     store.close()

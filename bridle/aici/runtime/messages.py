@@ -1,7 +1,7 @@
-"""What supervisor and workers say to each other: msgpack arrays, by rings (steps) and sockets (the rest).
+"""The messages between supervisor and workers: msgpack arrays, by rings (steps) and sockets (the rest).
 
-`key` names an instance for its whole life, whatever sequence numbers the engine uses. Nothing here is public: both
-ends are always the same version.
+`key` names an instance for its whole life, whatever sequence numbers the engine uses. The messages are not public: both
+ends are always of the same version.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Mid1(Packed):
 
 
 class Batch(Packed):
-    """All that a worker has to do in a step. `budget_ms` is the CPU time that one callback may use at most,
-    `patience_ms` what all callbacks of an op may use together before the guest counts as late once too often."""
+    """All work of a worker in a step. `budget_ms` is the most CPU time that one callback may use. `patience_ms` is what
+    all callbacks of an op may use together before the guest counts as late once too often."""
 
     number: int
     ops: list[Step2 | PostPre | Mid1]
@@ -90,7 +90,7 @@ class Sampled(Packed):
 
 
 class Answer(Packed):
-    """What one sequence answered. `failed_in_post` tells in which D1 phase the error came."""
+    """The answer of one sequence. `failed_in_post` says in which D1 phase the error came."""
 
     key: int
     error: str
@@ -137,11 +137,11 @@ class Created(Packed):
     prompt: list[int]
     pre: PreResult | None = None
     is_refused: bool = False  # the module cannot be instantiated at all
-    is_unreadable: bool = False  # the compiled code is not for this machine: make it anew
+    is_unreadable: bool = False  # the compiled code is not for this machine: compile it anew
 
 
 class Drop(Packed):
-    """Instances nobody will ask for again, running or not."""
+    """Drop instances that will not be asked again, whether they run or not."""
 
     keys: list[int]
     reason: str
@@ -158,7 +158,7 @@ class Split(Packed):
 
 
 class SplitDone(Packed):
-    """Comes with a handle of the child."""
+    """The process was forked; a handle of the child comes with the message."""
 
     rid: int
     error: str

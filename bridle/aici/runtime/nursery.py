@@ -1,9 +1,9 @@
 """The nursery: a process without threads that forks workers and compilers on the supervisor's behalf.
 
 It is forked from the supervisor before that has any thread, with the vocabulary in memory and the sandbox set up, so
-that a new worker costs a few milliseconds and shares those pages. It never compiles, since a process that has
-compiled must not be forked. Everything it forks dies with it, and it dies with the supervisor. When it is gone the
-supervisor, which has threads by then, starts another one from scratch: the same program with the same options.
+that a new worker costs a few milliseconds and shares those pages. It never compiles, since a process that has compiled
+must not be forked. Everything it forks dies with it, and it dies with the supervisor. When it dies, the supervisor,
+which has threads by then, starts another one from scratch: the same program with the same options.
 """
 
 from __future__ import annotations
@@ -29,37 +29,38 @@ from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
 from bridle.errors import InternalError, ShardUnavailable
 
 _PR_SET_PDEATHSIG = 1
-#: With the complement of a process's number above it: the clock of the time it had (Linux's `CPUCLOCK_SCHED`).
+#: The lower bits of the id of a process's CPU clock (Linux's `CPUCLOCK_SCHED`). Above them stands the complement of its
+#: process id.
 _CPU_CLOCK = 2
 _WORKER, _COMPILER, _OUR_COMPILER = "worker", "compiler", "compiler of shipped controllers"
-#: How long a process may have to wait for a new nursery, in seconds.
+#: How long to wait for a new nursery, in seconds.
 _REVIVAL = 30.0
-#: A nursery that dies more often than this within so many seconds has something that another one will not mend.
+#: After this many deaths within this many seconds no new nursery is started, since it would not help.
 _MAX_DEATHS, _SHORT = 3, 10.0
-#: Compiling in the background gets what others leave.
+#: The niceness of background compilations: they get the processor time that others leave.
 _NICE = 10
 
 
 @dataclass(slots=True)
 class Process:
-    """A process that the supervisor may watch and end, safe against reuse of its number."""
+    """A process that the supervisor can watch and end. A handle makes this safe when its process id is used again."""
 
     pid: int
     handle: int
 
     def kill(self) -> None:
-        """End it now. Idempotent."""
+        """End the process now. Idempotent."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
     def wait(self, timeout: float | None) -> bool:
-        """Whether it is gone, at latest after `timeout` seconds."""
+        """Wait for the process's end for up to `timeout` seconds; returns whether it has ended."""
         poll = select.poll()
         poll.register(self.handle, select.POLLIN)
         return bool(poll.poll(None if timeout is None else max(int(timeout * 1000), 0)))
 
     def cpu_seconds(self) -> float:
-        """Processor time of all its threads so far; 0 if it is gone."""
+        """The processor time of all its threads so far; 0 if it has ended."""
         try:
             return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
         except OSError:
@@ -109,8 +110,8 @@ class Nursery:
         return Process(int(data), handles[0])
 
     def revive(self) -> None:
-        """Start another one in the place of one that died; by the thread that will live as long as it. Raises
-        `InternalError` if they die one after the other."""
+        """Start a new nursery after one died. The calling thread must live as long as the nursery. Raises
+        `InternalError` if nurseries die one after the other."""
         now = time.monotonic()
         self._deaths = [*(death for death in self._deaths if now - death < _SHORT), now]
         if len(self._deaths) > _MAX_DEATHS:
@@ -152,7 +153,7 @@ def die_with_parent() -> None:
 
 
 def serve(sock: socket.socket, surroundings: Surroundings) -> None:
-    """Be the nursery, until the supervisor is gone."""
+    """The main loop of the nursery, until the supervisor is gone."""
     from bridle.aici.runtime import compiler, worker  # noqa: F401 -- here, so that no child has to
 
     die_with_parent()
@@ -180,8 +181,8 @@ def serve(sock: socket.socket, surroundings: Surroundings) -> None:
 
 
 def fork_watched() -> tuple[int, int]:
-    """A child and its handle; (0, -1) in the child, which begins once it can be watched: nobody buries it, so a quick
-    end of its would leave nothing to take hold of."""
+    """Fork a child; returns its process id and its handle, (0, -1) in the child. The child begins once it can be
+    watched: it is reaped automatically, so a quick end would leave nothing to take hold of."""
     ready, go = os.pipe()
     with open(ready, "rb", buffering=0) as waiting, open(go, "wb", buffering=0) as going:
         pid = os.fork()
@@ -220,14 +221,14 @@ def _be_worker(descriptors: list[int], surroundings: Surroundings, sandbox: Sand
 
 
 class Outcome(msgspec.Struct):
-    """What a compiler says at its end; the code is in the memory file."""
+    """A compiler's result; the code is in the memory file."""
 
     error: str = ""
     facts: str = ""
 
 
 def be_compiler(descriptors: list[int], limits: Limits) -> None:
-    """Compile one module, tell the outcome, end."""
+    """The compiler process: compile one module, report the outcome, end."""
     from bridle.aici.runtime import compiler
 
     source, target, report = descriptors

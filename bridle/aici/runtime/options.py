@@ -131,14 +131,14 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
 
 
 def dialect_of(options: argparse.Namespace) -> Dialect:
-    """What the engine speaks, as far as the command line tells."""
+    """The dialect that the engine speaks, as far as the command line tells."""
     if options.dialect != "auto":
         return Dialect(options.dialect)
     return Dialect("2" if any(getattr(options, name) for name in _DIALECT_2) else "1")
 
 
 def limits_of(options: argparse.Namespace) -> Limits:
-    """The limits, with what the command line changes. Raises `InvalidRequest`."""
+    """The limits after the command line's changes. Raises `InvalidRequest`."""
     names = {
         "wasm_max_forks": "max_forks",
         "wasm_max_pre_step_time": "max_pre_step_time",
@@ -163,8 +163,8 @@ def limits_of(options: argparse.Namespace) -> Limits:
 
 
 def capabilities_of(options: argparse.Namespace) -> frozenset[str]:
-    """Names of what the engine can do. An engine of dialect 1 can do everything but splices that
-    depend on the draw."""
+    """The names of what the engine can do. An engine of dialect 1 can do everything but splices that depend on the
+    draw."""
     if dialect_of(options).name != "2":
         return frozenset({"fork", "backtrack", "ff_tokens"})
     flags = {
@@ -177,7 +177,7 @@ def capabilities_of(options: argparse.Namespace) -> frozenset[str]:
 
 
 def folder_of(options: argparse.Namespace) -> Path:
-    """Where modules are kept: `--store`, or a folder of the user's own."""
+    """The folder where modules are kept: `--store`, or a folder of the user's own."""
     if options.store is not None:
         return Path(options.store)
     base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")

@@ -1,7 +1,7 @@
 """Workers: few processes, each leased to one tenant at a time, and the supervisor's ends of their connections.
 
-A tenant's sequences are spread over its workers; when none of its sequences is left, a worker stays warm for it
-until another tenant needs the place, and is then replaced, so that no process ever serves two tenants. With request
+A tenant's sequences are spread over its workers. A worker without sequences stays warm for its tenant until another
+tenant needs the place. Then it is replaced by a new process, so that no process ever serves two tenants. With request
 isolation (or for guests that can only be forked with their process) a worker belongs to one request alone.
 """
 
@@ -28,9 +28,9 @@ from bridle.control_group import num_cores
 from bridle.errors import InternalError, Overloaded, ShardUnavailable
 
 _replies = m.decoder(m.Created | m.SplitDone)
-#: Workers of a tenant beyond this many sequences each call for another one, if there is room.
+#: When each worker of a tenant has more sequences than this, another one is started, if there is room.
 _COMFORTABLE = 4
-#: How long a signal may take to arrive, in seconds.
+#: The most time that a signal takes to arrive, in seconds.
 _SIGNAL_TIME = 0.2
 
 
@@ -63,7 +63,7 @@ class WorkerPort:
         return future
 
     def tell(self, message: m.Packed) -> None:
-        """Send without a reply; a dead worker does not mind."""
+        """Send a message without a reply. A dead worker is ignored."""
         with contextlib.suppress(PeerGone):
             self._send(message, None)
 
@@ -73,23 +73,23 @@ class WorkerPort:
             send_frame(self.side, data, descriptors)
 
     def note_asked(self) -> None:
-        """It has something to do from now on."""
+        """Note that the worker has work from now on."""
         self._cpu_when_seen, self._seen = self.process.cpu_seconds(), time.monotonic()
 
     def note_heard(self) -> None:
-        """It has said something."""
+        """Note that the worker has sent something."""
         self._cpu_when_heard = self.process.cpu_seconds()
 
     def is_stuck(self, most: float, standstill: float) -> bool:
-        """Whether it used more than `most` seconds of processor time since it was heard, or none for `standstill`
-        seconds, although it has something to do. How busy the machine is does not matter."""
+        """Whether the worker has work, but used more than `most` seconds of processor time since it last sent
+        something, or none for `standstill` seconds. A busy machine does not count against it."""
         used, now = self.process.cpu_seconds(), time.monotonic()
         if used > self._cpu_when_seen:
             self._cpu_when_seen, self._seen = used, now
         return used - self._cpu_when_heard > most or now - self._seen > standstill
 
     def close(self) -> None:
-        """Kill the process and let go of everything. Idempotent."""
+        """Kill the process and close its connections. Idempotent."""
         self.is_dead = True
         if self.process.handle < 0:
             return
@@ -110,7 +110,8 @@ class WorkerPool:
         on_death: Callable[[WorkerPort], None],
         on_orphaned: Callable[[str], None],
     ) -> None:
-        """`on_death` is told of a lost worker, `on_orphaned` that there can be no further ones, and why."""
+        """`on_death` is called with a worker that was lost. `on_orphaned` is called, with the reason, when no further
+        workers can be started."""
         self._nursery = nursery
         self._on_orphaned = on_orphaned
         self._limits = limits
@@ -144,7 +145,7 @@ class WorkerPool:
                 self._room.wait(left)
 
     def release(self, worker: WorkerPort, key: int) -> None:
-        """An instance is gone. A process that belonged to its request ends with it."""
+        """Note that an instance is gone. A process that belonged to its request alone ends with it."""
         with self._room:
             worker.keys.discard(key)
             if worker.keys:
@@ -154,7 +155,7 @@ class WorkerPool:
             self._room.notify_all()
 
     def bury(self, worker: WorkerPort) -> None:
-        """A worker died, or must: its instances are lost."""
+        """Remove a worker that died, or must die: its instances are lost."""
         with self._room:
             if worker not in self.workers:
                 return
@@ -181,7 +182,7 @@ class WorkerPool:
         return self._start(request, alone)
 
     def _start(self, request: RequestState, alone: bool) -> WorkerPort | None:
-        """A new process, in the place of a warm one of another tenant if need be."""
+        """Start a process, in the place of another tenant's warm one if need be."""
         if self._full(alone):
             warm = [w for w in self.workers if not w.keys and not w.calls and (w.owner is not None) == alone]
             if not warm:
@@ -190,7 +191,7 @@ class WorkerPool:
         return self._spawn(request, alone)
 
     def _full(self, alone: bool) -> str | None:
-        """Why there can be no further process of a kind, or None."""
+        """Why no further process of this kind can be started, or None."""
         count = sum((worker.owner is not None) == alone for worker in self.workers)
         limit = self._limits.max_processes if alone else self._limits.max_workers
         return f"all {limit} {'processes' if alone else 'workers'} are busy" if count >= limit else None
@@ -262,12 +263,12 @@ class WorkerPool:
                     self.bury(worker)
 
     def _outlive_nursery(self) -> bool:
-        """All workers have died with the nursery; go on with another one. False if there can be none."""
-        time.sleep(_SIGNAL_TIME)  # a signal to the whole group ends us without a word
+        """Go on with a new nursery after all workers died with the old one. Returns False if there can be none."""
+        time.sleep(_SIGNAL_TIME)  # a signal to the whole group may be ending this process, too
         self._poll.unregister(self._nursery.handle)
         lost = list(self.workers)
         try:
-            self._nursery.revive()  # first: whoever waits for a worker waits for this
+            self._nursery.revive()  # first of all, since others wait for it
         except (InternalError, OSError) as error:
             self._on_orphaned(str(error))
             return False

@@ -1,7 +1,8 @@
-"""Where a CPython guest is: read from its memory, when it was ended in the middle of something.
+"""Finds out which line a CPython guest was running when it was ended, by reading its memory.
 
-The interpreter pays nothing for it. CPython has a table of what lies where, for debuggers; it begins with a word that
-can be found. Knows CPython 3.14 on a machine of 32 bits, as components have it; of anything else it says nothing.
+This costs the interpreter nothing. CPython has a table of its memory layout, made for debuggers; it begins with a word
+that can be searched for. The module knows CPython 3.14 on a 32-bit machine, as components have it, and gives nothing
+for any other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 
 from bridle.aici.runtime.linear_memory import LinearMemory, Unreadable, memories
 
-#: What the standard controller for scripts in Python calls the user's script. Its own frames are nobody's concern.
+#: The file name that the standard controller for Python gives to the user's script. Frames of the controller itself are
+#: not shown.
 SCRIPT = "script.py"
 _COOKIE = b"xdebugpy"
 _NUM_ENTRIES = 80  # those that matter
@@ -22,7 +24,7 @@ _MAX_FRAMES = 200
 _MAX_SHOWN = 20
 _MAX_NAME = 200
 _MAX_TABLE = 1 << 20
-#: Frames that the interpreter puts between Python and C.
+#: The kind of frames that the interpreter puts between Python and C.
 _NO_CODE = 3
 #: Characters by their width, and what lies between the head of a text that is not ASCII and its characters.
 _CODECS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
@@ -32,7 +34,7 @@ _POINTER = 0xFFFFFFFC  # the low bits of a reference are its tag
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A function that runs, and the line where it is."""
+    """A running function, and the line where it is."""
 
     file: str
     line: int
@@ -43,7 +45,7 @@ class Frame:
 
 
 class _Layout:
-    """What lies where, by the interpreter's own table. Raises `Unreadable` if that is of another version."""
+    """The memory layout, from the interpreter's own table. Raises `Unreadable` if that is of another version."""
 
     def __init__(self, table: bytes) -> None:
         numbers = struct.unpack(f"<{_NUM_ENTRIES}Q", table)
@@ -62,7 +64,7 @@ class _Layout:
 
 
 def whereabouts() -> str:
-    """The lines that run in the Python guests of this process, the innermost last; empty if there are none."""
+    """The running lines of the Python guests in this process, the innermost last; empty if there are none."""
     descriptor = os.open("/proc/self/mem", os.O_RDONLY)
     try:
         for memory in memories(descriptor):
@@ -77,7 +79,7 @@ def whereabouts() -> str:
 
 
 def _shown(frames: list[Frame]) -> list[Frame | str]:
-    """The script's own, if one runs; not all if there are many."""
+    """The frames to show: the script's own, if one runs; of many frames only some."""
     frames = [frame for frame in frames if frame.file == SCRIPT] or frames
     if len(frames) <= _MAX_SHOWN:
         return [*frames]
@@ -86,7 +88,7 @@ def _shown(frames: list[Frame]) -> list[Frame | str]:
 
 
 def _frames_in(memory: LinearMemory) -> list[Frame]:
-    """What runs in this memory, the innermost last."""
+    """The running functions in this memory, the innermost last."""
     try:
         runtime = memory.find(_COOKIE)
         if runtime is None:

@@ -1,4 +1,5 @@
-"""The table of sequences as the supervisor's threads share it: reservations, expiry, what a worker's death means."""
+"""The table of sequences, shared by the supervisor's threads: reservations, expiry, and the consequences of a worker's
+death."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Registry:
         self._limits = limits
         self.lock = threading.RLock()
         self.table = SequenceTable(limits)
-        self._reserved: dict[str, str] = {}  # tenants of instances in the making, by request
+        self._reserved: dict[str, str] = {}  # requests whose instances are in the making, and their tenants
         self.doomed: list[Sequence] = []  # to be released by the main thread
 
     def facts(self, text: str) -> Facts:
@@ -34,7 +35,7 @@ class Registry:
 
     @contextlib.contextmanager
     def reserve(self, state: RequestState) -> Iterator[int]:
-        """A key for an instance in the making. Raises `InvalidRequest` if the request has one already."""
+        """Reserve a key for an instance in the making. Raises `InvalidRequest` if the request has one already."""
         with self.lock:
             if state.name in self._reserved or state.name in self.table.pending:
                 raise InvalidRequest(f"req_id {state.name[:80]!r} is in use already", "req_id")
@@ -48,7 +49,7 @@ class Registry:
                 self._reserved.pop(state.name, None)
 
     def add(self, key: int, state: RequestState, worker: WorkerPort, splits: bool) -> None:
-        """The instance is there and waits for a sequence."""
+        """Enter an instance that was made and waits for a sequence."""
         with self.lock:
             sequence = Sequence(key, state, worker, splits=splits)
             if worker.is_dead:
@@ -57,14 +58,14 @@ class Registry:
             self._reserved.pop(state.name, None)  # it counts as itself now
 
     def discard(self, name: str) -> None:
-        """A request that will never run."""
+        """Drop the instance of a request that will never run."""
         with self.lock:
             sequence = self.table.pending.pop(name, None)
             if sequence is not None:
                 self.doomed.append(sequence)
 
     def expire(self) -> None:
-        """Doom instances that no sequence has claimed for too long."""
+        """Drop instances that no sequence has claimed for too long."""
         limit = self._limits.max_unbound_time / 1000
         with self.lock:
             for name, sequence in list(self.table.pending.items()):
@@ -72,8 +73,8 @@ class Registry:
                     self.discard(name)
 
     def worker_died(self, worker: WorkerPort) -> dict[str, str]:
-        """Its sequences are over; they stay in the table until the engine frees them. Gives the traces of requests that
-        lose one, by request, as far as they are known."""
+        """End the sequences of a dead worker; they stay in the table until the engine frees them. Returns the traces of
+        the requests that lost one, by request, as far as they are known."""
         lost = {}
         for sequence in list(self.table.by_key.values()):
             if sequence.worker is worker and sequence.error is None:

@@ -1,6 +1,7 @@
-"""How two of the runtime's processes talk: a ring in shared memory for steps, and framed messages over a socket.
+"""How two of the runtime's processes communicate: through a ring in shared memory for steps, and through framed
+messages on a socket.
 
-A ring message is written in place; one byte on a socket says that it is there, which also orders the memory and
+A ring message is written in place. One byte on a socket announces it; the byte also orders the memory accesses and
 makes the peer's death visible as an end of file. The memory is anonymous, so nothing can be left behind.
 """
 
@@ -81,7 +82,7 @@ class Ring:
         return self._view[start + _LENGTH.size : start + _LENGTH.size + length]
 
     def advance(self) -> None:
-        """Done with the message that `peek` gave."""
+        """Free the message that `peek` returned."""
         self._position += self._pending
         self._consumed.value = self._position
 
@@ -110,7 +111,7 @@ class Port:
         return self._outgoing.max_message
 
     def send(self, message: bytes | bytearray) -> None:
-        """Store and ring. Raises `PeerGone`."""
+        """Store a message and ring the doorbell. Raises `PeerGone`."""
         with self._lock:
             self._outgoing.write(message)
             try:
@@ -119,8 +120,8 @@ class Port:
                 raise PeerGone(f"worker is gone: {error}") from None
 
     def receive(self) -> Iterator[memoryview]:
-        """The messages that have been rung for, each valid until the next is asked for. Call when `bell` is
-        readable; raises `PeerGone` at the end of file."""
+        """The messages that were announced, each valid until the next is asked for. Call it when `bell` is readable;
+        raises `PeerGone` at the end of file."""
         try:
             rung = self.bell.recv(64)
         except OSError as error:

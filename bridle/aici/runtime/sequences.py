@@ -1,4 +1,4 @@
-"""What the supervisor knows of requests and sequences: where they live, whether they are late, how many there are."""
+"""The supervisor's data about requests and sequences: where they live, whether they are late, how many there are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RequestState:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence (before it is bound: an instance). `error` ends it for good."""
+    """One sequence (before it is bound: an instance). `error` says why it is over."""
 
     key: int
     request: RequestState
@@ -66,8 +66,8 @@ class SequenceTable:
         return self._next_key
 
     def check_room(self, tenant: str, in_the_making: list[str]) -> None:
-        """Raises `Overloaded` when there is no room for another instance of `tenant`, beside those that are being made
-        for the tenants that are listed."""
+        """Raise `Overloaded` if there is no room for another instance of `tenant`. `in_the_making` lists the tenants of
+        instances that are being made, which count, too."""
         limits = self._limits
         mine = self._tenants.get(tenant, 0) + in_the_making.count(tenant)
         total = len(self.by_key) + len(in_the_making)
@@ -90,7 +90,7 @@ class SequenceTable:
             self.by_id[sequence.seq_id] = sequence
 
     def bind(self, req_id: str, seq_id: int) -> Sequence:
-        """Give a pending instance its number; a request is consumed by its first use."""
+        """Give a pending instance its number. The request's name cannot be used a second time."""
         if seq_id in self.by_id:
             raise InvalidRequest(f"sequence {seq_id} exists already")
         sequence = self.pending.pop(req_id, None)

@@ -1,9 +1,9 @@
-"""The controllers that come with bridle, as a runtime offers them: found by name, compiled before anybody asks.
+"""Offers the controllers that come with bridle: they are found by name, and compiled before a request needs them.
 
-They lie in the store under an owner of their own, who is nobody. A tag that somebody set and a reference that was
-linked by hand come before them; nothing is ever downloaded for them. For the interpreter that takes long the package
-has machine code for the most common machines. What has to be compiled is, once for each machine and version of
-wasmtime, in the background, with limits of its own and little priority; a request waits for it for a moment and is then
+They lie in the store under an owner of their own, which is no user. A tag that a user set and a reference that was
+linked by hand take precedence over them; nothing is ever downloaded for them. For the interpreter that takes longest,
+the package has machine code for the most common machines. The others are compiled once for each machine and version of
+wasmtime, in the background, with limits of their own and low priority. A request waits a moment for this, and is then
 told to come back.
 """
 
@@ -24,9 +24,9 @@ from bridle.controllers import standard
 from bridle.controllers.standard.references import standard_name
 from bridle.errors import ControllerUnavailable, Overloaded
 
-#: Owns what is shipped. No user can have this name: it contains a space.
+#: The owner of the shipped controllers. No user can have this name, because it contains a space.
 OWNER = Auth("shipped with bridle", True)
-#: What takes longer to compile is told about, in seconds.
+#: A compilation that takes longer than this is reported, in seconds.
 _WORTH_TELLING = 2.0
 _RETRY_AFTER = 5.0
 
@@ -48,7 +48,8 @@ class Shipped:
         self._under_way: dict[str, _Preparation] = {}
 
     def resolve(self, reference: str) -> str | None:
-        """The module that a reference means, stored; None if it means none of ours."""
+        """The id of the module that a reference means, which is stored first; None if the reference means no shipped
+        controller."""
         name = standard_name(reference)
         return None if name is None else self.install(name)
 
@@ -60,8 +61,8 @@ class Shipped:
         return module
 
     def compiled(self, module: str) -> Compiled:
-        """Code of any stored module. For one of ours that is not compiled yet this waits for `max_prepare_wait`, then
-        raises `Overloaded`."""
+        """The code of any stored module. For a shipped controller that is not compiled yet this waits for
+        `max_prepare_wait`, then raises `Overloaded`."""
         name = _name_of(module)
         if name is None:
             return self._compilers.get(module)
@@ -80,14 +81,14 @@ class Shipped:
         )
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Store and compile controllers, one after the other. Takes long for an interpreter; cheap if that was done
-        before. Raises what is wrong with one of them."""
+        """Store and compile controllers, one after the other. It takes long for an interpreter, and little if it was
+        done before. Raises the error of the first one that fails."""
         for name in names:
             if self._compilers.cached(self.install(name)) is None:
                 self._prepare(name).future.result()
 
     def prepare_in_background(self, names: Iterable[str]) -> None:
-        """The same in a thread, what need not be compiled first; what goes wrong is told to whoever watches the
+        """Do as `prepare`, in a thread, beginning with those that need no compilation. Errors are printed on the
         terminal."""
         known = standard.manifest()
 
@@ -101,7 +102,7 @@ class Shipped:
         threading.Thread(target=run, name="prepare", daemon=True).start()
 
     def _prepare(self, name: str) -> _Preparation:
-        """Begin to compile, or join who does."""
+        """Begin to compile, or join a compilation under way."""
         with self._lock:
             preparation = self._under_way.get(name)
             if preparation is None:
@@ -139,7 +140,7 @@ class Shipped:
 
 
 def _name_of(module: str) -> str | None:
-    """The name of one of ours by its id."""
+    """The name of a shipped controller by its module id; None for any other module."""
     return next((name for name, shipped in standard.manifest().items() if shipped.sha256 == module), None)
 
 

@@ -38,7 +38,8 @@ from bridle.aici.runtime.tags import is_module_id
 from bridle.aici.runtime.vocabulary import Vocabulary
 from bridle.errors import ControllerTimeout, InvalidRequest
 
-#: How long an instantiation is waited for, as a multiple of its CPU limit; longer where its worker had less time.
+#: The time limit of an instantiation, as a multiple of its CPU limit. It is longer where the worker got less processor
+#: time.
 _PATIENCE = 20.0
 
 
@@ -75,7 +76,7 @@ class SideOps:
     # -- modules -------------------------------------------------------------------------------------------
 
     def mk_module(self, request: MkModule) -> ModuleData:
-        """Compile, then store: what does not compile leaves nothing."""
+        """Compile, then store. A module that does not compile leaves nothing behind."""
         self._check_unrestricted("uploading")
         limit = self._limits.max_module_bytes
         if len(request.binary) > (limit + 2) // 3 * 4 + 4:
@@ -87,7 +88,7 @@ class SideOps:
         return self.install(wasm, auth_of(request))
 
     def install(self, wasm: bytes, auth: Auth) -> ModuleData:
-        """Take a module in. The second time is cheap."""
+        """Store and compile a module. The second time is cheap."""
         module = self._store.identify(wasm)
         compiled = self._compilers.cached(module) if self._store.has(module) else None
         if compiled is not None:
@@ -151,7 +152,7 @@ class SideOps:
         return prompt
 
     def _create(self, state: RequestState, argument: str, prompt: list[int], *, dialect: str) -> m.Created:
-        """Instantiate in a worker; code that no longer loads here is compiled once more."""
+        """Make an instance in a worker. Code that no longer loads here is compiled once more."""
         created = self._try_create(state, argument, prompt, dialect)
         if created.is_unreadable:
             self._compilers.reject(state.module)

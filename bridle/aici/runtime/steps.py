@@ -1,8 +1,8 @@
-"""One step of many sequences: ops out to their workers, answers back until a deadline, and what is late.
+"""One step of many sequences: ops go out to their workers, answers come back until a deadline, and the others are late.
 
-A sequence that does not answer in time costs itself this step: it is told apart from its neighbours, and its answer is
-kept when it comes. The clock bounds how long others wait, nothing else; a guest that uses too much processor time is
-ended by its worker. Only the main thread is here.
+A sequence that does not answer in time loses only its own step; its answer is kept when it comes. The clock only bounds
+how long others wait. A guest that uses too much processor time is ended by its worker. Only the main thread runs this
+code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bridle.aici.runtime.ring import PeerGone
 from bridle.aici.runtime.sequences import Sequence, SequenceTable
 
 _answers = m.decoder(m.Answers)
-#: How long a wait lasts before deaths that another thread noticed are looked for, in seconds.
+#: How long a wait lasts before deaths that another thread noticed are checked, in seconds.
 _LOOK = 0.05
 
 Op = m.Step2 | m.PostPre | m.Mid1
@@ -35,7 +35,7 @@ class Job:
     op: Op
     answer: m.Answer | None = None
     is_late: bool = False
-    is_counted: bool = False  # late, and told so for the first time in this stretch of its time
+    is_counted: bool = False  # late, and counted as late already in this stretch of time
 
 
 class Steps:
@@ -48,11 +48,11 @@ class Steps:
         self._number = 0
 
     def run(self, jobs: list[Job], deadline: float, limit: float, reply_by: float | None = None) -> None:
-        """Give every job its answer, as far as they come before `deadline` (monotonic seconds).
+        """Give every job its answer, as far as answers come before `deadline` (monotonic seconds).
 
-        With `reply_by` nobody waits longer than that, nor for those that are late already, if there is anyone else;
-        a job is then late as often as `limit` seconds have passed since it was asked. It ends with an error when its
-        guest has used so much processor time as often as it may be late.
+        With `reply_by` the wait ends at that time, and does not include sequences that are late already, if there are
+        others. Then a job is late once for each `limit` seconds since it was asked. It ends with an error when its
+        guest has used that much processor time as many times as it may be late.
         """
         begin = time.monotonic()
         patience = self._limits.max_timeout_steps * limit
@@ -82,7 +82,7 @@ class Steps:
             self._judge(waiting, limit)
 
     def catch_up(self, sequences: Iterable[Sequence], deadline: float) -> None:
-        """Take in what late sequences answer that are no part of this step; somebody has time until `deadline`."""
+        """Take in the answers of late sequences that are not in this step. There is time until `deadline`."""
         waiting = {each.key: Job(each, each.last_op) for each in sequences if each.is_outstanding and each.last_op}
         self._collect(waiting, deadline)
         for job in waiting.values():
@@ -90,7 +90,7 @@ class Steps:
         self.end_stuck({job.sequence.worker for job in waiting.values() if job.answer is None})
 
     def release(self, sequences: Iterable[Sequence], reason: str) -> None:
-        """These sequences are gone, running or not."""
+        """Drop these sequences, running or not."""
         keys: dict[WorkerPort, list[int]] = {}
         for sequence in sequences:
             self._table.remove(sequence)
@@ -123,7 +123,7 @@ class Steps:
         for job in waiting.values():
             worker = job.sequence.worker
             descriptor = worker.port.bell.fileno()
-            if descriptor >= 0:  # else it died just now, and its sequences are about to be told
+            if descriptor >= 0:  # it died just now; its sequences will be told soon
                 ports[descriptor] = worker
         for descriptor in ports:
             poll.register(descriptor, select.POLLIN)
@@ -140,7 +140,7 @@ class Steps:
             open_jobs = {key for key in open_jobs if waiting[key].sequence.error is None}
 
     def _hear(self, worker: WorkerPort, waiting: dict[int, Job], open_jobs: set[int]) -> bool:
-        """Take what a worker has said; False if it is dead."""
+        """Take in what a worker has sent; returns False if the worker is dead."""
         try:
             worker.note_heard()
             for message in worker.port.receive():
@@ -165,7 +165,7 @@ class Steps:
         open_jobs.discard(answer.key)
 
     def _judge(self, waiting: dict[int, Job], stretch: float | None = None) -> None:
-        """Count who is late: once in each step, or once for each `stretch` of seconds."""
+        """Count the sequences that are late: once in each step, or once for each `stretch` of seconds."""
         now = time.monotonic()
         late = []
         for job in waiting.values():
@@ -182,7 +182,7 @@ class Steps:
             self.end_stuck(set(late))
 
     def end_stuck(self, workers: set[WorkerPort] | None = None) -> None:
-        """Kill workers (None: any) that do not end guests whose time is over, or do nothing at all."""
+        """Kill workers (None: any) that do not end guests whose time is over, or that do nothing at all."""
         allowances: dict[WorkerPort, float] = {}
         for sequence in list(self._table.by_key.values()):
             worker = sequence.worker

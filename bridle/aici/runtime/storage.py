@@ -21,7 +21,7 @@ _MISSING = b'{"VariableMissing":{}}'
 
 
 def parse_command(data: bytes) -> ReadVar | WriteVar:
-    """A storage command of a guest. Raises `GuestFault` when it makes no sense."""
+    """Parse a storage command of a guest. Raises `GuestFault` if it is malformed."""
     try:
         command = _commands.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -36,7 +36,7 @@ def parse_command(data: bytes) -> ReadVar | WriteVar:
 
 
 class Variables(Protocol):
-    """Where a guest's storage commands go."""
+    """The interface that executes a guest's storage commands."""
 
     def execute(self, command: ReadVar | WriteVar) -> bytes:
         """The JSON reply. Raises `GuestFault` when a quota is exceeded."""

@@ -1,7 +1,7 @@
 """The supervisor: reads both channels, runs steps, owns everything that outlives a request. Runs no Wasm.
 
 The main thread serves the main channel, one request at a time; the side channel has a reader and a few threads. The
-process ends when the engine's process does, and everything that it started ends with it.
+process ends when the engine's process does, and ends everything that it started.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from bridle.aici.runtime.vocabulary import Vocabulary
 from bridle.errors import BridleError, ControllerError, InvalidRequest, Overloaded, ProtocolError
 
 _SIDE_THREADS = 16
-#: How long a reply may wait for the engine to read it before the engine is looked at again, in seconds.
+#: How long to wait for the engine to read a reply before checking that it lives, in seconds.
 _REPLY_TIMEOUT = 600.0
-#: While no step comes, how often instances that nobody wants are dropped, in seconds.
+#: While no step comes: how often instances that no request needs are dropped, in seconds.
 _TIDY_INTERVAL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """How a runtime is set up. `dialect` is what the engine speaks as far as it is known: 1, 1b or 2. `prepared` are
+    """The settings of a runtime. `dialect` is what the engine speaks, as far as it is known: 1, 1b or 2. `prepared` are
     the shipped controllers to compile at the start."""
 
     dialect: str
@@ -94,7 +94,7 @@ class Supervisor:
         self._reply_lock = threading.Lock()
 
     def run(self) -> None:
-        """Serve until the engine is gone. Returns then; a `stop` request ends the process."""
+        """Serve until the engine is gone, then return. A `stop` request ends the process."""
         threading.Thread(target=self._listen_side, name="side-reader", daemon=True).start()
         try:
             while True:
@@ -126,7 +126,7 @@ class Supervisor:
             return data
 
     def _any_op(self, request: p.Request) -> Any:
-        """What both channels understand."""
+        """Answer the requests that both channels accept."""
         if isinstance(request, p.Ping):
             return p.Pong()
         if isinstance(request, p.Tokens):
@@ -151,7 +151,7 @@ class Supervisor:
         raise ProtocolError("this operation belongs to the main channel")
 
     def _spoke(self, dialect: str) -> None:
-        """The engine's dialect shows by its first step."""
+        """Note the engine's dialect, which its first step shows."""
         if self._dialect[0] != dialect:
             self._dialect = dialect
 
@@ -181,7 +181,7 @@ class Supervisor:
             self._steps.release(doomed, "the request was discarded")
 
     def _tidy(self) -> None:
-        """Nothing happens on the main channel: see after what may have been left."""
+        """Clean up while the main channel is idle."""
         with self._registry.lock:
             self._registry.expire()
             self._after_step()
@@ -247,7 +247,7 @@ class Supervisor:
         except BridleError as error:
             is_user_error = isinstance(error, (InvalidRequest, ControllerError))
             return p.encode(p.Failure(str(error), is_user_error, rid))
-        except Exception as error:  # our own mistake: the engine is told, the runtime goes on
+        except Exception as error:  # a bug of bridle: the engine is told, and the runtime goes on
             trace = p.trace_of(request)
             _complain(f"internal error: {error!r}" + (f", traceparent {trace}" if trace else ""))
             return p.encode(p.Failure(f"internal error: {error!r}", False, rid))
@@ -259,7 +259,8 @@ class Supervisor:
         channel.send(reply, _REPLY_TIMEOUT, self._engine_lives)
 
     def _goodbye(self, error: ProtocolError) -> None:
-        """The engine is gone, or broke the channel for good. It cannot clean up behind itself any more."""
+        """End the runtime: the engine is gone, or broke the channel for good, and can no longer clean up
+        behind itself."""
         if self._engine_lives():
             _complain(f"{error}; ending")
         else:  # nobody is there to be told
@@ -271,7 +272,7 @@ class Supervisor:
             _complain(f"the worker of request {name[:80]} died, traceparent {trace}")
 
     def _orphaned(self, why: str) -> None:
-        """Without a nursery there are no workers: the engine starts a new runtime."""
+        """End the runtime: without a nursery there can be no workers, and the engine starts a new runtime."""
         self._goodbye(ProtocolError(why))
 
     def stop(self) -> None:
@@ -283,6 +284,6 @@ class Supervisor:
 
 
 def _complain(text: str) -> None:
-    """A line for whoever watches the engine's terminal."""
+    """Print a line on the terminal of the engine."""
     sys.stderr.write(f"bridle runtime: {text}\n")
     sys.stderr.flush()

@@ -99,7 +99,7 @@ def _shape(words: dict[bytes, int]) -> _Shape:
 
 
 def _shared_prefixes(data: Array, start: Array, length: Array) -> Array:
-    """Length of the prefix that each sorted word shares with the one before it."""
+    """The length of the prefix that each sorted word shares with the one before it."""
     shared = np.zeros(len(start), np.int64)
     active = np.arange(1, len(start))
     depth = 0

@@ -91,8 +91,8 @@ def load_vocabulary(name: str, logits_size: int | None = None) -> Vocabulary:
 
 
 def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
-    """From a `tokenizer.json` without transformers, whose import would cost seconds and much memory in every
-    process of the runtime; from other files through it."""
+    """Load from a `tokenizer.json` without transformers, whose import would cost seconds and much memory in every
+    process of the runtime; from other files through transformers."""
     from bridle.model.resolve import resolve_model
 
     folder = Path(name).parent if name.endswith("tokenizer.json") else resolve_model(name, revision)

@@ -1,6 +1,6 @@
-"""The part of WASI preview 1 that controllers get: printing, and a clock if the operator wants one.
+"""The part of WASI preview 1 that controllers get: printing, and a clock if the operator allows one.
 
-No file, no network, no environment, no real randomness: what is missing answers "bad file descriptor".
+There is no file, no network, no environment and no real randomness; the missing functions answer "bad file descriptor".
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What components get instead of the machine's clocks and random numbers.
 
 WASI 0.2 as wasmtime brings it shows a guest real time, with which it can measure its neighbours, and real randomness,
-with which no run can be repeated. Here time is a count: every look at a clock is a millisecond after the one before.
-Random numbers are the same in every run, and others in every fork. An operator who wants guests to see time gives a
-resolution. Nobody can sleep: a callback that has to wait says so in its answer.
+with which no run can be repeated. Here time is a count: every reading of a clock is a millisecond after the one before.
+Random numbers are the same in every run, and different in every fork. An operator who wants guests to see real time
+sets a resolution. A guest cannot sleep: a callback that has to wait says so in its answer.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from wasmtime import component as wc
 from bridle.aici.runtime.facts import WASMTIME_VERSION
 from bridle.aici.runtime.wasm import FAST_VERSIONS, GuestFault
 
-#: Between two looks at a clock, in nanoseconds.
+#: The time between two readings of a clock, in nanoseconds.
 TICK_NS = 1_000_000
 #: When the wall clock starts: 2000-01-01, in seconds since 1970.
 EPOCH = 946_684_800
 _SECOND_NS = 1_000_000_000
 _MAX_RANDOM = 64 << 10
-#: The patch level of WASI 0.2 that wasmtime defines is the one to shadow; with a wasmtime that was not looked at,
-#: any.
+#: The patch level of WASI 0.2 that wasmtime defines is the one to replace. With an untested version of wasmtime, all
+#: are.
 _PATCHES = (12,) if WASMTIME_VERSION.startswith(FAST_VERSIONS) else tuple(range(64))
 
 
 class World:
-    """Time and chance of one instance. `resolution_ns` above 0 lets real time through, as coarse as that."""
+    """The clock and the random numbers of one instance. With `resolution_ns` above 0 it shows real time, at that
+    resolution."""
 
     def __init__(self, resolution_ns: int) -> None:
         self._resolution_ns = resolution_ns
@@ -48,11 +49,11 @@ class World:
 
     @property
     def resolution_ns(self) -> int:
-        """What a clock can tell apart."""
+        """The resolution of a clock."""
         return self._resolution_ns or TICK_NS
 
     def random_bytes(self, count: int) -> bytes:
-        """The next random bytes. Raises `GuestFault` if that are too many."""
+        """The next random bytes. Raises `GuestFault` if `count` is too large."""
         if count > _MAX_RANDOM:
             raise GuestFault(f"{count} random bytes at once; at most {_MAX_RANDOM}")
         return self._random.randbytes(count)
@@ -61,12 +62,12 @@ class World:
         return self._random.getrandbits(64)
 
     def diverge(self, branch: int) -> None:
-        """This is branch `branch` of a fork: draw other numbers than the rest."""
+        """Draw other numbers from now on, because this is branch `branch` of a fork."""
         self._random.seed(f"{self._random.getrandbits(64)} {branch}")
 
 
 def shadow_world(linker: wc.Linker, guarded: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Define these over wasmtime's own. `guarded` turns a function of an instance into one of the linker."""
+    """Define these functions over wasmtime's own. `guarded` turns a function of an instance into one of the linker."""
     linker.allow_shadowing = True
     for name, functions in _INTERFACES.items():
         for patch in _PATCHES:

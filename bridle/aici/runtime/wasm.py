@@ -2,7 +2,8 @@
 
 There are two ways to cross the border between host and guest with the same interface: `wasm_fast`, a few pre-bound
 functions of wasmtime's C API, several times cheaper, but with private names, so bound to tested versions; and
-`wasm_public`, over the documented API, which takes over with any other version. Nothing here knows controllers.
+`wasm_public`, over the documented API, which takes over with any other version. This module knows nothing of
+controllers.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ LOOK_TICKS = 2
 
 
 class GuestFault(ControllerTrap):
-    """A guest broke a rule of the host interface: a bad pointer, a limit of one callback."""
+    """A guest broke a rule of the host interface, such as a bad pointer or the limit of one callback."""
 
 
 class GuestFailed(ControllerTrap):
-    """A guest said by itself that it failed, and why. Where its interpreter was then tells nobody anything."""
+    """A guest reported by itself that it failed, and why. Where its interpreter was at that time is of no interest."""
 
 
 class GuestStopped(ControllerError):
-    """A guest was ended from outside: it is too late, or nobody wants it any more."""
+    """A guest was ended from outside, because it was too late or is no longer needed."""
 
 
 class Interruptible(Protocol):
-    """What a crossing needs to know of the guest that runs. `failure` keeps what a host function raised, because
-    an exception cannot travel through Wasm frames."""
+    """What a crossing needs to know of the running guest. `failure` keeps the exception of a host function, because an
+    exception cannot travel through Wasm frames."""
 
     failure: BaseException | None
 
     def stop_reason(self) -> ControllerError | None:
-        """Asked every few milliseconds of running: why to end, or None to go on."""
+        """Why the guest must end, or None to go on. Asked every few milliseconds while it runs."""
         raise NotImplementedError
 
 
 class _Running(threading.local):
-    """The guest that runs on this thread."""
+    """The guest that this thread runs."""
 
     guest: Any = None
 
@@ -88,7 +89,7 @@ class GuestMemory(Protocol):
 
 
 class Crossing(Protocol):
-    """One way across the border."""
+    """One way to cross between host and guest."""
 
     def define(self, linker: wasmtime.Linker, function: HostFunction) -> None:
         """Let modules that are linked with `linker` import a function."""
@@ -106,7 +107,7 @@ class Crossing(Protocol):
 
 
 def crossing() -> Crossing:
-    """The fastest way that is known to work with the installed wasmtime."""
+    """The fastest crossing that was tested with the installed wasmtime."""
     if WASMTIME_VERSION.startswith(FAST_VERSIONS):
         from bridle.aici.runtime.wasm_fast import FastCrossing
 
@@ -123,7 +124,7 @@ def check_span(start: int, length: int, size: int) -> None:
 
 
 def with_backtrace(failure: BaseException, text: str) -> BaseException:
-    """The failure with the place where the guest was, out of wasmtime's message about the trap."""
+    """The failure with the guest's position, out of wasmtime's message about the trap."""
     place = backtrace_of(text)
     if not place or not isinstance(failure, ControllerError) or isinstance(failure, GuestFailed):
         return failure
@@ -131,7 +132,7 @@ def with_backtrace(failure: BaseException, text: str) -> BaseException:
 
 
 def backtrace_of(text: str) -> str:
-    """The part of wasmtime's message that tells where the guest was; empty if it does not."""
+    """The part of wasmtime's message that tells the guest's position; empty if there is none."""
     start = text.find("wasm backtrace")
     if start < 0:
         return ""
@@ -140,7 +141,8 @@ def backtrace_of(text: str) -> str:
 
 
 def make_config(limits: Limits, *, reference_types: bool, parallel: bool) -> wasmtime.Config:
-    """What guests may use. Without threads, tail calls, memory64, relaxed SIMD and exceptions, as the original."""
+    """The Wasm features that guests may use. Like the original, without threads, tail calls, memory64, relaxed SIMD and
+    exceptions."""
     config = wasmtime.Config()
     config.wasm_threads = False
     config.wasm_tail_call = False
@@ -184,7 +186,7 @@ class Ticker:
         self._thread = None
 
     def awake(self) -> None:
-        """A guest is about to run."""
+        """Keep the clock running, because a guest is about to run."""
         if not self._wanted.is_set():
             self._wanted.set()
 

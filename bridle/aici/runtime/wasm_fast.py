@@ -174,7 +174,7 @@ def _trampoline(function: HostFunction) -> Callable[..., int]:
             if result is not None:
                 cells[0] = result
             return 0
-        except BaseException as error:  # nothing may escape into Wasm frames: kept, and raised again behind them
+        except BaseException as error:  # no exception may pass through Wasm frames: it is kept, and raised behind them
             guest.failure = error
             return int(_new_trap(b"host", 4))
 
@@ -182,7 +182,7 @@ def _trampoline(function: HostFunction) -> Callable[..., int]:
 
 
 def _look(_context: int, _data: int, delta: Any, kind: Any) -> int:
-    """A guest has run for a few ticks: may it go on?"""
+    """Decide whether a guest that has run for a few ticks may go on."""
     guest = running.guest
     try:
         reason = guest.stop_reason()
@@ -200,7 +200,7 @@ _on_epoch = _EPOCH_CALL(_look)
 
 
 def _raise(error: int | None, trap: int | None) -> None:
-    """Turn what a call left into an exception, with the guest's backtrace as its text."""
+    """Raise the exception for the error or trap of a call, with the guest's backtrace as its text."""
     if trap:
         text = str(wasmtime.Trap._from_ptr(ctypes.cast(trap, ctypes.POINTER(ffi.wasm_trap_t))))
     else:

@@ -1,8 +1,8 @@
 """A worker process: hosts sequences, runs their callbacks, copies them on a fork. It never compiles.
 
-Steps arrive through the ring, everything else through the side socket. The answers of a step go back together as
-soon as every sequence has been tried; one that is still running by then answers later, on its own. When the
-supervisor dies, the worker ends at once.
+Steps arrive through the ring, everything else through the side socket. The answers of a step go back together as soon
+as every sequence has been called; a sequence that is still running then answers later, on its own. When the supervisor
+dies, the worker ends at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bridle.aici.runtime.wasm import GuestStopped
 from bridle.errors import BridleError, ControllerError, ControllerTrap
 
 _MAX_PROGRAMS = 32
-#: Answers are sent on when so many bytes of masks have come together.
+#: Answers are sent as soon as they hold this many bytes of masks.
 _FLUSH_BYTES = 1 << 20
 
 _batches = m.decoder(m.Batch)
@@ -42,7 +42,8 @@ _facts = msgspec.json.Decoder(Facts)
 
 
 class Worker:
-    """See the module. `storage`, if given, is the socket to the variables of the one request hosted here."""
+    """The worker; see the module. `storage`, if given, is the socket to the variables of the one request
+    hosted here."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Worker:
                     self._step = None
                 self._read()
         except PeerGone:
-            os._exit(0)  # running guests have nobody to answer to
+            os._exit(0)  # nobody is left to read the answers of running guests
 
     def _read(self) -> None:
         ready = {descriptor for descriptor, _ in self._poll.poll()}
@@ -116,7 +117,7 @@ class Worker:
 
     def _take_batch(self, batch: m.Batch) -> None:
         step = Step(batch)
-        if self._step is not None:  # the supervisor gave up on the last one: finish what it still holds
+        if self._step is not None:  # the supervisor gave up on the last step: finish it first
             self._tasks.extend(self._leftovers(self._step))
         self._step = step
         for op in list(step.queue):
@@ -130,7 +131,7 @@ class Worker:
         return tasks
 
     def _flush(self, step: Step) -> None:
-        """Send what has come together; later answers of this step go out one by one."""
+        """Send the answers gathered so far. Later answers of this step go out one by one."""
         with self._mutex:
             answers, step.answers = step.answers, []
             step.is_flushed, step.num_bytes = True, 0
@@ -169,7 +170,8 @@ class Worker:
             self._answer(step, answer)
 
     def _leave(self, seat: Seat) -> bool:
-        """A callback is over. If the sequence was dropped meanwhile (True), its memory goes now."""
+        """Note that a callback is over. Returns True, and frees the sequence's memory, if the sequence was dropped
+        meanwhile."""
         with self._mutex:
             seat.is_running = False
             is_dropped = seat.is_dropped
@@ -223,7 +225,7 @@ class Worker:
             raise
 
     def _first_callbacks(self, instance: Instance, message: m.Create, created: m.Created) -> None:
-        """The sequence can be dropped while these run, as in any callback."""
+        """Run the first callbacks. The sequence can be dropped while these run, as in any callback."""
         seat = Seat(Hosted(message.key, instance), message.request)
         seat.is_running = True
         self._seats[message.key] = seat
@@ -314,7 +316,7 @@ class Worker:
         os.close(handle)
 
     def _adopt(self, message: m.Split, descriptors: list[int], seat: Seat) -> None:
-        """In the child: let go of the parent's connections, and lead a crew of our own."""
+        """In the child: close the parent's connections, and lead a crew of its own."""
         memory, bell, side, storage = descriptors
         self._port.bell.close()
         self._side.close()

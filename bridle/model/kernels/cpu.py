@@ -17,7 +17,7 @@ from bridle.model.kernels.masks import chunk_mask
 from bridle.model.kv_cache import LayerCache
 from bridle.model.packing import PackedRow, PackedStep
 
-#: Rows of up to so many tokens are folded: 1.4 to 1.7 times as fast at 2 to 8 tokens, no faster from 32 on.
+#: Rows of up to this many tokens are folded: 1.4 to 1.7 times as fast at 2 to 8 tokens, no faster from 32 on.
 MAX_SHORT = 16
 
 # A query row per shared head, with the log-sum-exp that sinks need: [B, H, n, D] -> ([B, H, n, Dv], [B, H, n])
@@ -64,7 +64,7 @@ class CpuKernel:
         return torch.cat(parts).view(num_tokens, num_heads, -1)  # [T, Hq, Dv]
 
     def _rows(self, window: int | None) -> list[_VisibleRow]:
-        """The step's rows as a layer with this window sees them; shared by all such layers."""
+        """The step's rows as a layer with this window sees them. All layers with that window share them."""
         rows = self._visible.get(window)
         if rows is None:
             assert self._step is not None
@@ -102,7 +102,7 @@ class CpuKernel:
         return out.permute(2, 1, 0, 3)
 
     def _mask(self, row: _VisibleRow, window: int | None, like: Tensor) -> Tensor | None:
-        """The row's additive mask [n, L]; None where plain causal order says it all."""
+        """The row's additive mask [n, L]; None where plain causal order is enough."""
         if row.length == 1:
             return None
         key = (row.offset, window)
@@ -122,7 +122,7 @@ class CpuKernel:
 
 
 class _VisibleRow:
-    """One row's tokens and the part of its KV that a layer with a given window can see."""
+    """One row's tokens and the part of its KV that a layer with a given window sees."""
 
     __slots__ = ("_slots", "_span", "context", "first", "length", "offset", "start")
 
@@ -174,7 +174,7 @@ def _attend_with_sinks(
 def _attend_by_hand(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: AttentionOptions
 ) -> Tensor:
-    """Soft-capped scores, which no fused call offers."""
+    """Attention with soft-capped scores, which no fused call offers."""
     length = query.shape[2]
     scores = torch.matmul(query, keys.transpose(2, 3)).float() * options.scaling  # [G, Hkv, n, L]
     if options.softcap is not None:

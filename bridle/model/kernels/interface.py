@@ -1,4 +1,4 @@
-"""What an attention kernel is: begin a step, then attend once per layer.
+"""The interface of attention kernels: begin a step, then attend once per layer.
 
 Kernels read the cache and never write it; the new tokens' keys and values are in it before `attend` is called.
 """

@@ -1,4 +1,4 @@
-"""Additive masks for chunks of a prompt: who of a chunk sees which of the positions that were read."""
+"""Additive masks for chunks of a prompt: they say which of the read positions each token of a chunk sees."""
 
 from __future__ import annotations
 

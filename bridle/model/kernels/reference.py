@@ -1,4 +1,4 @@
-"""The oracle: attention written out, slow and plain, with nothing that could be subtly wrong.
+"""The oracle: attention written out, slow and plain, so that it is easy to check.
 
 Each sequence's keys are gathered slot by slot from its block table; the mask is boolean; soft-capping and sinks are
 done by hand in float64. Other kernels are tested against this one.

@@ -16,7 +16,7 @@ from bridle.model.sampling.weights import totals, weights_of
 from bridle.sampling import SamplingParams
 
 _NEVER = float("-inf")
-_HEAD = 128  # values sorted at first; most nuclei are smaller
+_HEAD = 128  # how many values are sorted at first; most nuclei are smaller
 _GROWTH = 16
 
 
@@ -64,7 +64,7 @@ def _keep_prefix(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device).unsqueeze(1)
     mass = totals(weights_of(x)).unsqueeze(1) if width in ks else torch.zeros_like(top_p)
     edge = x.new_empty(len(x), 1)  # the smallest logit that stays
-    room = torch.zeros_like(top_k)  # how many of the tokens that have just that logit stay
+    room = torch.zeros_like(top_k)  # how many of the tokens with exactly that logit stay
     tied = torch.zeros_like(top_k, dtype=torch.bool)  # there are more of them than that
     pending = torch.arange(len(x), device=device)
     size = min(width, max([_HEAD] + [k + 1 for k in ks if k < width]))

@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen and of given tokens, always finite: what cannot happen has `FLOOR`.
+"""Log-probabilities of drawn and of given tokens. They are always finite: an impossible token has `FLOOR`.
 
-A step may score thousands of prompt positions over a large vocabulary; they are worked off in parts, so that
-the memory needed does not grow with the prompt.
+A step may score thousands of prompt positions over a large vocabulary. They are computed in parts, so that the memory
+needed does not grow with the prompt.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _finite(value: float) -> float:
 
 
 def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> list[list[Logprob]]:
-    """Answers to `runs` on `logits` [R, V], with no more than about `max_elements` logits in work at once."""
+    """The answers to `runs` from `logits` [R, V], with no more than about `max_elements` logits in work at once."""
     vocab = logits.shape[-1]
     wanted = [(run.logits_start + i, token, run.num_top) for run in runs for i, token in enumerate(run.tokens)]
     answers: list[Logprob] = []

@@ -24,8 +24,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class _Known:
-    """One sequence's tokens as of its last draw: the list, to compare with, and the array, to compute
-    with."""
+    """One sequence's tokens as of its last draw: the list, for comparison, and the array, for computation."""
 
     __slots__ = ("_array", "_tokens")
 

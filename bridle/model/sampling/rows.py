@@ -45,7 +45,7 @@ def pick(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
 # -- bias ----------------------------------------------------------------------------------------------------
 
 _Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
-#: A bias of more than one token in so many is kept as a whole row.
+#: A bias that names more than one token in this many is kept as a whole row.
 _DENSE_SHARE = 16
 
 

@@ -1,9 +1,8 @@
 """Probabilities as whole numbers: the unit in which everything that decides a draw is counted.
 
-The weight of a token is exp(logit - largest logit), cut to a multiple of 2**-34 and counted in that unit.
-Sums of up to 2**19 such weights are exact in float64, in any order: they do not depend on how a kernel splits
-a row, on how wide the row is padded, or on its neighbours. Tokens less likely than the best one by a factor
-of 2**34 weigh nothing.
+The weight of a token is exp(logit - largest logit), cut to a multiple of 2**-34 and counted in that unit. Sums of up to
+2**19 such weights are exact in float64, in any order. So they do not depend on how a kernel splits a row, on how wide
+the row is padded, or on its neighbours. Tokens less likely than the best one by a factor of 2**34 have weight 0.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import torch
 from bridle.model.sampling.rows import CHUNK
 
 UNIT = 2.0**34
-#: Whatever lies below weighs nothing: exp(-24) is less than a unit. Lifting it there changes no weight and spares exp
-#: the infinities of masked tokens, which take it several times as long as numbers.
+#: Values below this have weight 0, since exp(-24) is less than a unit. Raising them to it changes no weight, and spares
+#: exp the infinities of masked tokens, which take it several times as long as numbers.
 _FLOOR = -24.0
 
 
