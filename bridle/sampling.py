@@ -75,6 +75,32 @@ class Watermark:
         _check_float("watermark.delta", self.delta, -100.0, 100.0)
 
 
+Part = Literal["draw", "report", "output"]
+Api = Literal["openai", "tgi", "lmtp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a field of `SamplingParams` is, for all that lists such fields.
+
+    Its `part` is `draw` if it chooses a token, `report` if it says what is told of one (whatever draws needs both), and
+    `output` if it is about the whole output. A controller `may_change` it for one draw. `names` are those that it has
+    on an API where they are not its own; None: it is not taken there, or said by other fields.
+    """
+
+    part: Part = "output"
+    may_change: bool = False
+    names: Mapping[Api, str | None] = field(default_factory=dict)
+
+
+def _draw(default: Any, **names: str | None) -> Any:
+    return field(default=default, metadata={"meaning": Meaning("draw", True, names)})  # type: ignore[arg-type]
+
+
+def _param(default: Any, part: Part = "output", **names: str | None) -> Any:
+    return field(default=default, metadata={"meaning": Meaning(part, False, names)})  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of one request. All are checked here; an `InvalidRequest` names the field and the limit.
@@ -89,29 +115,29 @@ class SamplingParams:
     admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none.
     """
 
-    n: int = 1
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    logprobs_mode: Literal["raw", "processed"] = "raw"
-    prompt_logprobs: int | None = None
-    prompt_logprobs_start: int = 0
-    skip_special_tokens: bool = True
-    watermark: Watermark | None = None
+    n: int = _param(1, tgi="best_of", lmtp=None)
+    max_tokens: int | None = _param(16, tgi="max_new_tokens")
+    min_tokens: int = _param(0, tgi="min_new_tokens")
+    temperature: float = _draw(1.0)
+    top_p: float = _draw(1.0)
+    top_k: int = _draw(0)
+    min_p: float = _draw(0.0)
+    typical_p: float = _draw(1.0)
+    repetition_penalty: float = _draw(1.0)
+    presence_penalty: float = _draw(0.0)
+    frequency_penalty: float = _draw(0.0)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, metadata={"meaning": Meaning("draw")})
+    seed: int | None = _param(None)  # what draws gets a key that comes of it
+    stop: tuple[str, ...] = _param(())
+    stop_token_ids: tuple[int, ...] = _param(())
+    include_stop_str_in_output: bool = _param(False, tgi=None)
+    ignore_eos: bool = _param(False)
+    logprobs: int | None = _param(None, "report", tgi="top_n_tokens", lmtp="top_logprobs")
+    logprobs_mode: Literal["raw", "processed"] = _param("raw", "report", openai=None, tgi=None, lmtp=None)
+    prompt_logprobs: int | None = _param(None, openai="echo", tgi="decoder_input_details", lmtp=None)
+    prompt_logprobs_start: int = _param(0, openai=None, tgi=None, lmtp=None)
+    skip_special_tokens: bool = _param(True, tgi=None)
+    watermark: Watermark | None = field(default=None, metadata={"meaning": Meaning("draw")})
 
     def __post_init__(self) -> None:
         _freeze_collections(self)
@@ -250,3 +276,22 @@ def _check_biases(bias: Mapping[int, float]) -> None:
 
 
 DEFAULT_SAMPLING = SamplingParams()
+
+
+# -- what the fields are -----------------------------------------------------------------------------------
+
+
+def meanings(params: type[SamplingParams] = SamplingParams) -> dict[str, Meaning]:
+    """Every field with what it is."""
+    return {each.name: each.metadata["meaning"] for each in fields(params)}
+
+
+def fields_on(api: Api, params: type[SamplingParams] = SamplingParams) -> tuple[str, ...]:
+    """The fields that an API takes under their own names."""
+    return tuple(name for name, meaning in meanings(params).items() if meaning.names.get(api, name) == name)
+
+
+#: What whatever draws needs: a shard is sent these and no others.
+SENT_WITH_DRAWS = tuple(name for name, meaning in meanings().items() if meaning.part != "output")
+#: What a controller may change for one draw.
+OVERRIDABLE = frozenset(name for name, meaning in meanings().items() if meaning.may_change)

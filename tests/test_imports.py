@@ -156,3 +156,65 @@ def test_import_leaves_torch_alone(statement: str) -> None:
     code = f"import sys; {statement}; print(sorted({{'torch', 'numpy', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# -- circles -------------------------------------------------------------------------------------------------
+
+#: Circles of files that are let be: two halves of one thing, within one package.
+MAX_CIRCLES = 4
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one node (Tarjan's algorithm)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = lowest[node] = len(number)
+        path.append(node)
+        for target in sorted(graph.get(node, ())):
+            if target not in number:
+                visit(target)
+            if target in path:
+                lowest[node] = min(lowest[node], lowest[target])
+        if lowest[node] == number[node]:
+            start = path.index(node)
+            members = path[start:]
+            del path[start:]
+            if len(members) > 1:
+                found.append(sorted(members))
+
+    for node in sorted(graph):
+        if node not in number:
+            visit(node)
+    return found
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Who imports whom, wherever in a file and for whatever purpose, types included."""
+    known = modules()
+    return {name: {target for target, _ in imports(name) if target in known} - {name} for name in known}
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": {"d"}, "f": {"a", "d"}, "g": set()}
+    assert circles(graph) == [["a", "b", "c"], ["d", "e"]]
+    assert circles({"a": {"b"}, "b": set()}) == []
+
+
+def test_few_files_import_each_other() -> None:
+    found = circles(import_graph())
+    assert len(found) <= MAX_CIRCLES, found
+    assert all(len({layer_of(name) for name in circle}) == 1 for circle in found), found
+
+
+def test_no_packages_import_each_other() -> None:
+    graph: dict[str, set[str]] = {}
+    for name, targets in import_graph().items():
+        own = layer_of(name)
+        if own is not None:
+            others = {layer_of(target) for target in targets} - {own, None}
+            graph.setdefault(own, set()).update(other for other in others if other is not None)
+    assert circles(graph) == []

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bridle.aici import protocol
-from bridle.aici.client.exchange import make_exchange
+from bridle.aici.client.keeper import make_exchange
 from bridle.aici.client.opening import instantiation, prompt_of
 from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
 from bridle.aici.client.reference import WasmController

@@ -37,7 +37,7 @@ def check(
     with progress_bar(f"Checking {name}") as progress:
         path = resolve_model(name, revision)
         progress("comparing with transformers", 0.3)
-        from bridle.model.parity import check_model
+        from bridle.model.check import check_model
 
         report = check_model(path)
         qualities = []

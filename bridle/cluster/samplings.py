@@ -2,7 +2,7 @@
 
 The sender assigns the slots. A new object takes the slot that was not used for the longest time, and replaces what the
 receiver had there. Only fields that choose a token are sent; a shard does not decide when an output is complete. Each
-field of `SamplingParams` is either sent or named in `UNSENT`; a test sends each of them.
+field of `SamplingParams` says whether it is sent; a test sends each of them.
 """
 
 from __future__ import annotations
@@ -11,28 +11,10 @@ from collections import OrderedDict
 
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.errors import InvalidRequest, ProtocolError
-from bridle.sampling import SamplingParams, Watermark
+from bridle.sampling import SENT_WITH_DRAWS, SamplingParams, Watermark
 
 #: How many objects are remembered. One batch may need more, and gets them.
 NUM_SLOTS = 4096
-#: Fields that a shard does not need: how many outputs there are, when each is complete, what the client is told of it,
-#: and what the rows of a step already say (their keys come from the seed, and the scores of a prompt are rows of their
-#: own).
-UNSENT = frozenset(
-    {
-        "n",
-        "max_tokens",
-        "min_tokens",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "ignore_eos",
-        "prompt_logprobs",
-        "prompt_logprobs_start",
-        "skip_special_tokens",
-    }
-)
 #: The largest number of slots that a receiver allows a sender.
 MAX_SLOTS = 1 << 16
 
@@ -90,47 +72,32 @@ class SamplingSlots:
 
 
 def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
-    """The fields that choose a token, as a message."""
-    mark = sampling.watermark
-    return pb.Sampling(
-        slot=slot,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        typical_p=sampling.typical_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        bias_tokens=sampling.logit_bias.keys(),
-        bias_values=sampling.logit_bias.values(),
-        logprobs=sampling.logprobs,
-        processed_logprobs=sampling.logprobs_mode == "processed",
-        watermark=None if mark is None else pb.Watermark(gamma=mark.gamma, delta=mark.delta),
-    )
+    """The fields that choose a token, and say what is told of it."""
+    message = pb.Sampling(slot=slot, **{name: getattr(sampling, name) for name in _PLAIN})
+    message.bias_tokens.extend(sampling.logit_bias.keys())
+    message.bias_values.extend(sampling.logit_bias.values())
+    message.processed_logprobs = sampling.logprobs_mode == "processed"
+    if sampling.watermark is not None:
+        message.watermark.CopyFrom(pb.Watermark(gamma=sampling.watermark.gamma, delta=sampling.watermark.delta))
+    return message
 
 
 def decode_sampling(message: pb.Sampling) -> SamplingParams:
-    """The object that the message describes, checked as if a client had sent it."""
+    """The object, checked as if a client had sent it."""
+    mark = message.watermark
     try:
         return SamplingParams(
-            temperature=message.temperature,
-            top_p=message.top_p,
-            top_k=message.top_k,
-            min_p=message.min_p,
-            typical_p=message.typical_p,
-            repetition_penalty=message.repetition_penalty,
-            presence_penalty=message.presence_penalty,
-            frequency_penalty=message.frequency_penalty,
+            **{name: getattr(message, name) for name in _PLAIN if name not in _OPTIONAL or message.HasField(name)},
             logit_bias=dict(zip(message.bias_tokens, message.bias_values, strict=True)),
-            logprobs=message.logprobs if message.HasField("logprobs") else None,
             logprobs_mode="processed" if message.processed_logprobs else "raw",
-            watermark=_watermark(message),
+            watermark=Watermark(mark.gamma, mark.delta) if message.HasField("watermark") else None,
         )
     except (InvalidRequest, ValueError) as error:
         raise ProtocolError(f"sampling slot {message.slot}: {error}") from error
 
 
-def _watermark(message: pb.Sampling) -> Watermark | None:
-    mark = message.watermark
-    return Watermark(mark.gamma, mark.delta) if message.HasField("watermark") else None
+#: Fields that have another form on the wire.
+_FORMED = frozenset({"logit_bias", "logprobs_mode", "watermark"})
+#: The others travel as they are; those without a presence of their own always.
+_PLAIN = tuple(name for name in SENT_WITH_DRAWS if name not in _FORMED)
+_OPTIONAL = frozenset({"logprobs"})

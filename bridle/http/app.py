@@ -24,7 +24,7 @@ from bridle.http.transport.shaped_route import refusing_for
 from bridle.http.transport.sockets import SocketFrontMaker, mount
 from bridle.service import Admission, ModelRegistry
 from bridle.service.keys import KeyStore
-from bridle.service.tracing import Tracing
+from bridle.service.story import Tracing
 
 _ROUTERS = (
     *openai.routers,

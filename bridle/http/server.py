@@ -37,7 +37,7 @@ from bridle.http.transport.sockets import SocketFrontMaker
 from bridle.http.transport.wire import bounded_protocol
 from bridle.service import LoadedModel, ModelRegistry, ModelSet, build_registry
 from bridle.service.keys import KeyStore
-from bridle.service.tracing import Tracing
+from bridle.service.story import Tracing
 
 if TYPE_CHECKING:
     from bridle.service.otel import OtelTracing

@@ -14,8 +14,7 @@ from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
 from bridle.http.transport.sockets import SocketFront
 from bridle.service import Admission, ModelRegistry
-from bridle.service.story import Story
-from bridle.service.tracing import Tracing
+from bridle.service.story import Story, Tracing
 from bridle.service.turns import Turns
 
 _CROWD = 16  # requests in flight that leave something worth giving back

@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bridle.model.check import check_model as check_model
     from bridle.model.executor import LocalExecutor as LocalExecutor
     from bridle.model.loader import load_executor as load_executor
     from bridle.model.parity import ParityReport as ParityReport
-    from bridle.model.parity import check_model as check_model
     from bridle.model.resolve import resolve_model as resolve_model
 
 _HOMES = {
     "LocalExecutor": "bridle.model.executor",
     "ParityReport": "bridle.model.parity",
-    "check_model": "bridle.model.parity",
+    "check_model": "bridle.model.check",
     "load_executor": "bridle.model.loader",
     "resolve_model": "bridle.model.resolve",
 }

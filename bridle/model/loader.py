@@ -31,6 +31,7 @@ from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.kernels import create_kernel
 from bridle.model.kv_cache import KVCache
 from bridle.model.linear import pack_linears
+from bridle.model.parity import compare_with_eager
 from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
@@ -286,8 +287,6 @@ def _check_unknown_family(
     """Compare a family's results with its own eager attention, if that was never done for this family."""
     if settings.model_type in guards.KNOWN_FAMILIES:
         return
-    from bridle.model.parity import compare_with_eager
-
     report = compare_with_eager(model, geometry, device, max_tokens=64)
     if not report.is_equal:
         raise UnsupportedModel(

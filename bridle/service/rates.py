@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bridle.errors import InvalidRequest, Overloaded
-from bridle.service.terms import MAX_PRIORITY
 
+#: Requests have a priority between this, served last, and as much below zero.
+MAX_PRIORITY = 100
 _MINUTE = 60.0
 _MAX_USERS = 4_096  # whose buckets are remembered; a user beyond that has a full bucket
 

@@ -2,15 +2,17 @@
 
 Every front-end fills one in while the request runs, mostly from the engine's events, and all reports use only it. This
 module writes and sends nothing.
+With tracing, a span begins with a request, and at the end it is given the whole story. Without it there is no span,
+and nothing else is done.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bridle.constraints.spec import Constraint
 from bridle.outputs import Event, Finished, Forked, PromptEvent, Rewind, TokenEvent
@@ -22,12 +24,12 @@ if TYPE_CHECKING:
     from bridle.outputs import Usage
     from bridle.sampling import SamplingParams
     from bridle.service.keys import Identity
-    from bridle.service.tracing import Span
 
 #: How many forks and rewinds are remembered one by one; beyond that they are only counted.
 MAX_MOMENTS = 64
 _MAX_NAME_CHARS = 64
 _MAX_ERROR_CHARS = 300
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
 class Moment(NamedTuple):
@@ -177,3 +179,38 @@ def _counts(usage: Usage) -> dict[str, int]:
 
 def _ms(seconds: float) -> float:
     return round(1000 * seconds, 1)
+
+
+class Span(Protocol):
+    """The span of one request that is not over."""
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace: 32 hexadecimal digits."""
+        raise NotImplementedError
+
+    @property
+    def traceparent(self) -> str:
+        """The span's name in W3C's trace context, for other services."""
+        raise NotImplementedError
+
+    def end(self, story: Story, operation: str, further: Mapping[str, Any]) -> None:
+        """End the span. `operation` is OpenTelemetry's name for the kind of request; `further` are attributes of the
+        protocol it came by."""
+
+
+class Tracing(Protocol):
+    """Makes spans and sends them."""
+
+    def begin(self, carrier: Mapping[str, str]) -> Span:
+        """Begin a span, in the trace that the headers in `carrier` name, if they name one."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Send the spans that were not sent yet. Idempotent; may take a few seconds."""
+
+
+def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers that name the trace of a request or a connection, as a carrier for `begin`. `headers` are as ASGI has
+    them."""
+    return {name.decode(): value.decode("latin-1") for name, value in headers if name in _TRACE_HEADERS}

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridle.errors import DeadlineExceeded, InvalidRequest
+from bridle.service.rates import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from bridle.service.keys import Identity
 
-MAX_PRIORITY = 100
 MAX_DEADLINE = 86_400.0  # seconds
 
 

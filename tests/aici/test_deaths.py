@@ -178,7 +178,7 @@ def test_a_nursery_that_dies_again_and_again_ends_the_runtime(start: Start) -> N
 def test_a_child_that_ends_at_once_can_be_watched() -> None:
     """Nobody buries the nursery's children; one that is gone before the nursery looks must not take it along."""
     program = (
-        "import os, select, signal; from bridle.aici.runtime.nursery import fork_watched\n"
+        "import os, select, signal; from bridle.aici.runtime.lifeline import fork_watched\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "for _ in range(300):\n"
         "    pid, handle = fork_watched()\n"

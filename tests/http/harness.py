@@ -23,7 +23,7 @@ from bridle.http.server import bind, uvicorn_config
 from bridle.http.transport.sockets import SocketFrontMaker
 from bridle.service import LoadedModel, ModelRegistry
 from bridle.service.keys import KeyStore
-from bridle.service.tracing import Tracing
+from bridle.service.story import Tracing
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.tiny import save_tokenizer
 from bridle.text import Detokenizer, Tokenizer

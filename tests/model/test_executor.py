@@ -323,7 +323,7 @@ def test_int8_model_generates_the_same_alone_and_in_a_batch() -> None:
 
 
 def test_int8_logits_are_close() -> None:
-    from bridle.model.parity import check_model
+    from bridle.model.check import check_model
 
     report = check_model(tiny.cached_checkpoint("llama"), max_tokens=48)
     eight = check_model(tiny.cached_checkpoint("llama"), quantization="int8", max_tokens=48)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bridle.model import guards
-from bridle.model.parity import TRIAL_WINDOW, check_model
+from bridle.model.check import check_model
+from bridle.model.parity import TRIAL_WINDOW
 from bridle.testing import tiny
 
 # Lengths of the trial run that make it longer than the narrowed window several times over.

@@ -18,8 +18,8 @@ from bridle.outputs import FinishReason
 from bridle.sampling import SamplingParams
 from bridle.service import build_request
 from bridle.service.keys import Identity, KeyStore
-from bridle.service.rates import Limits
-from bridle.service.terms import MAX_DEADLINE, MAX_PRIORITY, Terms, make_terms
+from bridle.service.rates import MAX_PRIORITY, Limits
+from bridle.service.terms import MAX_DEADLINE, Terms, make_terms
 from tests.http.harness import scripted_model
 from tests.service.fakes import fake_model
 

@@ -18,7 +18,7 @@ from bridle.aici.masks import MaskReader
 from bridle.engine.decision import Branch, Decision, Splice
 from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.errors import ControllerError, InvalidRequest, ProtocolError
-from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
+from bridle.sampling import DEFAULT_SAMPLING, OVERRIDABLE, SamplingParams
 
 _log = logging.getLogger(__name__)
 #: The line that a runtime writes into the log of a controller that is late.
@@ -147,21 +147,6 @@ class Dialect2:
         return (known.sampling if known else DEFAULT_SAMPLING).with_(**changes)
 
 
-#: The sampling parameters that a controller may change for one draw.
-OVERRIDABLE = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "typical_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    }
-)
-
-
 def own_words(logs: str) -> str:
     """The controller's own output without the runtime's line that it is late, which belongs into the
     server's log only."""
@@ -169,15 +154,6 @@ def own_words(logs: str) -> str:
         return logs
     _log.debug("a controller is %s", logs.partition(" ")[2].rstrip())
     return ""
-
-
-def make_exchange(process: RuntimeProcess, vocab_size: int) -> Exchange:
-    """The exchange of the dialect that the runtime speaks."""
-    if process.config.dialect == 1:
-        from bridle.aici.client.dialect1 import Dialect1
-
-        return Dialect1(process, vocab_size)
-    return Dialect2(process, vocab_size)
 
 
 def stored_values(commands: list[protocol.StorageCommand]) -> tuple[StoredValue, ...]:

@@ -12,7 +12,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from bridle.aici.client.exchange import Exchange, make_exchange
+from bridle.aici.client.dialect1 import Dialect1
+from bridle.aici.client.exchange import Dialect2, Exchange
 from bridle.aici.client.listener import Listener
 from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
 from bridle.aici.client.side import SideChannel
@@ -126,3 +127,10 @@ class RuntimeKeeper:
             life.close()
         if starter is not None:
             starter.join()
+
+
+def make_exchange(process: RuntimeProcess, vocab_size: int) -> Exchange:
+    """The exchange of the dialect that the runtime speaks."""
+    if process.config.dialect == 1:
+        return Dialect1(process, vocab_size)
+    return Dialect2(process, vocab_size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -42,6 +43,18 @@ def make_linker(engine: wasmtime.Engine) -> wc.Linker:
         for name, function in _FUNCTIONS.items():
             host.add_func(name, _guarded(function))
     return linker
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedComponent:
+    """A component and the linker that has all it may import."""
+
+    linker: Any
+    component: Any
+
+    def instantiate(self, store: wasmtime.Store) -> Any:
+        """As `wasmtime.InstancePre` does it."""
+        return self.linker.instantiate(store, self.component)
 
 
 class ComponentInstance(Instance):
@@ -82,17 +95,17 @@ class ComponentInstance(Instance):
 
     def _open(self) -> None:
         limits = self.surroundings.limits
-        sandbox = self.program.sandbox
-        store = wasmtime.Store(sandbox.engine)
+        program = self.program
+        store = wasmtime.Store(program.engine)
         store.set_limits(limits.max_memory, 100_000, _MAX_PARTS, _MAX_PARTS, _MAX_PARTS)
         store.set_wasi(wasmtime.WasiConfig())
-        sandbox.crossing.arm(store, limits.max_call_time)
+        program.crossing.arm(store, limits.max_call_time)
         store.set_epoch_deadline(LOOK_TICKS)
         self.world = World(self.surroundings.timer_resolution_ns)
         self._start_budget(limits.max_init_time)
         before, running.guest = running.guest, self
         try:
-            instance = sandbox.component_linker.instantiate(store, self.program.component)
+            instance = program.pre.instantiate(store)
         except Exception as error:
             raise self._explain(error) from None
         finally:

@@ -12,15 +12,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import msgspec
 import wasmtime
-import wasmtime.component
 
 from bridle.aici.protocol import WriteVar
-from bridle.aici.runtime import additions, constraints, host, wasi
 from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.logs import LogBuffer
@@ -32,8 +29,6 @@ from bridle.aici.runtime.wasm import (
     GuestFailed,
     GuestFault,
     GuestMemory,
-    crossing,
-    make_config,
     running,
 )
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, InvalidRequest
@@ -56,49 +51,14 @@ class Surroundings:
     timer_resolution_ns: int = 0
 
 
-class Sandbox:
-    """A Wasm engine with everything that guests may import, ready to load compiled code. There is one for
-    each process."""
-
-    def __init__(self, limits: Limits, way: Crossing | None = None) -> None:
-        self.engine = wasmtime.Engine(make_config(limits, reference_types=True, parallel=False))
-        self.crossing = way or crossing()
-        self._linkers = {old: self._link(old) for old in (False, True)}
-
-    def load(self, path: str, facts: Facts) -> Program:
-        """Load compiled code from a file that the module store has checked."""
-        if facts.is_component:
-            return Program(self, None, facts, wasmtime.component.Component.deserialize_file(self.engine, path))
-        module = wasmtime.Module.deserialize_file(self.engine, path)
-        try:
-            pre = self._linkers[facts.old_bias].instantiate_pre(module)
-        except wasmtime.WasmtimeError as error:
-            raise InvalidRequest(f"the module does not link: {error}", "module_id") from None
-        return Program(self, pre, facts)
-
-    @cached_property
-    def component_linker(self) -> Any:
-        """The linker for components, made when the first one comes."""
-        from bridle.aici.runtime.component import make_linker
-
-        return make_linker(self.engine)
-
-    def _link(self, old_bias: bool) -> wasmtime.Linker:
-        linker = wasmtime.Linker(self.engine)
-        bias = host.BIAS_OLD if old_bias else host.BIAS_NEW
-        for function in (*host.FUNCTIONS, bias, *wasi.FUNCTIONS, *constraints.FUNCTIONS, *additions.FUNCTIONS):
-            self.crossing.define(linker, function)
-        return linker
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Loaded code, linked."""
+    """Loaded code, linked, and how to reach into guests that run it."""
 
-    sandbox: Sandbox
-    pre: Any  # wasmtime.InstancePre of a core module
+    engine: wasmtime.Engine
+    crossing: Crossing
     facts: Facts
-    component: Any = None  # wasmtime.component.Component of a component
+    pre: Any  # wasmtime.InstancePre of a core module, or a function that instantiates a component in a store
 
 
 class NoMemory:
@@ -290,20 +250,20 @@ class Instance:
     def _open(self) -> None:
         """A fresh store and instance of the program."""
         limits = self.surroundings.limits
-        sandbox = self.program.sandbox
-        store = wasmtime.Store(sandbox.engine)
+        program = self.program
+        store = wasmtime.Store(program.engine)
         store.set_limits(memory_size=limits.max_memory, table_elements=100_000, instances=1, tables=2, memories=1)
-        sandbox.crossing.arm(store, limits.max_call_time)
+        program.crossing.arm(store, limits.max_call_time)
         store.set_epoch_deadline(LOOK_TICKS)
         try:
-            instance = self.program.pre.instantiate(store)
+            instance = program.pre.instantiate(store)
         except (wasmtime.WasmtimeError, wasmtime.Trap) as error:
             raise ControllerTrap(f"{error} (memory is limited to {limits.max_memory} bytes)") from None
         exports: Any = instance.exports(store)
         self._store, self._exports = store, exports
         memory = exports.get("memory")
         if isinstance(memory, wasmtime.Memory):
-            self.memory = sandbox.crossing.memory(store, memory)
+            self.memory = program.crossing.memory(store, memory)
         self._functions = {}
 
     def _begin(self) -> None:
@@ -318,7 +278,7 @@ class Instance:
         function = self._functions.get(name)
         if function is None:
             export = self._exports[name]
-            function = self.program.sandbox.crossing.bind(self._store, export, len(arguments))
+            function = self.program.crossing.bind(self._store, export, len(arguments))
             self._functions[name] = function
         self.failure = None
         self._start_budget(budget_ms)
@@ -349,6 +309,6 @@ class Instance:
         self.failure = None
         self._budget_end = time.thread_time() + self.surroundings.limits.max_pre_step_time / 1000
         try:
-            self.program.sandbox.crossing.bind(self._store, panic, 0)()
+            self.program.crossing.bind(self._store, panic, 0)()
         except Exception:
             self.failure = None  # it had its chance

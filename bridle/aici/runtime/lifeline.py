@@ -37,3 +37,16 @@ def _has_hung_up() -> bool:
     poll = select.poll()  # one object for each call, since only a single thread may use it
     poll.register(_STDIN, 0)  # hanging up is always told
     return bool(poll.poll(0))
+
+
+def fork_watched() -> tuple[int, int]:
+    """Fork a child; returns its process id and its handle, (0, -1) in the child. The child begins once it can be
+    watched: it is reaped automatically, so a quick end would leave nothing to take hold of."""
+    ready, go = os.pipe()
+    with open(ready, "rb", buffering=0) as waiting, open(go, "wb", buffering=0) as going:
+        pid = os.fork()
+        if pid == 0:
+            going.close()
+            waiting.read(1)
+            return 0, -1
+        return pid, os.pidfd_open(pid)

@@ -23,9 +23,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from bridle.aici.runtime import messages as m
-from bridle.aici.runtime.instance import Sandbox, Surroundings
+from bridle.aici.runtime.instance import Surroundings
+from bridle.aici.runtime.lifeline import fork_watched
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
+from bridle.aici.runtime.sandbox import Sandbox
 from bridle.errors import InternalError, ShardUnavailable
 
 _PR_SET_PDEATHSIG = 1
@@ -178,19 +180,6 @@ def serve(sock: socket.socket, surroundings: Surroundings) -> None:
             os.close(handle)
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def fork_watched() -> tuple[int, int]:
-    """Fork a child; returns its process id and its handle, (0, -1) in the child. The child begins once it can be
-    watched: it is reaped automatically, so a quick end would leave nothing to take hold of."""
-    ready, go = os.pipe()
-    with open(ready, "rb", buffering=0) as waiting, open(go, "wb", buffering=0) as going:
-        pid = os.fork()
-        if pid == 0:
-            going.close()
-            waiting.read(1)
-            return 0, -1
-        return pid, os.pidfd_open(pid)
 
 
 def _child(kind: str, descriptors: list[int], surroundings: Surroundings, sandbox: Sandbox) -> None:

@@ -23,7 +23,7 @@ from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.nursery import Nursery, Process
 from bridle.aici.runtime.remote import serve
 from bridle.aici.runtime.ring import PeerGone, Port, make_memory, receive_frame, send_frame
-from bridle.aici.runtime.sequences import RequestState
+from bridle.aici.runtime.storage import RequestState
 from bridle.control_group import num_cores
 from bridle.errors import InternalError, Overloaded, ShardUnavailable
 

@@ -13,7 +13,8 @@ import msgspec
 from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.pool import WorkerPort
-from bridle.aici.runtime.sequences import RequestState, Sequence, SequenceTable
+from bridle.aici.runtime.sequences import Sequence, SequenceTable
+from bridle.aici.runtime.storage import RequestState
 from bridle.errors import InvalidRequest
 
 _facts = msgspec.json.Decoder(Facts)

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.limits import Limits
-from bridle.aici.runtime.storage import SharedVariables
+from bridle.aici.runtime.pool import WorkerPort
+from bridle.aici.runtime.storage import RequestState
 from bridle.errors import InvalidRequest, Overloaded
-
-if TYPE_CHECKING:
-    from bridle.aici.runtime.pool import WorkerPort
-
-
-@dataclass(slots=True)
-class RequestState:
-    """One user request: its sequences share variables and limits. `variables` is used by process isolation only."""
-
-    id: int
-    name: str
-    tenant: str
-    module: str
-    variables: SharedVariables
-    trace: str | None = None  # W3C's name of the trace that the request belongs to
-    num_alive: int = 0
-    num_ever: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -31,9 +31,8 @@ from bridle.aici.runtime.limits import Limits
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.pool import WorkerPool, WorkerPort
 from bridle.aici.runtime.registry import Registry
-from bridle.aici.runtime.sequences import RequestState
 from bridle.aici.runtime.shipped import Shipped
-from bridle.aici.runtime.storage import SharedVariables
+from bridle.aici.runtime.storage import RequestState, SharedVariables
 from bridle.aici.runtime.tags import is_module_id
 from bridle.aici.runtime.vocabulary import Vocabulary
 from bridle.errors import ControllerTimeout, InvalidRequest

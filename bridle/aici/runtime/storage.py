@@ -99,3 +99,17 @@ class SharedVariables:
             raise GuestFault(
                 f"variables of {total} bytes exceed the limit of {limits.max_variable_bytes} for a request"
             )
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One user request: its sequences share variables and limits. `variables` is used by process isolation only."""
+
+    id: int
+    name: str
+    tenant: str
+    module: str
+    variables: SharedVariables
+    trace: str | None = None  # W3C's name of the trace that the request belongs to
+    num_alive: int = 0
+    num_ever: int = 0

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import wasmtime
 from wasmtime import _ffi as ffi
 
-from bridle.aici.runtime.facts import WASMTIME_VERSION
 from bridle.aici.runtime.limits import Limits
 from bridle.errors import ControllerError, ControllerTrap
 
@@ -104,17 +103,6 @@ class Crossing(Protocol):
 
     def memory(self, store: wasmtime.Store, memory: wasmtime.Memory) -> GuestMemory:
         raise NotImplementedError
-
-
-def crossing() -> Crossing:
-    """The fastest crossing that was tested with the installed wasmtime."""
-    if WASMTIME_VERSION.startswith(FAST_VERSIONS):
-        from bridle.aici.runtime.wasm_fast import FastCrossing
-
-        return FastCrossing()
-    from bridle.aici.runtime.wasm_public import PublicCrossing
-
-    return PublicCrossing()
 
 
 def check_span(start: int, length: int, size: int) -> None:

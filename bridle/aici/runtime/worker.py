@@ -24,10 +24,11 @@ from bridle.aici.runtime.component import make_instance
 from bridle.aici.runtime.crew import Crew, Task
 from bridle.aici.runtime.facts import Facts
 from bridle.aici.runtime.hosted import Hosted
-from bridle.aici.runtime.instance import Instance, Program, Sandbox, Surroundings
-from bridle.aici.runtime.nursery import fork_watched
+from bridle.aici.runtime.instance import Instance, Program, Surroundings
+from bridle.aici.runtime.lifeline import fork_watched
 from bridle.aici.runtime.remote import RemoteVariables
 from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
+from bridle.aici.runtime.sandbox import Sandbox
 from bridle.aici.runtime.storage import SharedVariables, Variables
 from bridle.aici.runtime.wasm import GuestStopped
 from bridle.errors import BridleError, ControllerError, ControllerTrap

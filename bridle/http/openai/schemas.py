@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from bridle.errors import InvalidRequest
 from bridle.http.openai.biases import read_biases
-from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams
+from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams, fields_on
 from bridle.service.steering import ignores_eos
 
 MAX_MESSAGES = 4_096
@@ -161,6 +161,7 @@ class SamplingFields(BaseModel):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    watermark: bool | dict[str, float] | None = None
     controller: str | None = None
     controller_arg: Any = None
     rewind: Literal["hold", "event", "mark"] | None = None
@@ -194,23 +195,9 @@ class SamplingFields(BaseModel):
         return SamplingParams(**(given | changes))
 
 
-_SAMPLING_FIELDS = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
+#: Those with a rule of their own are left to each route.
+_SAMPLING_FIELDS = tuple(
+    name for name in fields_on("openai") if name not in ("max_tokens", "logprobs", "prompt_logprobs", "ignore_eos")
 )
 
 

@@ -13,7 +13,7 @@ from bridle.constraints import Constraint, parse
 from bridle.errors import InvalidRequest
 from bridle.http.openai.constraint import native_form
 from bridle.http.tgi.schemas import Grammar, Parameters
-from bridle.sampling import SamplingParams
+from bridle.sampling import SamplingParams, fields_on
 from bridle.service import LoadedModel
 from bridle.service.steering import ignores_eos
 
@@ -23,21 +23,7 @@ MAX_TOP_TOKENS = 20
 #: Parameters that only sampling has, and the values that switch them off, which ask for nothing.
 _SAMPLED: dict[str, float | None] = {"temperature": None, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
 _MAX_FREQUENCY_PENALTY = 2.0
-_PASSED = (
-    "temperature",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "top_k",
-    "top_p",
-    "typical_p",
-    "min_p",
-    "seed",
-    "logit_bias",
-    "stop",
-    "stop_token_ids",
-    "watermark",
-)
+_PASSED = tuple(name for name in fields_on("tgi") if name != "ignore_eos")  # that has a rule of its own
 
 
 @dataclass(frozen=True, slots=True)

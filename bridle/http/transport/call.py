@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bridle.http.errors import Refuse, internal_error, refuse_plainly
 from bridle.service import new_request_id
-from bridle.service.story import Story
-from bridle.service.tracing import Tracing, trace_headers
+from bridle.service.story import Story, Tracing, trace_headers
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 #: Routes that generate text.

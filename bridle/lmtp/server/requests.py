@@ -7,33 +7,32 @@ beyond the vocabulary); that is cut to size. Everything else that is wrong is re
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest
 from bridle.lmtp.messages import Generate, Prompt, Score
-from bridle.sampling import MAX_LOGPROBS, SamplingParams
+from bridle.sampling import MAX_LOGPROBS, SamplingParams, fields_on
 from bridle.service import LoadedModel, build_request, tokenize
 from bridle.service.keys import Identity
 from bridle.service.steering import controller_of, ignores_eos
 from bridle.service.terms import DEFAULT_TERMS, Terms
 
+#: What a field of GENERATE may hold, by what the sampling parameter is.
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "tuple[str, ...]": (str, list),
+    "tuple[int, ...]": (list,),
+    "Watermark": (bool, dict),
+}
 #: Further fields of GENERATE, by the names of the sampling parameters that they are, and what they may hold.
 OPTIONS: Mapping[str, tuple[type, ...]] = {
-    "top_p": (int, float),
-    "top_k": (int,),
-    "min_p": (int, float),
-    "typical_p": (int, float),
-    "repetition_penalty": (int, float),
-    "presence_penalty": (int, float),
-    "frequency_penalty": (int, float),
-    "min_tokens": (int,),
-    "seed": (int,),
-    "stop": (str, list),
-    "stop_token_ids": (list,),
-    "include_stop_str_in_output": (bool,),
-    "ignore_eos": (bool,),
-    "skip_special_tokens": (bool,),
+    each.name: _KINDS[str(each.type).removesuffix(" | None")]
+    for each in fields(SamplingParams)
+    if each.name in fields_on("lmtp") and each.name not in {own.name for own in fields(Generate)}
 }
 #: Means something in beam search alone, which LMQL does by itself; it sends the field all the same.
 _IGNORED = ("length_penalty",)

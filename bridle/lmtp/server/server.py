@@ -14,8 +14,7 @@ from bridle.lmtp.server.streams import Home
 from bridle.lmtp.server.work import Host
 from bridle.service import Admission, ModelRegistry
 from bridle.service.keys import Identity
-from bridle.service.story import Story
-from bridle.service.tracing import Tracing
+from bridle.service.story import Story, Tracing
 
 LOCAL_USER = Identity("localhost", True)
 _END_SECONDS = 2.0

@@ -16,7 +16,7 @@ from bridle.lmtp.server.server import LOCAL_USER, LmtpServer
 from bridle.lmtp.server.settings import LmtpSettings
 from bridle.lmtp.server.work import Host
 from bridle.service.keys import Identity
-from bridle.service.tracing import trace_headers
+from bridle.service.story import trace_headers
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

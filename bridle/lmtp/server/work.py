@@ -27,9 +27,8 @@ from bridle.outputs import Event as EngineEvent
 from bridle.outputs import Finished, FinishReason, PromptEvent, Rewind, TokenEvent, Usage
 from bridle.service import Admission, LoadedModel, ModelRegistry, ModelState, Ticket, new_request_id
 from bridle.service.keys import Identity
-from bridle.service.story import Story
+from bridle.service.story import Story, Tracing
 from bridle.service.terms import make_terms
-from bridle.service.tracing import Tracing
 
 #: A request that has not begun after so many seconds is said to be queued.
 _LONG_WAIT = 0.2

@@ -1,0 +1,47 @@
+"""`bridle check`: a checkpoint loaded as the engine would load it, and compared with its own eager attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bridle.config import DType, ModelConfig
+from bridle.model import guards, loader
+from bridle.model.checkpoint import inspect_checkpoint
+from bridle.model.geometry import discover_geometry
+from bridle.model.parity import ParityReport, compare_with_eager
+from bridle.model.rope import fix_rotary_scaling
+
+
+def check_model(
+    path: str | Path,
+    *,
+    dtype: DType = "float32",
+    device: str = "auto",
+    kernel: str = "auto",
+    quantization: str = "none",
+    max_tokens: int = 96,
+) -> ParityReport:
+    """Load the checkpoint in folder `path` as the engine would and compare it with its own eager attention.
+
+    `max_tokens` is the length of the longest trial sequence. Raises `UnsupportedModel` if it cannot be loaded.
+    """
+    config = ModelConfig(model=str(path), dtype=dtype, device=device, kernel=kernel, quantization=quantization)  # type: ignore[arg-type]
+    checkpoint = inspect_checkpoint(Path(path))
+    settings = guards.read_config(checkpoint)
+    target = loader.choose_device(device)
+    model = loader.read_model(checkpoint, settings, loader.choose_dtype(config, settings, target), target)
+    max_model_len = guards.choose_max_model_len(settings, None)
+    notes = fix_rotary_scaling(model, max_model_len)
+    geometry = discover_geometry(model, settings.num_hidden_layers, target)
+    if quantization != "none":
+        loader.prepare_linears(model, config)  # both passes in the same integers
+
+    def prepare() -> None:
+        """Change the model as the engine's loader does, between the eager and the packed pass."""
+        loader.lower_model(model, discover_geometry(model, settings.num_hidden_layers, target), target)
+        loader.prepare_linears(model, config)
+
+    longest = min(max_tokens, max_model_len)
+    return compare_with_eager(
+        model, geometry, target, kernel=kernel, max_tokens=longest, notes=tuple(notes), prepare=prepare
+    )

@@ -1,0 +1,153 @@
+"""What a field of `SamplingParams` is, it is everywhere: on each API, on wires to shards and replicas, to controllers.
+
+A field is written once, with its meaning. A list of fields that is not derived from that is compared with it here, so
+that a new one cannot be forgotten: `test_a_new_field_is_missed` adds one and looks who notices.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle.cluster.proto import shard_pb2 as pb
+from bridle.cluster.replica_messages import frame, pack_request, read_by_replica
+from bridle.cluster.samplings import decode_sampling, encode_sampling
+from bridle.http.openai.schemas import ChatBody, CompletionBody
+from bridle.http.tgi.schemas import Parameters
+from bridle.lmtp.messages import Generate
+from bridle.lmtp.server.requests import OPTIONS
+from bridle.sampling import (
+    OVERRIDABLE,
+    SENT_WITH_DRAWS,
+    Api,
+    Meaning,
+    SamplingParams,
+    Watermark,
+    _draw,
+    fields_on,
+    meanings,
+)
+from tests.engine.support import make_request
+from tests.sources import GUESTS
+
+#: For each field a value that is not its default.
+OTHER: Mapping[str, Any] = {
+    "n": 2,
+    "max_tokens": 7,
+    "min_tokens": 1,
+    "temperature": 0.5,
+    "top_p": 0.25,
+    "top_k": 4,
+    "min_p": 0.125,
+    "typical_p": 0.5,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.25,
+    "frequency_penalty": -0.5,
+    "logit_bias": {3: 1.5},
+    "seed": 11,
+    "stop": ("x",),
+    "stop_token_ids": (5,),
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "logprobs": 0,
+    "logprobs_mode": "processed",
+    "prompt_logprobs": 2,
+    "prompt_logprobs_start": 1,
+    "skip_special_tokens": False,
+    "watermark": Watermark(0.25, 3.0),
+}
+NAMES = [each.name for each in fields(SamplingParams)]
+
+
+def taken(api: Api) -> set[str]:
+    """The names that the messages of an API have."""
+    if api == "openai":
+        return set(CompletionBody.model_fields)
+    if api == "tgi":
+        return set(Parameters.model_fields)
+    return {each.name for each in fields(Generate)} | set(OPTIONS)
+
+
+def missing(api: Api, params: type[SamplingParams] = SamplingParams) -> set[str]:
+    """Names that fields have on an API which does not know them."""
+    names = {meaning.names.get(api, name) for name, meaning in meanings(params).items()}
+    return {name for name in names if name is not None} - taken(api)
+
+
+def unsent(params: type[SamplingParams] = SamplingParams) -> set[str]:
+    """Fields that a shard needs and its protocol lacks."""
+    known = {each.name for each in pb.Sampling.DESCRIPTOR.fields}
+    formed = {"logit_bias": "bias_values", "logprobs_mode": "processed_logprobs"}
+    sent = [name for name, meaning in meanings(params).items() if meaning.part != "output"]
+    return {name for name in sent if formed.get(name, name) not in known}
+
+
+def test_every_field_says_what_it_is() -> None:
+    assert all(isinstance(meaning, Meaning) for meaning in meanings().values())
+    assert set(OTHER) == set(NAMES)
+    assert {name for name, value in OTHER.items() if value == getattr(SamplingParams(), name)} == set()
+
+
+@pytest.mark.parametrize("api", ["openai", "tgi", "lmtp"])
+def test_an_api_takes_what_the_fields_say(api: Api) -> None:
+    assert missing(api) == set()
+
+
+def test_a_shard_is_sent_what_draws_need() -> None:
+    assert unsent() == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_goes_to_a_shard_if_a_draw_needs_it(name: str) -> None:
+    sampling = SamplingParams(**{name: OTHER[name]})
+    back = decode_sampling(pb.Sampling.FromString(encode_sampling(sampling, 3).SerializeToString()))
+    expected = OTHER[name] if name in SENT_WITH_DRAWS else getattr(SamplingParams(), name)
+    assert getattr(back, name) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_goes_to_a_replica(name: str) -> None:
+    request = make_request(**{name: OTHER[name]})
+    message = read_by_replica(frame(pack_request(request))[4:])
+    assert getattr(message, "sampling") == request.sampling  # noqa: B009 -- of one kind of message alone
+
+
+@pytest.mark.parametrize("name", sorted(set(fields_on("openai")) - {"max_tokens", "logprobs", "prompt_logprobs"}))
+def test_a_field_goes_through_the_bodies_of_openai(name: str) -> None:
+    value = OTHER[name]
+    plain = {"gamma": value.gamma, "delta": value.delta} if isinstance(value, Watermark) else value
+    plain = {str(token): bias for token, bias in value.items()} if name == "logit_bias" else plain
+    plain = list(value) if isinstance(value, tuple) else plain
+    for body in (
+        CompletionBody.model_validate({"prompt": "x", name: plain}),
+        ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], name: plain}),
+    ):
+        assert getattr(body.sampling(), name) == value
+
+
+def test_controllers_may_change_draws_alone() -> None:
+    assert {name for name in OVERRIDABLE if meanings()[name].part != "draw"} == set()
+    script = next(Path(GUESTS).glob("pyctrl/guest/pyaici/results.py"))
+    (listed,) = [
+        ast.literal_eval(node.value)
+        for node in ast.parse(script.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SAMPLING"
+    ]
+    assert set(listed) == OVERRIDABLE
+
+
+def test_a_new_field_is_missed() -> None:
+    """Whoever adds one hears from every API and every wire that does not know it."""
+
+    @dataclass(frozen=True, slots=True)
+    class More(SamplingParams):
+        top_a: float = _draw(0.0)
+
+    assert [missing(api, More) for api in ("openai", "tgi", "lmtp")] == [{"top_a"}] * 3
+    assert unsent(More) == {"top_a"}
+    assert "top_a" in fields_on("lmtp", More)
