@@ -37,13 +37,13 @@ def check(
     with progress_bar(f"Checking {name}") as progress:
         path = resolve_model(name, revision)
         progress("comparing with transformers", 0.3)
-        from bridle.model.check import check_model
+        from bridle.model.check import check_model, check_quality
 
         report = check_model(path)
         qualities = []
         if quantization != "none":
             progress("comparing with itself quantized", 0.7)
-            from bridle.model.quality import CANDIDATES, SAMPLE, check_quality
+            from bridle.model.quality import CANDIDATES, SAMPLE
 
             forms = CANDIDATES if quantization == "auto" else (quantization,)
             sample = SAMPLE if text is None else text.read_text(encoding="utf-8", errors="replace")

@@ -1,14 +1,19 @@
-"""`bridle check`: a checkpoint loaded as the engine would load it, and compared with its own eager attention."""
+"""`bridle check`: a checkpoint loaded as the engine would load it, and compared with its own eager attention, and with itself
+quantized."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from bridle.config import DType, ModelConfig
 from bridle.model import guards, loader
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.geometry import discover_geometry
 from bridle.model.parity import ParityReport, compare_with_eager
+from bridle.model.quality import MAX_TOKENS, Quality, measure_forms, read_tokens
 from bridle.model.rope import fix_rotary_scaling
 
 
@@ -45,3 +50,17 @@ def check_model(
     return compare_with_eager(
         model, geometry, target, kernel=kernel, max_tokens=longest, notes=tuple(notes), prepare=prepare
     )
+
+
+def check_quality(path: Path, forms: Sequence[str], text: str) -> list[Quality]:
+    """What each of `forms` costs the checkpoint in folder `path`, in float32 on this CPU."""
+    device = torch.device("cpu")
+    checkpoint = inspect_checkpoint(path)
+    settings = guards.read_config(checkpoint)
+    dtype = loader.choose_dtype(ModelConfig(), settings, device)
+    model = loader.read_model(checkpoint, settings, dtype, device)
+    max_len = guards.choose_max_model_len(settings, None)
+    fix_rotary_scaling(model, max_len)
+    geometry = discover_geometry(model, settings.num_hidden_layers, device)
+    tokens = read_tokens(path, text, min(MAX_TOKENS, max_len))
+    return list(measure_forms(model, geometry, device, forms, tokens))

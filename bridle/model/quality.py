@@ -101,26 +101,6 @@ def measure_forms(
         yield Quality(form, len(tokens), same, after.perplexity, before.perplexity)
 
 
-def check_quality(path: Path, forms: Sequence[str], text: str) -> list[Quality]:
-    """What each of `forms` costs the checkpoint in folder `path`, in float32 on this CPU."""
-    from bridle.config import ModelConfig
-    from bridle.model import guards, loader
-    from bridle.model.checkpoint import inspect_checkpoint
-    from bridle.model.geometry import discover_geometry
-    from bridle.model.rope import fix_rotary_scaling
-
-    device = torch.device("cpu")
-    checkpoint = inspect_checkpoint(path)
-    settings = guards.read_config(checkpoint)
-    dtype = loader.choose_dtype(ModelConfig(), settings, device)
-    model = loader.read_model(checkpoint, settings, dtype, device)
-    max_len = guards.choose_max_model_len(settings, None)
-    fix_rotary_scaling(model, max_len)
-    geometry = discover_geometry(model, settings.num_hidden_layers, device)
-    tokens = read_tokens(path, text, min(MAX_TOKENS, max_len))
-    return list(measure_forms(model, geometry, device, forms, tokens))
-
-
 def choose_form(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> str:
     """The fastest form that keeps `MIN_AGREEMENT` on the sample text, `none` if there is none; the log says why."""
     candidates = [form for form in CANDIDATES if is_worthwhile(form)]
