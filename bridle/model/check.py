@@ -1,5 +1,5 @@
-"""`bridle check`: a checkpoint loaded as the engine would load it, and compared with its own eager attention, and with itself
-quantized."""
+"""`bridle check`: a checkpoint loaded as the engine would load it, compared with its own eager attention and with its
+quantized forms."""
 
 from __future__ import annotations
 
