@@ -1,6 +1,6 @@
 """The HTTP front-end: the OpenAI API, health, metrics and a page for browsers, over `bridle.service`.
 
-Names are imported when first used: a shard wants the logs of a server and none of its routes, and is back sooner.
+Names are imported when first used: a shard uses the logs of a server and none of its routes, and so starts faster.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def create_app(
 ) -> FastAPI:
     """An ASGI application that serves the models in `registry`. It neither loads nor closes them.
 
-    With `keys`, every route but health asks for one of them. `fronts` make what answers WebSockets, `tracing` takes the
-    spans of requests.
+    With `keys`, every route but health asks for one of them. `fronts` make the applications that answer WebSockets,
+    `tracing` takes the spans of requests.
 
         app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
@@ -64,7 +64,7 @@ def create_app(
     install_error_handlers(app, refuse)
     hosts = None if settings.allowed_hosts is None else AllowedHosts(settings.allowed_hosts)
     identify = Identifier(keys, settings.trusted_proxies, hosts)
-    app.state.refuse = refuse  # for who refuses even before the application
+    app.state.refuse = refuse  # for refusals even before the application
     app.state.door = Door(state, identify, refuse, info_routes.probe)
     for router in _ROUTERS:
         app.include_router(router, responses=described(getattr(router.route_class, "schema", ERROR_SCHEMA)))
@@ -75,8 +75,8 @@ def create_app(
 
 
 def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse: Refuse) -> None:
-    """Who asks, from where, and the story of each call. The last one added sees a request first: preflights carry no
-    key, so they are answered before it is asked for."""
+    """Add identification, and the story of each call. The middleware that is added last sees a request first:
+    preflights carry no key, so they are answered before identification."""
     settings = state.settings
     app.add_middleware(HeadMiddleware)
     app.add_middleware(IdentityMiddleware, identify=identify, refuse=refuse)
@@ -97,7 +97,7 @@ def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse
 
 
 def _admission(registry: ModelRegistry, settings: HttpSettings, keys: KeyStore | None) -> Admission:
-    """Room for what the settings say, and always for one prompt of the largest model."""
+    """The admission of the settings' limits, with room for at least one prompt of the largest model."""
     largest = max((model.max_sequence_tokens for model in registry), default=1)
     is_shared = keys is not None or bool(settings.trusted_proxies)
     return Admission(settings.max_requests, max(settings.max_prompt_tokens, largest), is_shared=is_shared)

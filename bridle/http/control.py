@@ -1,5 +1,5 @@
-"""Controllers and constraints on any route: from the fields of a body to what steers the engine request, and how
-rewinds are told."""
+"""Controllers and constraints on any route: converts the fields of a body to the controller of the engine request, and
+says how rewinds are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What steers the request behind a body: a controller, a constraint, or nothing."""
+    """What steers the request of a body: a controller, a constraint, or nothing."""
 
     controller: WasmController | FreePart | None = None
     constraint: Constraint | None = None
@@ -30,8 +30,8 @@ class Steering:
 
 
 def steering_of(body: SamplingFields, request: Request, model: LoadedModel) -> Steering:
-    """The controller or the constraint of an OpenAI body. Raises `InvalidRequest` for what does not go together with
-    one."""
+    """The controller or the constraint of an OpenAI body. Raises `InvalidRequest` for fields that do not go together
+    with one."""
     constraint, identity = constraint_of(body), identity_of(request)
     controller = controller_of(model, body.controller, body.controller_arg, identity, constraint is not None)
     if controller is None:

@@ -3,7 +3,7 @@ it works where there is no network."""
 
 from __future__ import annotations
 
-#: All that is shown comes from `openapi.json`, as text: nothing of it is taken for HTML.
+#: All content comes from `openapi.json` and is shown as text, never as HTML.
 DOCS_PAGE = """<!doctype html>
 <html lang="en">
 <head>

@@ -1,7 +1,7 @@
 """Errors on the wire: one table from bridle's errors to status codes, one body in OpenAI's shape.
 
-Everything that can go wrong on any route ends here, including what the web framework refuses itself, so that
-a client that reads `error.message` always finds it.
+Every error of any route is answered here, also those of the web framework itself, so that a client always finds
+`error.message`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _OPENAI_ERROR = {
     "param": {"type": ["string", "null"]},
     "code": {"type": "string"},
 }
-#: The schema of a body in the one shape.
+#: The schema of an error body in OpenAI's shape.
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["error", "error_type"],
@@ -73,12 +73,13 @@ ERROR_SCHEMA: dict[str, Any] = {
     },
 }
 
-#: Answers an error that no route has seen: given its path and the status, None for the usual one.
+#: A function that answers an error which no route has seen. It takes the path, the error, and the status (None: the
+#: usual one).
 Refuse = Callable[[str, BridleError, int | None], Response]
 
 
 class RefusedBody(HTTPException):
-    """A request body that was not even read to its end, or is no JSON. `error` says why."""
+    """A request body that was not read to its end, or is not JSON. `error` says why."""
 
     def __init__(self, status_code: int, error: BridleError) -> None:
         super().__init__(status_code, str(error))
@@ -120,14 +121,14 @@ def error_response(error: BridleError, status: int | None = None) -> Response:
 
 
 def retry_headers(error: BridleError) -> dict[str, str]:
-    """When to try again, of errors that pass."""
+    """The header that says when to try again, for temporary errors."""
     if isinstance(error, (Overloaded, ModelUnavailable)):
         return {"Retry-After": str(max(round(error.retry_after), 1))}
     return {}
 
 
 def described(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """What the API's description says of errors."""
+    """The entry for errors in the API's description."""
     content = {"application/json": {"schema": schema}}
     return {
         "4XX": {"description": "Refused, with the value and the limit", "content": content},
@@ -136,12 +137,12 @@ def described(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
 
 
 def refuse_plainly(path: str, error: BridleError, status: int | None = None) -> Response:
-    """The one shape, whatever the path."""
+    """Answer in OpenAI's shape, whatever the path."""
     return error_response(error, status)
 
 
 def internal_error(request_id: str) -> InternalError:
-    """What a client is told of a bug: nothing of its cause, but how to find it in the log."""
+    """The error that a client gets for a bug: it tells no cause, but how to find it in the log."""
     return InternalError(f"internal error; the server's log has more under request id {request_id}")
 
 
@@ -151,8 +152,8 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 
 def install_error_handlers(app: FastAPI, refuse: Refuse = refuse_plainly) -> None:
-    """Answer every error that reaches the application: those of routes in the one shape, what the web framework refuses
-    as `refuse` says."""
+    """Answer every error that reaches the application: those of routes in their shape, those of the web framework
+    through `refuse`."""
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -164,7 +165,7 @@ def install_error_handlers(app: FastAPI, refuse: Refuse = refuse_plainly) -> Non
 
 
 def note_error(request: Request, error: BridleError) -> None:
-    """Let the log line of this call say what was refused."""
+    """Put the error into the log line of this call."""
     call = request.scope.get("state", {}).get("call")
     if call is not None:
         call.error = error

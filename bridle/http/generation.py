@@ -1,9 +1,9 @@
 """From prompts to outputs: the engine requests behind one HTTP call.
 
-One call may hold several prompts; each becomes an engine request of its own. With a controller each choice does, so
-that each has an instance and variables for itself; the others begin when the first has computed the prompt that they
-share. All of them are checked before the first is submitted, and all of them end when the call does. Knows no wire
-format: the routes give a sink.
+One call may hold several prompts; each becomes an engine request of its own. With a controller each choice becomes one,
+too, so that each has an instance and variables of its own; the others begin when the first has computed the prompt that
+they share. All requests are checked before the first is submitted, and all end when the call does. This module knows no
+wire format: the routes pass in a sink.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _MAX_ERROR_LOG_CHARS = 4_096
 
 @dataclass(slots=True)
 class Part:
-    """One prompt of a call, or one choice for a prompt, and what becomes of it. `shares` is the part with the same
-    prompt that is computed first."""
+    """One prompt of a call, or one choice for a prompt, and its outputs. `shares` is the part with the same prompt that
+    is computed first."""
 
     number: int
     prompt: Prompt
@@ -70,16 +70,16 @@ class Part:
 
     @property
     def is_steered(self) -> bool:
-        """Whether a program steers it, which may fork, log, and rewrite the prompt. What only says how the text must
-        look does not."""
+        """Whether a program steers it, which may fork, log, and rewrite the prompt. A constraint only says how the text
+        must look, and does not count."""
         return self.request.controller is not None and not isinstance(self.request.controller, (Constraint, FreePart))
 
     def pieces(self, events: list[Event]) -> list[list[Event]]:
-        """Events between two looks of a reader."""
+        """The events, split at the points where a reader must look."""
         return split_at_rewinds(events) if self.policy is RewindPolicy.MARK else [events]
 
     def add(self, events: list[Event]) -> None:
-        """Take in events."""
+        """Add events."""
         self.collector.add(events)
         if self.is_steered:
             self.notes.add(events)
@@ -87,7 +87,7 @@ class Part:
             self.notes.add(event for event in events if isinstance(event, Resuming))
 
     def take(self) -> list[tuple[Delta, Note]]:
-        """What is new of each output since the last call, text and notes."""
+        """The news of each output since the last call, text and notes."""
         deltas = {delta.index: delta for delta in self.reader.take()}
         for index in self.notes.indexes:
             deltas.setdefault(index, Delta(index))
@@ -99,7 +99,7 @@ Sink = Callable[[Part], Awaitable[None]]
 
 @dataclass(slots=True)
 class Generation:
-    """The parts of a call, ready to run. `adapter` is the name of what is added to the model."""
+    """The parts of a call, ready to run. `adapter` is the name of the adapter over the model."""
 
     model: LoadedModel
     call: Call
@@ -108,14 +108,13 @@ class Generation:
 
     @property
     def served_name(self) -> str:
-        """What answers: an adapter goes by its own name, which says whose it is."""
+        """The name of what answers: an adapter's own name if there is one, otherwise the model's."""
         return self.adapter or self.model.name
 
     async def run(self, sink: Sink | None = None) -> None:
-        """Submit every part and read them all to their end; `sink` sees a part after each batch of its
-        events.
+        """Submit every part and read them all to their end; `sink` gets a part after each batch of its events.
 
-        Raises the first error of any output. Whatever happens, nothing keeps running.
+        Raises the first error of any output. On every path all requests are ended.
         """
         num_prompt = sum(len(part.request.prompt) for part in self.parts if part.shares is None)
         self.call.submit(self.parts[0].request, num_prompt)
@@ -135,7 +134,7 @@ class Generation:
         return stream
 
     async def _run(self, part: Part, stream: EventStream | None, sink: Sink | None) -> None:
-        """Read a part to its end, submitting it first if it was to wait."""
+        """Read a part to its end; it is submitted first if it had to wait."""
         if part.shares is not None:
             await part.shares.is_computed.wait()
         try:
@@ -157,7 +156,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Counts over all parts; of outputs that were broken off, what is known."""
+        """Counts over all parts. Of outputs that were cancelled, the counts that are known."""
         total = Usage()
         for part in self.parts:
             usage = part.collector.output.usage
@@ -176,7 +175,8 @@ class Generation:
 
 
 def reserve(http: HttpState, call: Call, model: LoadedModel, num_prompts: int, n: int) -> Ticket:
-    """A place for a call, given back when it ends. To be taken before any work is spent on it."""
+    """Reserve a place for a call, which is given back when the call ends. Do this before any work is spent
+    on the call."""
     http.check_open()
     call.model = model.name
     _check_counts(http, num_prompts, n)
@@ -189,7 +189,7 @@ def reserve(http: HttpState, call: Call, model: LoadedModel, num_prompts: int, n
 
 
 def _settle(ticket: Ticket, call: Call) -> None:
-    """Before the ticket is released: what the call has cost, also of outputs that were taken back."""
+    """Note what the call has cost before the ticket is released, including outputs that were taken back."""
     if call.usage is not None:
         ticket.num_output = call.usage.completion_tokens + call.usage.rewound_tokens
 
@@ -208,9 +208,9 @@ async def prepare(
     apart: bool = False,
 ) -> Generation:
     """Check and tokenize everything; nothing is submitted yet. A rendered chat comes as tokens. Cached prompts are
-    shared only within one `tenant`. `steering` is what steers each prompt, `adapter` what is added to the model. With
-    `tell_resuming` a loss of the device is told. Choices are forks of one request; with a controller, or if they are to
-    be `apart`, each is a request of its own, which its seed alone repeats."""
+    shared only within one `tenant`. `steering` is the controller or constraint of each prompt, `adapter` the adapter
+    over the model. With `tell_resuming` the client is told when the device is lost. Choices are forks of one request;
+    with a controller, or if they are to be `apart`, each is a request of its own, which its seed alone repeats."""
     steering = steering or Steering()
     if steering.constraint is not None:
         await wait_for(call, "its constraint was compiled", model.try_constraint(steering.constraint))
@@ -246,8 +246,8 @@ async def prepare(
 async def tokens_of(
     model: LoadedModel, call: Call, prompts: Sequence[Prompt], truncate: int | None = None
 ) -> list[tuple[int, ...]]:
-    """The tokens of a call's prompts, of each the last `truncate` ones; of long prompts as long as somebody waits for
-    them."""
+    """The tokens of a call's prompts, of each the last `truncate` ones. Tokenizing long prompts stops when the client
+    leaves."""
     making = tokenize_all(model, prompts, truncate)
     if sum(map(len, prompts)) <= MAX_INLINE_CHARS:
         return await making
@@ -274,7 +274,7 @@ def _check_counts(http: HttpState, num_prompts: int, n: int) -> None:
 
 
 def _raise_failure(part: Part, events: list[Event]) -> None:
-    """Raise if an output just ended in a way that no finish reason of the wire stands for."""
+    """Raise the error of an output that just ended, if the wire has no finish reason for it."""
     for event in events:
         error = getattr(event, "error", None)
         reason = getattr(event, "reason", None)
@@ -291,6 +291,6 @@ def _raise_failure(part: Part, events: list[Event]) -> None:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error on purpose in a group; a bug before it comes first all the same."""
+    """The first deliberate error in a group; a bug takes precedence over it."""
     errors = [_first(each) if isinstance(each, BaseExceptionGroup) else each for each in group.exceptions]
     return next((error for error in errors if not isinstance(error, BridleError)), errors[0])

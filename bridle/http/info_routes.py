@@ -15,7 +15,7 @@ from bridle.http.transport.identity import is_known
 
 router = APIRouter()
 _PAGE_HEADERS = {
-    # Nothing from elsewhere is loaded, and nobody may frame the page.
+    # The page loads nothing from elsewhere, and no other site may frame it.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -77,7 +77,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
-    """A page for browsers; for others, as with text-generation-inference, whether requests are taken."""
+    """A page for browsers. For other clients, as with text-generation-inference, whether requests are accepted."""
     http = http_state(request)
     if "text/html" not in request.headers.get("accept", ""):
         return _ready(http)

@@ -1,4 +1,4 @@
-"""The model behind a call, and the adapter over it: found by name, loaded if need be, held until the call is over."""
+"""Gets the model of a call, and the adapter over it: by name, loaded if need be, and held until the call is over."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ T = TypeVar("T")
 
 
 class Served(NamedTuple):
-    """What answers a request: a model, and the name of an adapter over it, if any."""
+    """What answers a request: a model, and the name of an adapter over it, or None."""
 
     model: LoadedModel
     adapter: str | None
 
 
 async def hold(request: Request, name: str | None, adapter: str | None = None) -> Served:
-    """The model and the adapter that a request names; `name` may be an adapter's, too. Both are there then.
+    """Return the model and the adapter that a request names, both loaded; `name` may be an adapter's, too.
 
-    What has to be loaded is waited for, at most the server's `load_timeout` each; meanwhile the request counts as in
-    flight, and a client that leaves ends the wait. Raises `UnknownModel`, `UnknownAdapter`, `AdapterRefused`,
-    `ModelUnavailable`, `Overloaded`, and `EngineClosed` while the server shuts down.
+    Loading may take at most the server's `load_timeout` for each. Meanwhile the request counts as in flight; the wait
+    ends if its client leaves. Raises `UnknownModel`, `UnknownAdapter`, `AdapterRefused`, `ModelUnavailable`,
+    `Overloaded`, and `EngineClosed` while the server shuts down.
     """
     http = http_state(request)
     chosen = http.registry.choose(name, adapter)
@@ -45,8 +45,8 @@ async def hold(request: Request, name: str | None, adapter: str | None = None) -
 
 
 async def hold_model(request: Request, name: str | None) -> LoadedModel:
-    """The model that a request names (None: the default), which stays loaded until its call ends; that of an adapter,
-    if the name is one's. Waits and raises as `hold` does."""
+    """Return the model that a request names (None: the default), which stays loaded until the call ends; for an
+    adapter's name, the adapter's model. Waits and raises as `hold` does."""
     http = http_state(request)
     return await _hold(request, http, http.registry.choose(name).model)
 
@@ -54,7 +54,7 @@ async def hold_model(request: Request, name: str | None) -> LoadedModel:
 async def load_adapter(
     request: Request, model: LoadedModel, name: str, source: str, revision: str | None = None
 ) -> AdapterInfo:
-    """A new adapter of a model, loaded. Raises what is wrong with it."""
+    """Load a new adapter of a model. Raises the error of one that cannot be used."""
     http = http_state(request)
     http.check_open()
     return await run_while_connected(request.receive, http.registry.adapters.load(model, name, source, revision))
@@ -67,13 +67,13 @@ async def _hold(request: Request, http: HttpState, name: str | None) -> LoadedMo
     is_loaded = http.registry.state_of(name) is ModelState.LOADED
     lease = await (acquire() if is_loaded else _wait(request, http, acquire))
     call_of(request.scope).resources.callback(lease.release)
-    # One prompt that fits the model is always taken, whatever was loaded when the limit was set.
+    # One prompt that fits the model must always be accepted, whatever was loaded when the limit was set.
     http.admission.max_tokens = max(http.admission.max_tokens, lease.model.max_sequence_tokens)
     return lease.model
 
 
 async def _wait(request: Request, http: HttpState, load: Callable[[], Awaitable[T]]) -> T:
-    """Wait for something to be loaded, as long as the client does."""
+    """Wait until the load is done, or until the client leaves."""
     http.check_open()
     with http.admission.admit():
         return await wait_for(call_of(request.scope), "its model was loaded", load())

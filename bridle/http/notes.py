@@ -1,8 +1,8 @@
-"""What there is to say beside text, output by output: logs, variables written, where a fork came from, and that an
+"""What clients are told beside text, output by output: logs, variables written, where a fork came from, and that an
 output waits for a device that was lost.
 
-Shared by all routes that carry controllers. `NoteReader` keeps what was not told yet; that is bounded, however much a
-controller says and however slowly its client reads.
+All routes with controllers use this. `NoteReader` keeps what was not sent yet. This is bounded, however much a
+controller prints and however slowly its client reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CUT = "[...]\n"
 
 @dataclass(slots=True)
 class Note:
-    """What is new of one output. `parent` is the output it was forked from."""
+    """The news of one output beside its text. `parent` is the output that it was forked from."""
 
     logs: str = ""
     writes: list[Stored] = field(default_factory=list)
@@ -30,13 +30,13 @@ class Note:
     _num_bytes: int = 0
 
     def log(self, text: str) -> None:
-        """More was printed; of very much the end is kept."""
+        """Add printed text; of very much text the end is kept."""
         self.logs += text
         if len(self.logs) > MAX_LOG_CHARS:
             self.logs = _CUT + self.logs[-MAX_LOG_CHARS:]
 
     def write(self, event: Stored) -> None:
-        """A variable was written; of very many writes those that count are kept."""
+        """Add a write of a variable; of very many writes those that count are kept."""
         self.writes.append(event)
         self._num_bytes += len(event.value)
         if len(self.writes) > MAX_WRITES or self._num_bytes > MAX_WRITTEN_BYTES:
@@ -49,19 +49,19 @@ class Note:
         return [_command(event) for event in self.writes]
 
     def fields(self) -> dict[str, Any]:
-        """Extra fields of a choice: only those that say something."""
+        """The extra fields of a choice, without empty ones."""
         shown = {"logs": self.logs, "storage": self.storage, "resuming": self.is_resuming}
         return {name: value for name, value in shown.items() if value}
 
 
 class NoteReader:
-    """Takes events in, gives notes out."""
+    """Collects events, and returns them as notes."""
 
     def __init__(self) -> None:
         self._pending: dict[int, Note] = {}
 
     def add(self, events: Iterable[Event]) -> None:
-        """Note what is worth it."""
+        """Add the events that are reported beside text."""
         for event in events:
             match event:
                 case Log():
@@ -74,12 +74,12 @@ class NoteReader:
                     self._of(event).is_resuming = True
 
     def take(self, index: int) -> Note:
-        """What was not told yet of one output; empty if there is nothing."""
+        """The news of one output since the last call; empty if there is none."""
         return self._pending.pop(index, None) or Note()
 
     @property
     def indexes(self) -> list[int]:
-        """Outputs of which there is something to tell."""
+        """The outputs that have news."""
         return sorted(self._pending)
 
     def _of(self, event: Event) -> Note:
@@ -87,7 +87,7 @@ class NoteReader:
 
 
 def _essence(writes: list[Stored]) -> list[Stored]:
-    """At most one write for each variable, which does what all of them did."""
+    """At most one write for each variable, with the effect of all of them."""
     last: dict[str, Stored] = {}
     for event in writes:
         before = last.get(event.name)

@@ -1,4 +1,4 @@
-"""The page at `/`: what is served, how to call it, and a box to try it. One file, nothing loaded from
+"""The page at `/`: the served models, how to call them, and a box to try them. One file that loads nothing from
 elsewhere."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _NOTHING = "<li>nothing yet: a model is loaded when a request names it</li>"
 
 
 def render_page(registry: ModelRegistry, base_url: str, needs_key: bool = False) -> str:
-    """The HTML for a server reached at `base_url` (with a slash at its end). With `needs_key` it tells nothing of what
-    is served, but asks for a key and then looks by itself."""
+    """The HTML for a server at `base_url` (which ends with a slash). With `needs_key` it shows no model, but asks for a
+    key and then fetches the list by itself."""
     curl = escape(curl_line(registry, base_url, needs_key))
     if needs_key:
         return _PAGE.substitute(models=_LOCKED, options="", curl=curl, key_style="")
@@ -32,8 +32,8 @@ def render_page(registry: ModelRegistry, base_url: str, needs_key: bool = False)
 
 
 def curl_line(registry: ModelRegistry, base_url: str, needs_key: bool = False) -> str:
-    """A command to paste into a shell; with `needs_key` there is a place for one, and the default model is not
-    named."""
+    """A command to paste into a shell. With `needs_key` it has a place for a key, and does not name the
+    default model."""
     names = registry.names or registry.loadable_names
     name = names[0] if names else "demo"
     body: dict[str, Any] = {} if needs_key else {"model": name}
@@ -51,7 +51,7 @@ def _option(registry: ModelRegistry, name: str) -> str:
 
 
 def _chats(registry: ModelRegistry, name: str) -> bool:
-    """Whether a model, or an adapter's, takes conversations; of one that is not loaded that is hoped."""
+    """Whether a model, or an adapter's model, takes conversations. A model that is not loaded is assumed to."""
     try:
         model = registry.slot_of(registry.choose(name).model).model
     except UnknownModel:

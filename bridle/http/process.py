@@ -1,4 +1,5 @@
-"""What a server asks of its own process: files for its connections, few pauses, threads that take turns quickly."""
+"""Settings of a server's own process: enough files for its connections, few garbage collections, threads that switch
+quickly."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ import sys
 import structlog
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
-_SPARE_FILES = 256  # beside those of connections: models, logs, pipes
-#: How long a thread may keep the others waiting, in seconds. The engine's thread gives its turn away at each call into
-#: the device's library and should have it back at once; the interpreter's own 5 ms are a whole step of a small model.
+_SPARE_FILES = 256  # files beside connections: models, logs, pipes
+#: How long a thread may keep others waiting, in seconds. The engine's thread gives up its turn at each call into the
+#: device's library, and should get it back at once; the interpreter's own 5 ms are a whole step of a small model.
 SWITCH_INTERVAL = 0.0005
 
 
 def settle_in(max_connections: int) -> None:
-    """Prepare to serve; to be called once what stays is there. Collections of garbage will not look at that again:
+    """Prepare to serve. Call this once all long-lived objects exist. Garbage collections skip them from then on:
     walking some hundred thousand objects of libraries and models would keep every stream waiting."""
     _allow_files(max_connections + _SPARE_FILES)
     sys.setswitchinterval(SWITCH_INTERVAL)

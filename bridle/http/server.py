@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
 _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what to call it from here, not what to bind
-_CLOSE_SECONDS = 2  # for connections whose requests were ended
+_CLOSE_SECONDS = 2  # to close connections whose requests were ended
 
 Loader = Callable[[ServeSettings], LoadedModel]
-#: Tells people what is served, and at which `HOST:PORT`.
+#: A function that announces what is served, and at which `HOST:PORT`.
 Announce = Callable[[ModelRegistry, str], None]
 
 
@@ -59,9 +59,9 @@ def serve(
 ) -> None:
     """Load what is named and serve it until a signal comes. Blocks; call it from the main thread.
 
-    The port is taken before the models are loaded, so that a wrong one is told at once. `load` makes the one model that
-    is served instead; `fronts` make what answers WebSockets, and `announce` says where that is. Raises `InvalidRequest`
-    if the address cannot be used, and whatever loading raises.
+    The port is taken before the models are loaded, so that a wrong one is reported at once. `load` makes the one model
+    that is served instead. `fronts` make the applications that answer WebSockets, and `announce` reports the address.
+    Raises `InvalidRequest` if the address cannot be used, and the errors of loading.
     """
     settings = settings or ServeSettings()
     configure_logs(settings.log_format, settings.log_level)
@@ -92,7 +92,7 @@ def run(
     tracing: Tracing | None = None,
     context: ssl.SSLContext | None = None,
 ) -> None:
-    """Serve `registry` on a bound socket until a signal comes. The models stay open. `context` is that of
+    """Serve `registry` on a bound socket until a signal comes. The models stay open. `context` is the TLS context of
     `settings.tls`."""
     settle_in(settings.max_connections)
     app = create_app(registry, settings.http.answering_to(settings.host), keys, fronts, tracing)
@@ -111,8 +111,8 @@ def run(
 
 
 def start_tracing(endpoint: str | None) -> OtelTracing | None:
-    """Where the spans of this process go: to a collector at `endpoint`, or where the standard variables say, if they
-    do. Processes that are started from here send theirs to the same place."""
+    """Start tracing for this process: to a collector at `endpoint`, or to the one in the standard variables; None if
+    neither is set. Child processes send their spans to the same place."""
     if endpoint is not None:
         os.environ[telemetry.ENDPOINT] = endpoint
     if not telemetry.wants_traces():
@@ -124,7 +124,7 @@ def start_tracing(endpoint: str | None) -> OtelTracing | None:
 
 
 def uvicorn_config(app: FastAPI, settings: ServeSettings, context: ssl.SSLContext | None = None) -> uvicorn.Config:
-    """How uvicorn serves an application of ours."""
+    """The configuration with which uvicorn serves bridle's application."""
     return uvicorn.Config(
         app,
         http=bounded_protocol(
@@ -166,7 +166,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
-    """Refuse to let the whole network in by accident: without keys everybody is an admin."""
+    """Refuse to open the server to the network by accident: without keys every client is an admin."""
     host = listener.getsockname()[0]
     if settings.keys is not None or settings.no_auth or ip_address(host.partition("%")[0]).is_loopback:
         return
@@ -178,8 +178,8 @@ def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that finishes what runs before it closes its socket. `on_listening` is called once it
-    takes connections, `beside` runs as long as the server does."""
+    """A uvicorn server that finishes running requests before it closes its socket. `on_listening` is called once it
+    accepts connections; `beside` runs as long as the server does."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def load_registry(settings: ServeSettings) -> ModelRegistry:
-    """The registry of what is served, with all that was named loaded."""
+    """Make the registry, and load all models that were named."""
     models = settings.models or ModelSet((settings.model.model,))
     if settings.control.trace is not None and models.may_be_several:
         raise InvalidRequest(
@@ -259,7 +259,7 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
 
 
 def _announce(registry: ModelRegistry, address: str, scheme: str, needs_key: bool) -> None:
-    """Say where the server listens, and how to try it, on standard output."""
+    """Print where the server listens, and how to try it, on standard output."""
     url = f"{scheme}://{address}/"
     sys.stdout.write(f"Serving {', '.join(registry.names) or 'what requests name'} at {url} (stop with Ctrl+C)\n\n")
     sys.stdout.write(f"  {curl_line(registry, url, needs_key)}\n\n")

@@ -74,7 +74,7 @@ class HttpSettings:
         AllowedHosts(self.allowed_hosts or ())
 
     def answering_to(self, host: str) -> HttpSettings:
-        """The same for a server that listens on `host`."""
+        """The same settings with the allowed hosts of a server that listens on `host`."""
         return replace(self, allowed_hosts=(*(self.allowed_hosts or ()), *filter(None, (host,))))
 
 

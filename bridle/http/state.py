@@ -1,4 +1,4 @@
-"""What the routes of one application share."""
+"""The state that the routes of one application share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bridle.service import Admission, ModelRegistry
 from bridle.service.story import Story, Tracing
 from bridle.service.turns import Turns
 
-_CROWD = 16  # requests in flight that leave something worth giving back
+_CROWD = 16  # after this many requests in flight the heap is worth trimming
 
 
 @dataclass(slots=True)
@@ -51,20 +51,20 @@ class HttpState:
         return self.registry.is_healthy and not self.is_draining
 
     def begin_drain(self, seconds: float = 0.0) -> None:
-        """Take no new generations from now on; running ones have `seconds`."""
+        """Accept no new generations from now on; running ones have `seconds` to finish."""
         self.is_draining = True
         for front in self.fronts:
             front.drain(seconds)
         self.note_end()
 
     async def close_fronts(self) -> None:
-        """End what still runs on WebSockets."""
+        """End the connections of all WebSocket front-ends."""
         for front in self.fronts:
             await front.close()
 
     def note_end(self) -> None:
-        """A call is over, and what it had reserved is free again. What a crowd has left of the heap goes back to the
-        system once all of it is gone."""
+        """Note that a call is over, and that what it had reserved is free again. After a crowd of calls, once all are
+        over, unused memory of the heap goes back to the system."""
         self.num_crowd = max(self.num_crowd, self.admission.num_requests)
         if self.admission.num_requests == 0 and self.num_crowd >= _CROWD:
             self.num_crowd = 0

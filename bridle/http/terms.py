@@ -1,4 +1,4 @@
-"""The terms of a call: how urgent it is, and until when its client waits, from the fields that every body has."""
+"""Reads the terms of a call from fields that every body has: how urgent it is, and how long its client waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class TermsFields(Protocol):
 
 
 def take_terms(body: TermsFields, request: Request) -> None:
-    """Note on the call on what terms it is to be served; whatever is done for it later heeds them. Raises
-    `InvalidRequest`."""
+    """Set the terms of the call from its body; later work on the call respects them. Raises `InvalidRequest`."""
     call = call_of(request.scope)
     call.terms = make_terms(body.priority, body.deadline, identity_of(request), call.began)

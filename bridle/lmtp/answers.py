@@ -1,8 +1,7 @@
-"""From text to messages, for clients: lenient, because servers of the original protocol deviate from it.
+"""Decodes a server's messages, for clients. It is lenient, because servers of the original protocol deviate from it.
 
-Unknown types and fields are skipped; a bare object stands for a list of one; several messages in a frame, white space
-and line breaks around JSON, infinite log-probabilities and ids written as `7.0` or as text are taken as they are
-meant.
+Unknown types and fields are skipped, and a bare object stands for a list of one. Several messages in a frame, white
+space and line breaks around JSON, infinite log-probabilities, and ids written as `7.0` or as text are accepted.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ _json = json.JSONDecoder()
 
 
 def decode_answers(message: str) -> list[Answer]:
-    """Read one frame of any server; empty for a type that is not known. Raises `ProtocolError` if its payload is no
-    JSON."""
+    """Decode one frame of any server; empty for an unknown type. Raises `ProtocolError` if its payload is not JSON."""
     answers: list[Answer] = []
     at, end = 0, len(message.rstrip())
     while at < end:
@@ -60,7 +58,7 @@ def _read_token(body: dict[str, Any]) -> Answer | None:
 
 
 def _integer(value: object) -> int | None:
-    """An id, also written as `7.0` or `"7"`."""
+    """An id, which may also be written as `7.0` or `"7"`; None for anything else."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     if isinstance(value, str):
@@ -69,7 +67,7 @@ def _integer(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    """A log-probability; minus infinity is one, NaN is none."""
+    """A log-probability; minus infinity is valid, NaN is not."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         return None
     return value

@@ -1,9 +1,9 @@
-"""What a line typed at the interactive client means: a prompt, then options.
+"""Parses a line typed at the interactive client: a prompt, then options.
 
     Hello there max_tokens=5 temperature=1.2 logit_bias={1: 100}
 
 The prompt is what comes before the first word of the form `name=`, without the spaces between the two. A value is a
-Python literal and may hold spaces; nothing is ever evaluated. `prompt="Hello there "` says a prompt that the rule
+Python literal and may hold spaces; nothing is ever evaluated. `prompt="Hello there "` gives a prompt that the rule
 cannot express, `prompt=[15496, 612]` one of tokens.
 """
 
@@ -23,14 +23,14 @@ _OURS = ("model", "stream_id")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A prompt and what to ask of the server with it."""
+    """A prompt and the options to send with it."""
 
     prompt: str | list[int]
     options: dict[str, Any] = field(default_factory=dict)
 
 
 def parse_line(text: str) -> Line:
-    """Read a line; `InvalidRequest` names the word that cannot be read."""
+    """Parse a line. Raises `InvalidRequest` that names the word that cannot be read."""
     marks = list(_OPTION.finditer(text))
     if not marks:
         return Line(text)
@@ -49,7 +49,7 @@ def parse_line(text: str) -> Line:
 
 
 def _options(text: str, marks: list[re.Match[str]]) -> dict[str, Any]:
-    """Each value ends where the next option begins, unless that one is inside it."""
+    """Split the text into options. A value ends where the next option begins, unless that one is inside the value."""
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
     options: dict[str, Any] = {}
     at = 0

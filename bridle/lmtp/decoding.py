@@ -1,6 +1,6 @@
-"""From text to messages, for servers: whatever a client sends gives a request or a `Rejected` that says what is wrong.
+"""Decodes a client's messages, for servers. Any text gives a request, or a `Rejected` that says what is wrong.
 
-Only the form is checked here, and each field's own type; what depends on a model is checked where there is one.
+Only the form and the type of each field are checked here. What depends on a model is checked in `server.requests`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Fields:
         return value
 
     def adapter(self) -> str | None:
-        """A name. The empty one means the model without any, as everywhere."""
+        """The name of an adapter. The empty name means the model without an adapter, as everywhere."""
         if self._body.get("adapter") == "":
             del self._body["adapter"]
         return self.text("adapter")
@@ -136,7 +136,7 @@ class _Fields:
         return value
 
     def prompt(self, name: str, required: bool = True) -> Prompt:
-        """Text, or token ids among which nulls count for nothing."""
+        """A prompt: text, or token ids, among which nulls are ignored."""
         value = self.take(name, None if required else ())
         if isinstance(value, str):
             return value

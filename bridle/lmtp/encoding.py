@@ -1,4 +1,4 @@
-"""From messages to their text form: `TYPE SP JSON`, an object from a client, a list of objects from a server.
+"""Encodes messages as text: `TYPE SP JSON`, with an object from a client and a list of objects from a server.
 
 A server's JSON is strict: infinities, which log-probabilities can be, become a very low number.
 """
@@ -28,7 +28,7 @@ from bridle.lmtp.messages import (
 
 #: Longest message from a server. The original client takes no more than 4 MiB.
 MAX_ANSWER_CHARS = 1 << 20
-#: What minus infinity is on the wire: JSON has no infinities, and LMQL drops continuations below -3e38.
+#: The value for minus infinity on the wire. JSON has no infinities, and LMQL drops continuations below -3e38.
 MIN_LOGPROB = -1e9
 
 _to_json = json.JSONEncoder(allow_nan=False).encode
@@ -47,8 +47,8 @@ _KINDS: Mapping[type, str] = {
 
 
 def encode_request(request: Request) -> str:
-    """The message of a request. Fields at their defaults are left out, so that servers of the original protocol take
-    whatever they can take."""
+    """The message of a request. Fields at their defaults are left out, so that servers of the original protocol
+    understand as much as possible."""
     body = {name: value for name, value in _changed(request) if name != "options"}
     if isinstance(request, Generate):
         body = {**body, **request.options}

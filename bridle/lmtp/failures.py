@@ -1,4 +1,4 @@
-"""From bridle's errors to what a client is told: text, code, and whether asking again may help."""
+"""Converts bridle's errors to what a client is told: text, code, and whether another try may help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_ERROR_CHARS = 4_000
 
 
 def failure_of(stream_id: StreamId, error: BridleError) -> Failure:
-    """The answer that ends a stream in `error`."""
+    """The answer that ends a stream with `error`."""
     return Failure(
         stream_id=stream_id,
         error=error_text(error),
@@ -33,6 +33,6 @@ def failure_of(stream_id: StreamId, error: BridleError) -> Failure:
 
 
 def error_text(error: BridleError) -> str:
-    """What a client reads. Of a bug it learns no more than that it is one."""
+    """The text for a client. Of a bug it says only that it is one."""
     text = "internal error; the server's log has more" if isinstance(error, InternalError) else public_text(error)
     return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

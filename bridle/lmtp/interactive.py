@@ -1,6 +1,6 @@
-"""The interactive client: lines in, text or tokens out as they come, several prompts at once.
+"""The interactive client: it reads lines, shows text or tokens as they come, and runs several prompts at once.
 
-Knows neither a terminal nor a keyboard: lines come from an iterator, and a `Screen` takes what is to be shown.
+It knows neither a terminal nor a keyboard: lines come from an iterator, and a `Screen` shows the results.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from bridle.lmtp.messages import Event, Token
 
 
 class Screen(Protocol):
-    """Where answers appear. `number` tells prompts apart."""
+    """Shows answers. `number` tells prompts apart."""
 
     def begin(self, number: int, prompt: str) -> None:
-        """A prompt is on its way."""
+        """Show that a prompt was sent."""
 
     def text(self, number: int, text: str) -> None:
-        """What it was answered, piece by piece."""
+        """Show a piece of the answer."""
 
     def token(self, number: int, token: dict[str, Any]) -> None:
-        """One token object."""
+        """Show one token object."""
 
     def end(self, number: int) -> None:
-        """There is no more."""
+        """Show that the answer is complete."""
 
     def note(self, text: str) -> None:
-        """Something else worth knowing."""
+        """Show any other notice."""
 
     def ask(self) -> None:
-        """A line may be typed."""
+        """Show that a line may be typed."""
 
 
 class Interactive:
@@ -55,7 +55,8 @@ class Interactive:
         return bool(self._running)
 
     async def run(self, lines: AsyncIterator[str], *, leaves_at_once: bool) -> None:
-        """Take lines until `quit` or their end. `leaves_at_once`: `quit` cuts what is being answered."""
+        """Take lines until `quit` or their end. With `leaves_at_once`, `quit` cancels the answers that are
+        under way."""
         self._screen.ask()
         async for line in lines:
             if line.strip() in QUIT:
@@ -67,7 +68,7 @@ class Interactive:
             await asyncio.wait(self._running.values())
 
     def stop(self) -> None:
-        """Cut whatever is being answered."""
+        """Cancel all answers that are under way."""
         for task in self._running.values():
             task.cancel()
 
@@ -131,7 +132,7 @@ def _object(token: Token) -> dict[str, Any]:
 
 
 def _check(line: Line) -> None:
-    """Literals can be more than messages can say."""
+    """Refuse literals that a message cannot express."""
     for name, value in line.options.items():
         try:
             json.dumps(value, allow_nan=False)

@@ -1,8 +1,8 @@
 """The messages of LMTP as plain values.
 
-A client sends requests, a server answers; `encoding` and `decoding` give both their text form. Types and fields beyond
-the original protocol are marked as extensions; peers that do not know them never see one unless they asked. A server
-announces them in its answer to MODEL_INFO.
+A client sends requests, a server answers; `encoding` and `decoding` convert both to and from text. Types and fields
+beyond the original protocol are marked as extensions; peers that do not know them never see one unless they asked. A
+server announces them in its answer to MODEL_INFO.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ class Generate:
 
     The rest are extensions. `text` asks for text beside the tokens; a `prompt` may be text itself, and then it is the
     default. The context is the buffer's tokens and then the prompt's; `save` names context and output together as a
-    buffer once the stream has ended. `adapter` names what is added to the model. `key` makes the stream resumable: sent
-    again with the same content it does not start again but goes on, from the answer number `position`. `rewind` `event`
-    asks to be told of rewinds and forks instead of waiting for final tokens. What waits for room is served in the order
-    of `priority`, smaller numbers first; after `deadline` seconds an answer is of no use any more.
+    buffer once the stream has ended. `adapter` names an adapter over the model. `key` makes the stream resumable: a
+    request that is sent again with the same content does not start again but continues, from the answer number
+    `position`. With `rewind` = `event` the client is told of rewinds and forks instead of waiting for final tokens.
+    Waiting requests are served in the order of `priority`, smaller numbers first; after `deadline` seconds an answer is
+    of no use any more.
     """
 
     stream_id: StreamId
@@ -90,7 +91,7 @@ class Score:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """Facts about a model. `data` with `{"lmtp": {"version": 1}}` says that this client knows the extensions: from then
-    on its connection gets `EVENT` messages, and errors at once where they would be held back for LMQL's sake."""
+    on its connection gets `EVENT` messages, and gets errors at once that would otherwise be held back for LMQL."""
 
     stream_id: StreamId
     model: str
@@ -110,7 +111,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Extension: go on with the stream that was started with `key`, from the answer number `position`."""
+    """Extension: continue the stream that was started with `key`, from the answer number `position`."""
 
     stream_id: StreamId
     key: str
@@ -119,7 +120,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """Extension: name a prefix, for as long as the connection lasts. Its tokens are the first `length` of buffer
+    """Extension: give a prefix a name, for as long as the connection lasts. Its tokens are the first `length` of buffer
     `parent` (None: all) and then those of `prompt`. With `drop` the name is forgotten. Answered by a `MSG`."""
 
     stream_id: StreamId
@@ -136,7 +137,8 @@ Request: TypeAlias = Generate | Score | ModelInfo | Cancel | Resume | Buffer
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A message that is no request: what it was meant to be, as far as it was readable, and what is wrong with it."""
+    """A message that is not a request: the kind of request that it was meant to be, as far as it was readable, and what
+    is wrong with it."""
 
     kind: str
     stream_id: StreamId | None
@@ -166,8 +168,8 @@ class Token:
 
 @dataclass(slots=True, kw_only=True)
 class Failure:
-    """A stream ended in an error. All but `error` are extensions: what kind it was, whether asking again may help and
-    after how many seconds, and which field was at fault."""
+    """A stream ended with an error. All fields but `error` are extensions: the kind of error, whether another try may
+    help and after how many seconds, and which field was at fault."""
 
     stream_id: StreamId
     error: str
@@ -197,7 +199,7 @@ class Event:
     """Extension: something worth knowing, of a stream or (without `stream_id`) of the server.
 
     `queued`, `loading`, `loaded` and `draining` explain delays. `rewind` takes back `num_tokens` and `num_chars` of a
-    branch, `fork` begins `branch` as a copy of `parent` as it was with `num_tokens`; `log` is what a controller said.
+    branch, `fork` begins `branch` as a copy of `parent` as it was with `num_tokens`; `log` is output of a controller.
     """
 
     event: str
@@ -206,7 +208,7 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: What a stream is answered with, and what a connection is.
+#: The answers to a stream, and the answers on a connection.
 StreamAnswer: TypeAlias = Token | Failure | Event
 Answer: TypeAlias = StreamAnswer | Msg
 

@@ -1,8 +1,8 @@
 """The server's half of one LMTP connection as a state machine: messages in, actions out. No input or output here.
 
-A session knows which streams are open and what may still be said on each. Whoever does the work asks for it with
-`receive`, and passes every answer through `put`: an answer to a stream that is over is dropped there, so each stream
-ends exactly once, whatever is cancelled, fails or comes late.
+A session knows which streams are open and which answers each may still get. Its caller passes in every message with
+`receive`, which returns the work to do, and passes every answer through `put`. An answer to a stream that is over is
+dropped there, so each stream ends exactly once, whatever is cancelled, fails or comes late.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bridle.lmtp.messages import (
 
 
 class SessionState(Enum):
-    """How far a connection is. `DRAINING` finishes what is open and begins nothing."""
+    """The state of a connection. `DRAINING` finishes what is open and begins nothing."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -43,7 +43,7 @@ class SessionState(Enum):
 
 
 class StreamState(Enum):
-    """How far a stream is: asked for, answering, over."""
+    """The state of a stream: asked for, answering, over."""
 
     OPENING = "opening"
     RUNNING = "running"
@@ -102,7 +102,7 @@ class Reattach:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Nobody listens to this stream any more. `is_lost`: because the connection is gone, so it may be resumed."""
+    """Stop a stream that no client reads any more. `is_lost`: because the connection is gone, so it may be resumed."""
 
     stream: Stream
     is_lost: bool = False
@@ -133,7 +133,7 @@ Action: TypeAlias = Start | Reattach | Stop | Describe | Keep | Send
 
 
 class Session:
-    """What one connection may say and hear. `max_streams` bounds what it may have open at once."""
+    """The state of one connection. `max_streams` bounds how many streams it may have open at once."""
 
     def __init__(self, max_streams: int = 1024) -> None:
         self.state = SessionState.OPEN
@@ -153,7 +153,7 @@ class Session:
         return self.receive(decode_request(line))
 
     def receive(self, message: Request | Rejected) -> list[Action]:
-        """What is to be done about a message, in order."""
+        """The actions for a message, in order."""
         if self.state is SessionState.CLOSED:
             return []
         match message:
@@ -171,7 +171,7 @@ class Session:
 
     def _open(self, request: Generate | Score | Resume) -> list[Action]:
         known = self._streams.get(request.stream_id)
-        if known is not None:  # the client could not tell their answers apart
+        if known is not None:  # the client could not tell the two streams' answers apart
             return self._break_off(
                 known, ProtocolError(f"stream_id {known.id!r} is in use; both of its requests are ended")
             )
@@ -185,12 +185,13 @@ class Session:
 
     def _cancel(self, stream_id: StreamId) -> list[Action]:
         stream = self._streams.get(stream_id)
-        if stream is None:  # over already: the client could not know
+        if stream is None:  # the stream was over already; the client could not know
             return []
         return self._break_off(stream, RequestCancelled("the stream was cancelled by its client"))
 
     def _reject(self, rejected: Rejected) -> list[Action]:
-        """Clients wait for a TOKEN on what was meant to be a stream, and for a MSG on everything else."""
+        """The answer to a message that is not a request. Clients expect a TOKEN on what was meant to be a stream, and a
+        MSG on everything else."""
         stream_id, error = rejected.stream_id, rejected.error
         if stream_id is None or rejected.kind not in _STREAMING:
             info = UNAVAILABLE if rejected.kind == "MODEL_INFO" else None
@@ -204,7 +205,8 @@ class Session:
     # -- to the client ---------------------------------------------------------------------------------------
 
     def put(self, stream: Stream, answer: StreamAnswer) -> bool:
-        """Whether this may go out now, as the next answer of its stream. What ends the stream ends it here."""
+        """Whether this may be sent now, as the next answer of its stream. An answer that ends the stream
+        ends it here."""
         if not stream.is_open or self.state is SessionState.CLOSED:
             return False
         match answer:
@@ -222,12 +224,12 @@ class Session:
         return True
 
     def fail(self, stream: Stream, error: BridleError) -> list[Action]:
-        """End a stream in an error, if it is open."""
+        """End a stream with an error, if it is open."""
         failure = failure_of(stream.id, error)
         return [Send(failure)] if self.put(stream, failure) else []
 
     def release(self, stream: Stream) -> None:
-        """End a stream without a word: another connection has taken it over."""
+        """End a stream without an answer, because another connection has taken it over."""
         if stream.is_open:
             self._end(stream)
 
@@ -239,18 +241,18 @@ class Session:
     # -- the connection as a whole ---------------------------------------------------------------------------
 
     def drain(self, seconds: float) -> list[Action]:
-        """Begin nothing from now on; what is open has `seconds`."""
+        """Begin nothing from now on; open streams have `seconds` to finish."""
         if self.state is not SessionState.OPEN:
             return []
         self._enter(SessionState.DRAINING)
         return [Send(Event(event="draining", data={"seconds": seconds}))] if self.is_extended else []
 
     def fail_all(self, error: BridleError) -> list[Action]:
-        """End every open stream in an error; the connection stays."""
+        """End every open stream with an error; the connection stays."""
         return [action for stream in list(self._streams.values()) for action in self._break_off(stream, error)]
 
     def close(self) -> list[Action]:
-        """The connection is gone. Nothing is sent any more; idempotent."""
+        """Note that the connection is gone. Nothing is sent any more. Idempotent."""
         if self.state is SessionState.CLOSED:
             return []
         streams = list(self._streams.values())

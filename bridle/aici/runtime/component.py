@@ -144,7 +144,7 @@ class ComponentInstance(Instance):
 
 
 def _place(error: Exception) -> str:
-    """Where the guest was: the lines of its program, if they can be found out."""
+    """The lines of the guest's program that were running, as far as they can be found out."""
     return whereabouts() or backtrace_of(str(error))
 
 

@@ -1,4 +1,4 @@
-"""What a server holds and does: models, adapters, status."""
+"""Routes that tell what a server holds and does: models, adapters, status."""
 
 from bridle.http.admin import adapters, models, status
 

@@ -1,4 +1,4 @@
-"""Routes about LoRA adapters: which there are, and for admins loading and unloading, in two spellings.
+"""Routes about LoRA adapters: a list of them, and for admins loading and unloading, in two spellings.
 
 `/v1/adapters` is the collection; `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` are what vLLM's users know. A
 source from the network is looked up among what the operator allowed, never followed.
@@ -29,8 +29,8 @@ Name = Annotated[str, Field(min_length=1, max_length=_MAX_CHARS)]
 
 
 class AdapterBody(BaseModel):
-    """What to load under which name. `source` is a folder in the server's folder of adapters, or a hub id that the
-    server allows (left out: what the name says); `model` the base model, if not the default one."""
+    """The adapter to load, and its name. `source` is a folder in the server's folder of adapters, or a hub id that the
+    server allows (by default the name); `model` is the base model, if not the default one."""
 
     model_config = ConfigDict(strict=True)
 
@@ -52,7 +52,7 @@ class LoadBody(BaseModel):
 
 
 class UnloadBody(BaseModel):
-    """What to unload, in vLLM's words."""
+    """The adapter to unload, in vLLM's words."""
 
     model_config = ConfigDict(strict=True)
 
@@ -114,7 +114,8 @@ async def unload_lora_adapter(body: UnloadBody, request: Request) -> Response:
 
 
 async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
-    """The model whose adapter is meant: the one that is named, the one that has it, or else the default."""
+    """The model whose adapter is meant: the one that the request names, the one that has the adapter, or else the
+    default."""
     if model is not None:
         return await hold_model(request, model)
     try:
@@ -124,7 +125,7 @@ async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
 
 
 def _row(slot: Slot, name: str, request: Request) -> dict[str, Any]:
-    """An adapter as the collection tells of it. Where it lies is for admins to know."""
+    """An adapter's entry in the collection. Only admins see where it lies."""
     row: dict[str, Any] = {"id": name, "object": "adapter", "model": slot.name, "state": "loadable"}
     is_admin = identity_of(request).is_admin
     if slot.model is None or name not in slot.model.adapters:

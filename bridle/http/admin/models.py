@@ -1,4 +1,4 @@
-"""Routes about models: what is served, what could be, and for admins loading and unloading by hand."""
+"""Routes about models: which are served, which could be, and for admins loading and unloading by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class ModelBody(BaseModel):
-    """Which model."""
+    """The model that a request is about."""
 
     model_config = ConfigDict(strict=True)
 
@@ -86,8 +86,8 @@ def _row(http: HttpState, name: str) -> dict[str, Any]:
 
 
 def _adapter_row(http: HttpState, base: str, adapter: str) -> dict[str, Any]:
-    """The same of an adapter, whose parent is its model. It is loaded as soon as its model knows it: where its weights
-    are at a moment is nothing that a client would see."""
+    """The entry of an adapter, whose parent is its model. It counts as loaded as soon as its model knows it, because a
+    client cannot see where its weights are."""
     row, model = _row(http, base), http.registry.slot_of(base).model
     is_known = model is not None and adapter in model.adapters
     state = row["state"] if is_known else ModelState.LOADABLE.value

@@ -1,5 +1,5 @@
-"""`GET /v1/status`: what the server is doing right now, for `bridle top` and for scripts. For admins, as it tells who
-asks for what; no text of prompts and outputs is in it.
+"""`GET /v1/status`: what the server is doing right now, for `bridle top` and for scripts. It is for admins only, since
+it names users and their requests; it contains no text of prompts and outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.http.transport.identity import check_admin
 from bridle.service.slot import Slot
 from bridle.service.story import Story
 
-#: Of more requests only the number is told.
+#: How many requests are listed; beyond that only their number is given.
 MAX_REQUESTS = 100
 
 router = APIRouter()
@@ -31,7 +31,7 @@ async def status(request: Request) -> Response:
 
 
 def status_of_server(http: HttpState) -> dict[str, Any]:
-    """Models, their engines, and the requests that they work on, the oldest first."""
+    """The models, their engines, and the requests that they work on, the oldest first."""
     admission = http.admission
     stories = sorted(http.live.values(), key=lambda story: story.began)
     return {

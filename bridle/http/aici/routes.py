@@ -1,6 +1,6 @@
 """AICI's REST API: upload controllers, tag them, run them. Wire format: AICI's REST description, section by section.
 
-A controller rides on any other route too; this one streams everything a controller says, fork by fork.
+Every other route takes controllers, too; this one streams all output of a controller, fork by fork.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_MODULE_BYTES = 128 << 20
 MAX_TAGS = 64
 _WASM = b"\0asm"  # how a module begins
 _SEED = 42
-#: Errors before a stream begins that its status tells.
+#: Errors that are reported by the status code if they come before the stream begins.
 _REFUSALS = (InvalidRequest, ControllerUnavailable, Overloaded)
 
 router = APIRouter(route_class=BoundedRoute)
@@ -77,7 +77,7 @@ class RunBody(BaseModel):
     max_tokens: int | None = None
 
     def sampling(self) -> SamplingParams:
-        """Greedy unless told otherwise; a fixed seed, so that a run can be repeated."""
+        """The sampling parameters. By default the run is greedy, with a fixed seed so that it can be repeated."""
         if self.temperature == 0 and self.top_p != 1:
             raise InvalidRequest(f"top_p is {self.top_p}; must be 1 when temperature is 0", "top_p")
         if self.temperature == 0 and self.top_k != -1:
@@ -155,8 +155,8 @@ async def run(body: RunBody, request: Request) -> Response:
 
 
 class _Run:
-    """A submitted request whose first events are awaited before the response begins, so that a controller that
-    cannot be had is told by the status code."""
+    """A submitted request. Its first events are awaited before the response begins, so that the status code can report
+    a controller that is unavailable."""
 
     def __init__(self, stream: EventStream, shaper: RunShaper, call: Call) -> None:
         self._shaper = shaper
@@ -165,7 +165,7 @@ class _Run:
         self._first: list[Event] = []
 
     async def begin(self) -> None:
-        """Wait for the first events; raises if the request was at fault, or if there is no runtime."""
+        """Wait for the first events. Raises the error of a bad request, or of a missing runtime."""
         self._first = await anext(self._batches)
         for event in self._first:
             if isinstance(event, Finished) and isinstance(event.error, _REFUSALS):
@@ -222,7 +222,7 @@ def _empty_prompt(model: LoadedModel) -> tuple[int, ...]:
 
 
 async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[Any]]) -> Response:
-    """Answer with what `work` gives. What goes wrong is the client's fault here, as in the original."""
+    """Answer with the result of `work`. As in the original, every error counts as the client's fault here."""
     http, call = http_state(request), call_of(request.scope)
     try:
         http.check_open()
@@ -247,7 +247,8 @@ async def _upload(request: Request, control: RuntimePool) -> Any:
 
 @contextlib.contextmanager
 def _upload_place(http: HttpState) -> Iterator[None]:
-    """Few uploads at a time: each may hold a large module in memory several times over."""
+    """A place for an upload. There are few at a time, since each may hold a large module in memory several
+    times over."""
     limit = http.settings.max_uploads
     if http.num_uploads >= limit:
         raise Overloaded(f"{http.num_uploads} uploads are under way; at most {limit}")
@@ -287,8 +288,8 @@ def _too_large(limit: int) -> RefusedBody:
 
 
 def _refuse_foreign_page(request: Request) -> None:
-    """The other routes take JSON only, which a browser does not send for a page from elsewhere without asking. This
-    one takes anything, so it looks at where the page comes from. Programs send no origin."""
+    """Refuse a web page of another origin. The other routes take only JSON, which a browser does not send for a foreign
+    page without asking first. This route takes anything, so it checks the page's origin. Programs send no origin."""
     origin, allowed = request.headers.get("origin"), http_state(request).settings.cors_origins
     if origin is None or "*" in allowed or origin in allowed:
         return
@@ -297,7 +298,7 @@ def _refuse_foreign_page(request: Request) -> None:
 
 
 def _error(error: BridleError, status: int | None = None) -> Response:
-    """OpenAI's shape, with the message also where the original's client looks for it."""
+    """The error in OpenAI's shape, with the message also where the original's client reads it."""
     if isinstance(error, UnsupportedFeature):
         status = 501
     elif isinstance(error, ControllerUnavailable):

@@ -1,8 +1,8 @@
 """The items of a `/v1/run` stream: what is new of each fork, and the running costs.
 
-Every `run` item lists all forks of the request, also the finished ones. Text taken back is not recalled; a mark
-stands before what follows (the original's way). Usage counts like the original: one sampled token for each output
-in each model step, plus the tokens that were fed to the model for it.
+Every `run` item lists all forks of the request, also the finished ones. Text that was taken back is not deleted; a mark
+stands before the text that follows (the original's way). Usage counts like the original: one sampled token for each
+output in each model step, plus the tokens that were fed to the model for it.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class RunUsage:
 
 @dataclass(slots=True)
 class _Fork:
-    """What is to be told of one output with the next item; `reason` stays, and whether text was taken back."""
+    """The news of one output for the next item; `reason` stays, and so does the fact that text was taken back."""
 
     text: str = ""
     error: str = ""
     reason: str | None = None
     was_rewound: bool = False
-    final_text: str | None = None  # told once, with the end of an output that had text taken back
+    final_text: str | None = None  # sent once, at the end of an output that had text taken back
 
 
 class RunShaper:
@@ -85,7 +85,7 @@ class RunShaper:
         self._forks: dict[int, _Fork] = {0: _Fork()}
 
     def take(self, events: list[Event]) -> dict[str, Any]:
-        """One `run` item that tells of these events."""
+        """The `run` item that reports these events."""
         self._notes.add(events)
         for piece in split_at_rewinds(events):
             self.collector.add(piece)

@@ -20,7 +20,7 @@ _TYPES = {
 
 
 def anthropic_body(error: BridleError, status: int | None = None) -> dict[str, Any]:
-    """The JSON body of an error. Field and code are told beside the message."""
+    """The JSON body of an error. Field and code follow beside the message."""
     status = status or status_of(error)[0]
     inner = error_body(error)["error"]
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -28,7 +28,7 @@ def anthropic_body(error: BridleError, status: int | None = None) -> dict[str, A
 
 
 class AnthropicRoute(ShapedRoute):
-    """A route whose errors have that shape."""
+    """A route whose errors have Anthropic's shape."""
 
     schema: ClassVar[dict[str, Any]] = {
         "type": "object",

@@ -1,5 +1,5 @@
-"""The models in Anthropic's shape, for its clients, which ask on the same path as OpenAI's and say by a header who they
-are."""
+"""The models in Anthropic's shape. Anthropic's clients ask on the same path as OpenAI's, and are recognized by a
+header."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Row = dict[str, Any]
 
 
 def is_anthropic(request: Request) -> bool:
-    """Whether a client of Anthropic's API asks."""
+    """Whether the request comes from a client of Anthropic's API."""
     return "anthropic-version" in request.headers
 
 
 def anthropic_row(row: Row) -> Row:
-    """A model: OpenAI's row, with what Anthropic's clients look for."""
+    """A model: OpenAI's row, with the fields that Anthropic's clients read."""
     created = datetime.fromtimestamp(row["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return row | {"type": "model", "display_name": row["id"], "created_at": created}
 
 
 def anthropic_list(rows: list[Row]) -> Row:
-    """All of them, on one page."""
+    """All rows, on one page."""
     ids = [row["id"] for row in rows]
     return {
         "data": [anthropic_row(row) for row in rows],

@@ -1,4 +1,4 @@
-"""`POST /v1/messages`, and how many tokens a message would have."""
+"""`POST /v1/messages`, and the count of tokens that a message would have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connecte
 from bridle.outputs import Usage
 from bridle.service import LoadedModel
 
-#: How many tokens an answer may have, where that is less than was asked for.
+#: The header that says how many tokens an answer may have, if that is less than was asked for.
 CAP_HEADER = "x-max-tokens"
 
 router = APIRouter(route_class=AnthropicRoute)
@@ -62,8 +62,8 @@ async def count_tokens(body: MessagesBody, request: Request) -> Response:
 
 
 def _capped(turn: Turn, model: LoadedModel) -> tuple[Turn, dict[str, str]]:
-    """The turn with no more `max_tokens` than the context leaves, and the header that says so. These clients must say a
-    number, and most send the same one to every model."""
+    """The turn with no more `max_tokens` than the context leaves, and the header that says so. These clients must send
+    a number, and most send the same one to every model."""
     room, asked = model.max_sequence_tokens - len(turn.prompt), turn.sampling.max_tokens
     if room < 1 or asked is None or asked <= room:
         return turn, {}
@@ -101,7 +101,7 @@ class _Answer:
             if not has_begun and part.collector.has_prompt:
                 has_begun = True
                 events.append({"type": "message_start", "message": self._message([], self.generation.usage)})
-            for delta in part.reader.take():  # what a controller says beside is told in the end
+            for delta in part.reader.take():  # other output of a controller comes at the end
                 if delta.index == 0:
                     events += self._blocks.add(self._reader.push(delta.text, delta.is_last))
             await send_events(writer, events)

@@ -1,4 +1,4 @@
-"""Bodies of the Messages API, and the conversation that each comes down to."""
+"""Bodies of the Messages API, and the conversation that each is converted to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ThinkingFields(BaseModel):
 
 
 class OutputFields(BaseModel):
-    """The form of the answer, and how hard the model shall try."""
+    """The form of the answer, and how hard the model should try."""
 
     model_config = ConfigDict(strict=True)
 
@@ -57,8 +57,8 @@ class MessagesBody(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def to_chat(self, model: str) -> tuple[ChatBody, str]:
-        """The same as a chat with `model`, and how the answer begins: a last message of the assistant is continued.
-        Raises `InvalidRequest` that names the message or the tool at fault."""
+        """The same as a chat with `model`, and the beginning of the answer: a last message of the assistant is
+        continued. Raises `InvalidRequest` that names the message or the tool at fault."""
         if self.max_tokens is None:
             raise InvalidRequest("max_tokens is required", "max_tokens")
         if self.n is not None and self.n != 1:
@@ -110,7 +110,7 @@ class MessagesBody(SamplingFields):
 
 
 def _messages(message: Mapping[str, Any], where: str) -> JsonObjects:
-    """One message as ours; results of tools become messages of their own."""
+    """One message as a message of the chat API; results of tools become messages of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise InvalidRequest(f"{where}.role is {shown(role)}; must be user or assistant", f"{where}.role")
@@ -203,7 +203,7 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    """OpenAI's word for a tool choice."""
+    """A tool choice in OpenAI's words."""
     if choice is None:
         return None
     kind = choice.get("type")

@@ -48,18 +48,18 @@ def usage_fields(usage: Usage, num_thinking: int) -> dict[str, Any]:
 
 
 class BlockWriter:
-    """Turns pieces into events. One block is open at a time."""
+    """Turns pieces of an answer into events. One block is open at a time."""
 
     def __init__(self) -> None:
         self._number = -1
         self._kind: str | None = None
 
     def add(self, pieces: Iterable[Piece]) -> list[Event]:
-        """The events of what was found."""
+        """The events for these pieces."""
         return [event for piece in pieces for event in self._of(piece)]
 
     def close(self) -> list[Event]:
-        """The end of the last block; an answer without any gets an empty one."""
+        """The events that end the last block. An answer without any block gets an empty one."""
         return (
             self._close() if self._number >= 0 else [*self._open("text", {"type": "text", "text": ""}), *self._close()]
         )

@@ -1,8 +1,8 @@
 """Prometheus metrics: what calls looked like from outside, and what each engine counts inside.
 
-Engine numbers are read when somebody asks, so they cost nothing in between. Labels take only values from
-fixed sets (routes that exist, models that are served), so that no client can make the number of series grow. Names of
-adapters, which come and go, are labels up to a number.
+Engine numbers are read when somebody asks, so they cost nothing in between. Labels take only values from fixed sets
+(routes that exist, models that are served), so that no client can make the number of series grow. Names of adapters,
+which come and go, are labels up to a fixed number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROUTES = MODEL_ROUTES | {
     "/v1/models",
     "/v1/unload_lora_adapter",
 }
-#: Adapters that are counted by name; the requests of further ones are counted together.
+#: How many adapters are counted by name; the requests of further ones are counted together.
 _MAX_ADAPTER_LABELS = 256
 _OTHER_ADAPTERS = "(others)"
 # Fields of the engine's statistics that go up and down; the others only grow.

@@ -1,9 +1,9 @@
 """Metrics under the names of text-generation-inference, so that dashboards made for it show this server.
 
-Its counters have no `_total` suffix; as the exposition format would add one to a counter, they are sent as untyped.
-One request counts once, also on the chat routes. A step of ours computes prompts beside everybody's next token, so all
-of them go by the method `decode`; of their durations sums and counts are told, not quantiles. Batches are never
-filtered nor put together, and nothing is skipped, so there is nothing to tell of that.
+Its counters have no `_total` suffix; as the exposition format would add one to a counter, they are sent as untyped. One
+request counts once, also on the chat routes. A step of bridle computes prompts beside all sequences' next tokens, so
+all steps are counted under the method `decode`, with sums and counts of their durations, but no quantiles. Batches are
+never filtered nor joined, and nothing is skipped, so these metrics are left out.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Collector(Collector):
         yield from self._steps()
 
     def _steps(self) -> Iterator[Metric]:
-        """What the engines' steps took. The original's word for drawing tokens is decoding."""
+        """The durations of the engines' steps. The original's word for drawing tokens is decoding."""
         every = [model.client.statistics() for model in self._models]
 
         def total(name: str) -> float:

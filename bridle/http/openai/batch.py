@@ -35,7 +35,7 @@ class BatchRequest(msgspec.Struct):
 
     @property
     def controller(self) -> Any:
-        """What it wants to be steered by, as far as its body is one."""
+        """The controller that the body names, as far as the body can be read."""
         inner = self.body.get("parameters")
         return (inner if isinstance(inner, dict) else self.body).get("controller")
 
@@ -65,7 +65,7 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
 
 
 def batch_settings(max_in_flight: int) -> HttpSettings:
-    """Room for so many lines, whatever each of them asks for: there is nobody else to keep it for."""
+    """Settings with room for this many lines, whatever each asks for, since there are no other users."""
     most = HttpSettings()
     return HttpSettings(max_requests=max_in_flight * most.max_choices, max_prompt_tokens=_NO_LIMIT)
 

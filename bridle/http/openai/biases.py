@@ -1,4 +1,5 @@
-"""`logit_bias` as clients write it: an object of token ids in digits and numbers, of which there may be very many."""
+"""Reads `logit_bias` as clients write it: an object of token ids in digits and numbers, which may have very many
+entries."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _MANY_BIASES = 256  # more are looked at all at once
 
 
 def read_biases(value: Any) -> dict[int, float]:
-    """Token ids and addends of a field, checked. Raises `ValueError`, for the first entry at fault if one is."""
+    """Token ids and values of a field, checked. Raises `ValueError` that names the first bad entry."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -25,7 +26,7 @@ def read_biases(value: Any) -> dict[int, float]:
 
 
 def _are_biases(value: dict[str, Any]) -> bool:
-    """Whether all entries are good; if one may not be, each has to be looked at to say which."""
+    """Whether all entries are valid. Only if one may not be, each is checked to find it."""
     names = "".join(value)
     is_named = names.isascii() and names.isdigit() and 0 < min(map(len, value)) <= max(map(len, value)) < 12
     biases = value.values()

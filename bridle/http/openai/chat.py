@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: a conversation in, the assistant's turn out."""
+"""`POST /v1/chat/completions`: takes a conversation, and gives the assistant's turn."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 
 
 def _check_promises(body: ChatBody, model: str) -> None:
-    """Refuse what would be promised and not kept."""
+    """Refuse options that this server could not honour."""
     for name, advice in _UNKEPT.items():
         if getattr(body, name) is not None:
             raise UnsupportedFeature(f"{name} is given; {advice.format(model=repr(model))}", name)
@@ -136,7 +136,7 @@ class _Answer:
         }
 
     def _chunks(self, part: Part, delta: Delta, note: Note) -> list[dict[str, Any]]:
-        """The first chunk of a choice carries its role, the last one how it ended."""
+        """The chunks of a delta. The first chunk of a choice carries its role, the last one how it ended."""
         index = self._numbers.of(part.number, delta.index)
         if index not in self._readers:
             self._readers[index] = self.turn.reader()
@@ -207,7 +207,7 @@ def _finish(output: CompletionOutput, has_calls: bool) -> str | None:
 
 
 def _delta_shape(piece: Piece) -> dict[str, Any]:
-    """What a chunk says of something that was found."""
+    """A piece of the answer in the form of a chunk's delta."""
     match piece:
         case Thought():
             return {"reasoning_content": piece.text}

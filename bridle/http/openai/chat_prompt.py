@@ -11,7 +11,7 @@ from bridle.http.openai.schemas import ChatBody
 from bridle.service import LoadedModel, check_length
 from bridle.text.messages import TEXT_PARTS
 
-# Names that mean something to whoever renders the template, beside the template's own variables.
+# Names with a meaning for the template's renderer, beside the template's own variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})
 
 
@@ -46,7 +46,8 @@ def _template_options(body: ChatBody) -> dict[str, Any]:
 
 
 def _check_message(position: int, message: dict[str, Any], model: LoadedModel) -> int:
-    """The number of characters of a message's texts. What the templates' side checks anyway is not checked here."""
+    """Check a message; returns the number of characters of its texts. What the template's renderer checks anyway is not
+    checked here."""
     calls = message.get("tool_calls")
     if calls is not None and not _are_calls(calls):
         where = f"messages[{position}].tool_calls"

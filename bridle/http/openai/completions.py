@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: text in, text out; with `echo` and `logprobs` also the way to score given text."""
+"""`POST /v1/completions`: continues a text; with `echo` and `logprobs` it also scores given text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a body comes down to. `num_wanted` choices per prompt are answered, of perhaps more that are made."""
+    """The engine's view of a body. `num_wanted` choices per prompt are returned, perhaps chosen out of more."""
 
     sampling: SamplingParams
     num_wanted: int
@@ -85,7 +85,7 @@ def _plan(body: CompletionBody, model: LoadedModel) -> _Plan:
 
 
 def _check_steering(body: CompletionBody, plan: _Plan, steering: Steering) -> None:
-    """Refuse what has no meaning together with a controller."""
+    """Refuse fields that have no meaning together with a controller."""
     if steering.controller is None:
         return
     if plan.sampling.n > plan.num_wanted:

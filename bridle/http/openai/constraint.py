@@ -1,7 +1,7 @@
-"""Constraints on the OpenAI routes: from the fields of a body to what the text must look like.
+"""Constraints on the OpenAI routes: reads from the fields of a body what the text must look like.
 
-OpenAI's `response_format`, the short fields of open servers with the names that vLLM, SGLang and llama.cpp have for
-them, and `constraint`, which takes any constraint as plain data.
+It takes OpenAI's `response_format`, the short fields of open servers with the names that vLLM, SGLang and llama.cpp
+have for them, and `constraint`, which takes any constraint as plain data.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _KINDS = {
     "guided_json": "json_schema",
     "json_schema": "json_schema",
 }
-# vLLM's later form of the same: one of these in an object, beside switches that may be off.
+# vLLM's later form of these fields: one of them in an object, beside switches that may be off.
 _STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
 _FIELDS = ("response_format", "constraint", "structured_outputs", "ebnf", *_KINDS)
-# With a `value`: the forms of text-generation-inference, which huggingface_hub sends here too.
+# The forms of text-generation-inference with a `value`, which huggingface_hub also sends here.
 _NATIVE_FORMATS = ("json", "json_object", "json_schema", "regex")
 _FORMATS = "'text', 'json_object' and 'json_schema'"
 
 
 def constraint_of(body: SamplingFields) -> Constraint | None:
-    """What a body says of the form of the text; None if nothing. Raises `InvalidRequest` that names the field."""
+    """The constraint in a body; None if there is none. Raises `InvalidRequest` that names the field."""
     given = {name: getattr(body, name) for name in _FIELDS}
     given = {name: value for name, value in given.items() if value is not None}
     if given.get("response_format", {"type": None}).get("type", "text") == "text":
@@ -56,8 +56,8 @@ def constraint_of(body: SamplingFields) -> Constraint | None:
 
 
 def native_form(kind: str, value: Any) -> Constraint:
-    """A form of text-generation-inference by its `type`. A schema that tells of properties is one of an object there,
-    also if it does not say so."""
+    """The constraint for a form of text-generation-inference, by its `type`. As there, a schema with properties
+    describes an object, even if it does not say so."""
     if kind == "regex":
         return parse({"regex": value})
     if kind == "json_schema" and isinstance(value, Mapping) and "schema" in value:

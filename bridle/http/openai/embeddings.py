@@ -1,8 +1,8 @@
-"""`POST /v1/embeddings`: what the model makes of texts, as vectors.
+"""`POST /v1/embeddings`: vectors of texts.
 
-A vector is the hidden state of a text's last token, the one that the next token would be drawn from, brought to length
-1. Each text is a request of the engine like any other: its prompt is computed in parts beside everybody's tokens, and
-what of it the cache has is not computed again. A call has a few of its texts in the engine at a time.
+A vector is the hidden state of a text's last token, from which the next token would be drawn, scaled to length 1. Each
+text is a request of the engine like any other: its prompt is computed in chunks beside other requests, and its cached
+part is not computed again. A call has a few of its texts in the engine at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bridle.engine.client import EngineClient
 
 MAX_INPUTS = 512
-#: Texts of one call that are in the engine at once.
+#: How many texts of one call are in the engine at once.
 MAX_AT_ONCE = 16
 
 router = APIRouter(route_class=BoundedRoute)
@@ -82,7 +82,7 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
 async def _requests(
     body: EmbeddingsBody, request: Request, http: HttpState, served: Served, ticket: Ticket
 ) -> list[EngineRequest]:
-    """All are checked before any runs."""
+    """The engine requests of all texts. All are checked before any runs."""
     call, user = call_of(request.scope), identity_of(request).user
     found = []
     for number, tokens in enumerate(await tokens_of(served.model, call, body.input)):
@@ -97,14 +97,14 @@ async def _requests(
             metadata=call.metadata,
         )
         found.append(ticket.seat(made))
-        await asyncio.sleep(0)  # many texts must not keep others waiting
+        await asyncio.sleep(0)  # lets other requests run between many texts
     return found
 
 
 async def _run(
     client: EngineClient, call: Call, requests: Sequence[EngineRequest], body: EmbeddingsBody
 ) -> list[bytes]:
-    """An entry of the answer for each request, in their order; a few of them run at once."""
+    """The entries of the answer, in the order of the requests; a few requests run at once."""
     rows = [b""] * len(requests)
     numbered = iter(enumerate(requests))
     usage = Usage()
@@ -112,7 +112,7 @@ async def _run(
         async with asyncio.TaskGroup() as group:
             for _ in range(min(len(requests), MAX_AT_ONCE)):
                 group.create_task(_work(client, call, numbered, body, rows, usage))
-    except BaseExceptionGroup as failed:  # the first says what is wrong; the others were broken off
+    except BaseExceptionGroup as failed:  # the first says what is wrong; the others were cancelled
         raise failed.exceptions[0] from None
     finally:
         call.usage, call.finish = usage, ["stop"] if all(rows) else ["cancelled"]
@@ -149,7 +149,8 @@ def _add_usage(usage: Usage, events: Iterable[Event]) -> None:
 
 
 def _check_dimensions(wanted: int | None, size: int) -> None:
-    """A part of a vector means nothing unless a model was trained for it, and no checkpoint tells whether it was."""
+    """Refuse vectors of another size. A part of a vector has a meaning only if the model was trained for it, and no
+    checkpoint tells whether it was."""
     if wanted is not None and wanted != size:
         raise UnsupportedFeature(
             f"dimensions is {wanted}; this model's vectors have {size}, and no fewer", "dimensions"
@@ -157,13 +158,13 @@ def _check_dimensions(wanted: int | None, size: int) -> None:
 
 
 def _row(number: int, vector: array[float], is_base64: bool) -> bytes:
-    """One entry as JSON: made one by one, so that a long answer does not keep others waiting."""
+    """One entry as JSON. Entries are made one by one, so that a long answer does not hold up other requests."""
     shown = _base64(vector) if is_base64 else vector.tolist()
     return msgspec.json.encode({"object": "embedding", "index": number, "embedding": shown})
 
 
 def _base64(vector: array[float]) -> str:
-    """32-bit numbers, the lowest byte first."""
+    """The vector as base64 of its 32-bit numbers, the lowest byte first."""
     if sys.byteorder == "big":
         vector = array("f", vector)
         vector.byteswap()

@@ -29,7 +29,7 @@ class CompletionLogprobs:
     def shape(
         self, text: str, tokens: Sequence[int], entries: Sequence[Logprob | None], has_top: bool
     ) -> dict[str, Any]:
-        """The lists for the next tokens, which brought `text`."""
+        """The lists for the next tokens, whose text is `text`."""
         self._text += text
         return {
             "tokens": [_name(self._tokenizer, token) for token in tokens],
@@ -39,7 +39,7 @@ class CompletionLogprobs:
         }
 
     def rewind(self, num_chars: int) -> None:
-        """The last characters of the choice's text are taken back."""
+        """Take back the last characters of the choice's text."""
         self._text = self._text[: len(self._text) - num_chars]
         self._num_chars = len(self._text)
 
@@ -84,7 +84,7 @@ def _row(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
 
 
 def _name(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; a piece of a character is spelled in bytes, so that different tokens stay
+    """A token as text. A token that is a part of a character is spelled in bytes, so that different tokens stay
     different."""
     text = tokenizer.token_text(token)
     if "\ufffd" not in text:

@@ -1,8 +1,8 @@
-"""The chunks of a chat as text-generation, the client of text-generation-inference, reads them.
+"""The chunks of a chat in the form that text-generation, the client of text-generation-inference, reads.
 
-It wants a role and a `tool_calls`, one object or null, in every delta, and takes every line of data for a chunk: the
-line that ends OpenAI's streams would be an error to it. OpenAI's own clients join repeated roles together and look for
-that line, so only who writes bodies as that client does is answered so.
+It requires a role and a `tool_calls`, one object or null, in every delta. It reads every line of data as a chunk, so
+the line that ends OpenAI's streams would be an error to it. OpenAI's own clients join repeated roles, and need that
+line. So only a client whose bodies look like text-generation's gets these chunks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from bridle.http.openai.schemas import ChatBody
 
-#: What it sends in every body, null or not, with this as the model.
+#: Fields that it sends in every body, null or not, with this as the model.
 _MODEL = "tgi"
 _FIELDS = frozenset(
     {
@@ -39,8 +39,8 @@ def is_native_client(body: ChatBody) -> bool:
 
 
 def native_chunks() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What makes OpenAI's chunks of one stream those that it reads."""
-    ids: dict[tuple[int, int], str] = {}  # of calls, by choice and number: only their first chunk says it
+    """A function that converts OpenAI's chunks of one stream to those that it reads."""
+    ids: dict[tuple[int, int], str] = {}  # ids of calls, by choice and number: only the first chunk has it
 
     def convert(chunk: dict[str, Any]) -> dict[str, Any]:
         for choice in chunk["choices"]:

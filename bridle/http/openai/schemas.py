@@ -25,7 +25,7 @@ def _refuse(message: str) -> ValueError:
 
 
 def prompts(value: Any, name: str = "prompt") -> Any:
-    """One prompt or a list of them, as a list: texts stay, lists of ids stay. `name` is the field's."""
+    """A prompt or a list of prompts, as a list of texts or of lists of ids. `name` is the field's."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -114,7 +114,7 @@ JsonObjects = list[dict[str, Any]]
 
 
 class ReasoningFields(BaseModel):
-    """How much a model may think, as some open servers spell it."""
+    """How much a model may think, in the words of some open servers."""
 
     model_config = ConfigDict(strict=True)
 
@@ -124,7 +124,7 @@ class ReasoningFields(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries beside its chunks: counts in the end, and a word when the device was lost."""
+    """What a stream carries beside its chunks: counts at the end, and a notice when the device was lost."""
 
     model_config = ConfigDict(strict=True)
 
@@ -133,7 +133,7 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(BaseModel):
-    """What both OpenAI routes understand of sampling, with the further fields of open servers."""
+    """The sampling fields that all OpenAI routes take, with the further fields of open servers."""
 
     model_config = ConfigDict(strict=True)
 
@@ -233,7 +233,7 @@ class ChatBody(SamplingFields):
 
     @property
     def budget(self) -> int | None:
-        """How many tokens the model may think; None for as many as it likes. Raises `InvalidRequest`."""
+        """How many tokens the model may think; None for no limit. Raises `InvalidRequest`."""
         asked = self.reasoning.max_tokens if self.reasoning is not None else None
         budget = asked if self.thinking_budget is None else self.thinking_budget
         if budget is not None and budget < 0:
@@ -242,8 +242,8 @@ class ChatBody(SamplingFields):
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """Variables of the chat template: what is asked of the model's thinking, under the names that templates use,
-        and what the client sets itself."""
+        """Variables of the chat template: the wishes about the model's thinking, under the names that templates use,
+        and the variables that the client sets itself."""
         options: dict[str, Any] = {}
         enabled = self.reasoning.enabled if self.reasoning is not None else None
         if enabled is None and self.budget is not None:
@@ -256,7 +256,7 @@ class ChatBody(SamplingFields):
         return options | (self.chat_template_kwargs or {})
 
     def num_logprobs(self) -> int | None:
-        """How many alternatives are wanted; None for no log-probabilities at all."""
+        """How many alternatives the client wants; None for no log-probabilities at all."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None

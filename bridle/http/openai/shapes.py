@@ -1,4 +1,4 @@
-"""Pieces that both OpenAI routes put into their answers."""
+"""Pieces of answers that the OpenAI routes share."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import bridle
 from bridle.outputs import CompletionOutput, FinishReason, Usage
 from bridle.service import Delta, RewindPolicy
 
-#: Which server this is: clients compare it between calls with the same seed.
+#: Identifies this version of the server. Clients compare it between calls with the same seed.
 SYSTEM_FINGERPRINT = f"bridle-{bridle.__version__}"
 
 _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CONTROLLER: "stop"}
 
 
 def finish_reason(output: CompletionOutput) -> str | None:
-    """OpenAI's word for how an output ended; None while it grows."""
+    """OpenAI's word for how an output ended; None while the output grows."""
     return None if output.finish_reason is None else _FINISH.get(output.finish_reason, "stop")
 
 
 def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
-    """Token counts. The details beyond OpenAI's tell what was sampled, forced, taken back and shared."""
+    """Token counts. The details beyond OpenAI's tell how many tokens were sampled, forced, taken back and shared."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -1,7 +1,7 @@
-"""An assistant's turn: from a chat body to the request behind it, and from its growing text to what a client is told.
+"""An assistant's turn: converts a chat body to an engine request, and its growing text to what a client gets.
 
-One path for every API with conversations: messages become a prompt, tools and thoughts become something that steers
-the request, and a reader tells thoughts, calls and the answer apart. Knows no wire format.
+Every API with conversations uses this path: messages become a prompt, tools and thoughts become a constraint of the
+request, and a reader separates thoughts, calls and the answer. This module knows no wire format.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bridle.service import LoadedModel, RewindPolicy, Ticket
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the engine is asked for, and how its text is read. `is_thinking` says that the prompt ends inside of
+    """The engine request of a turn, and how its text is read. `is_thinking` says that the prompt ends inside of
     thoughts, `is_calling` that it ends with the token that begins calls, `calls_once` that one call is all that a
     client takes. `ends` are special tokens that may end an output and show as text. `functions` may be called, and
     `is_vouched` says that a grammar holds the calls."""
@@ -51,7 +51,7 @@ class Turn:
     is_vouched: bool = False
 
     def reader(self, is_whole: bool = False) -> TurnReader:
-        """A reader for one output; one that `is_whole` can tell a call that was broken off from one that was not."""
+        """A reader for one output. With `is_whole` it can tell a call that was cut off from a complete one."""
         rules = CallRules(self.functions, is_held=is_whole or not self.is_vouched)
         tools = None if self.format is None else self.format.reader(self.is_calling, rules)
         thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
@@ -66,8 +66,8 @@ class Turn:
 
 
 class TurnReader:
-    """Tells thoughts, calls and content of one output apart; of calls only the first if it `calls_once`. The one of
-    `ends` that is the last of it is none of them."""
+    """Separates thoughts, calls and content of one output; of calls it reads only the first if the turn `calls_once`.
+    One of `ends` at the end of the output is dropped."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class TurnReader:
 
     @property
     def has_calls(self) -> bool:
-        """Whether there are calls, the last of which was not broken off, as by a stop string in its arguments."""
+        """Whether there are calls, and the last one is complete; a stop string in its arguments may cut it off."""
         try:
             return self._arguments is not None and msgspec.json.decode("".join(self._arguments)) is not None
         except msgspec.DecodeError:
@@ -118,9 +118,8 @@ async def plan_turn(
     prefill: str = "",
     tells_rewinds: bool = False,
 ) -> Turn:
-    """Check, render and compile everything; nothing is submitted. The answer goes on after `prefill`; `tells_rewinds`
-    says whether streams of this route have a word for text that is taken back. Raises `InvalidRequest` that names the
-    field."""
+    """Check, render and compile everything; nothing is submitted. The answer continues `prefill`; `tells_rewinds` says
+    whether streams of this route can report text that is taken back. Raises `InvalidRequest` that names the field."""
     planning = _plan_turn(body, request, model, sampling, prefill, tells_rewinds)
     return await wait_for(call_of(request.scope), "its prompt was made", planning)
 
@@ -159,7 +158,7 @@ async def _plan_turn(
 async def prepare_turn(
     turn: Turn, request: Request, served: Served, ticket: Ticket, tell_resuming: bool = False
 ) -> Generation:
-    """The turn, ready to run."""
+    """Prepare the turn's request, ready to run."""
     return await prepare(
         http_state(request),
         call_of(request.scope),
@@ -175,7 +174,7 @@ async def prepare_turn(
 
 
 def _check(body: ChatBody, steering: Steering, offer: Offer, tells_rewinds: bool) -> None:
-    """Refuse what does not go together with a controller, which decides by itself, and may take text back."""
+    """Refuse fields that do not go together with a controller, which decides by itself, and may take text back."""
     if steering.controller is not None and offer.is_required:
         raise InvalidRequest("tool_choice does not go with a controller, which decides by itself", "tool_choice")
     if steering.controller is not None and body.budget is not None:
@@ -187,7 +186,7 @@ def _check(body: ChatBody, steering: Steering, offer: Offer, tells_rewinds: bool
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How an output is steered."""
+    """Decides how an output is steered."""
 
     model: LoadedModel
     tags: Tags | None
@@ -196,8 +195,8 @@ class _Plan:
     call_token: int | None = None
 
     async def steer(self, given: Steering, kind: ToolFormat | None, offer: Offer) -> tuple[Steering, bool]:
-        """What steers a request with these tools and the constraint `given`: a constraint, a controller, or nothing;
-        and whether a grammar holds its calls."""
+        """What steers a request with these tools and the constraint `given` (a constraint, a controller, or nothing),
+        and whether a grammar enforces the form of its calls."""
         form = await self._form(kind, offer, given.constraint)
         if form is not None and self._is_out_of_reach(form, offer):
             if offer.is_strict or given.constraint is not None:
@@ -217,19 +216,20 @@ class _Plan:
         return replace(given, constraint=form)
 
     def _is_out_of_reach(self, form: Constraint, offer: Offer) -> bool:
-        """Whether thoughts come before the token that a grammar of calls would have to follow."""
+        """Whether thoughts come before the token that a grammar of calls would have to follow, so that it
+        cannot apply."""
         return self.call_token is not None and not offer.is_required and self._thinks_first(form, False)
 
     def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
-        """Whether a free part for thoughts comes before the form. What a model thinks about calls is none, so a grammar
-        of calls always leaves the thoughts out; any other form holds from the beginning, unless the prompt opens
-        them."""
+        """Whether a free part for thoughts comes before the form. A grammar of calls always leaves the thoughts free,
+        because calls in thoughts are no calls. Any other form holds from the beginning, unless the prompt opens the
+        thoughts."""
         if self.tags is None or form is None:
             return self.tags is not None and self.budget is not None
         return self.budget is not None or self.is_thinking or (is_vouched and self.call_token is None)
 
     async def _form(self, kind: ToolFormat | None, offer: Offer, constraint: Constraint | None) -> Constraint | None:
-        """What the text after the thoughts must look like."""
+        """The form of the text after the thoughts."""
         if kind is None:
             return constraint
         if offer.is_required:
@@ -245,8 +245,8 @@ class _Plan:
         return await self._freely(kind, offer)
 
     async def _freely(self, kind: ToolFormat, offer: Offer) -> Constraint | None:
-        """The grammar of an output in which the model may call: names and syntax of calls are held, and the arguments
-        of functions that are strict. None where there is no such grammar and nobody insists."""
+        """The grammar of an output in which the model may call. It enforces names and syntax of calls, and the
+        arguments of strict functions. None if there is no such grammar and the client does not insist."""
         if not (kind.is_spelled or offer.is_strict):
             return None
         loose = offer.loosened()
@@ -259,7 +259,7 @@ class _Plan:
             return None
 
     async def _usable(self, kind: ToolFormat, offer: Offer) -> Constraint:
-        """The grammar of calls. Schemas that cannot be used are left out where the client does not insist."""
+        """The grammar of calls. Schemas that cannot be used are left out if the client does not insist on them."""
         loose = offer.loosened()
         try:
             return await self._checked(kind.must_call(offer.functions, offer.max_calls).constraint())
@@ -269,7 +269,7 @@ class _Plan:
             return await self._checked(kind.must_call(loose.functions, offer.max_calls).constraint())
 
     async def _checked(self, form: Constraint) -> Constraint:
-        """Compiled before the request runs. Raises `InvalidRequest` about the tools."""
+        """Compile the form before the request runs. Raises `InvalidRequest` about the tools."""
         try:
             await self.model.try_constraint(form)
         except InvalidRequest as error:

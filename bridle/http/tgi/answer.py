@@ -17,8 +17,8 @@ from bridle.service.collect import mean_logprob
 
 @dataclass(slots=True)
 class Answer:
-    """`prompt` is the text that came; `generation` has one part, or one for each of several that the best is chosen
-    of."""
+    """Writes the answer. `prompt` is the text that came. `generation` has one part, or several of which the best is
+    chosen."""
 
     generation: Generation
     plan: Plan
@@ -36,8 +36,8 @@ class Answer:
     # -- whole -----------------------------------------------------------------------------------------------
 
     def whole(self) -> dict[str, Any]:
-        """The answer of a call that does not stream. The best of several outputs is the answer, the others are
-        details; so are the further branches of one that a controller forked."""
+        """The answer of a call that does not stream. The best output is the answer; other outputs, and further branches
+        of a fork, are details."""
         (part, output), *others = self._ranked()
         answer: dict[str, Any] = {"generated_text": self._text(output)}
         if self.plan.wants_details:
@@ -73,15 +73,15 @@ class Answer:
         """An event for each token of the first output."""
 
         async def sink(part: Part) -> None:
-            for delta in part.reader.take():  # what a controller says beside is told in the end
+            for delta in part.reader.take():  # other output of a controller comes at the end
                 if delta.index == 0:
                     await writer.send(*self._events(delta))
 
         await self.generation.run(sink)
 
     def _events(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """Events of the tokens that can be told now. The last one waits for its successor if the output may end
-        without another token: that one has to bring the rest of the text."""
+        """The events of the tokens that can be sent now. The last token waits for its successor if the output may end
+        without another token, because the last event has to bring the rest of the text."""
         output = self._part.outputs[0]
         stop = delta.start + len(delta.tokens)
         if not delta.is_last and self._part.request.controller is not None:
@@ -105,8 +105,8 @@ class Answer:
         return event | (self._last_words(output) if is_last else {"generated_text": None, "details": None})
 
     def _empty_event(self, output: CompletionOutput) -> dict[str, Any]:
-        """The event of an output that ended before its first token: clients look for last words beside a token, so
-        they get the one that ends a text."""
+        """The event of an output that ended before its first token. Clients look for the end beside a token, so they
+        get the token that ends a text."""
         token = next(iter(self.generation.model.tokenizer.eos_token_ids), 0)
         return {"index": 1, "token": self._rows.row(token, "", None)} | self._last_words(output)
 

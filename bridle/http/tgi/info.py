@@ -1,4 +1,4 @@
-"""Routes that generate nothing: what is served, and how text becomes tokens."""
+"""Routes that generate nothing: a description of the server, and how text becomes tokens."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def _tokens(model: LoadedModel, text: str, add_special_tokens: bool) -> li
 
 
 def _rows(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[bytes]:
-    """There may be hundreds of thousands: others run between pieces."""
+    """The JSON rows of a text's tokens. There may be hundreds of thousands, so other tasks run between pieces."""
     rows = tokenizer.encode_with_offsets(text, add_special_tokens)
     pieces = (
         [

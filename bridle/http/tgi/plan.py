@@ -1,7 +1,8 @@
-"""From the parameters of a native body to what the engine is asked for.
+"""Converts the parameters of a native body to those of the engine.
 
-The rules are the original's: sampling is on if `do_sample` or any parameter that only sampling has is given, everything
-else is greedy. Values that switch a filter off, which the original refuses, are taken, and ask for nothing.
+The rules are the original's: sampling is on if `do_sample` or any parameter that only sampling has is given; otherwise
+decoding is greedy. Values that switch a filter off are accepted, although the original refuses them, and do not turn
+sampling on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bridle.service.steering import ignores_eos
 MAX_BEST_OF = 16
 MAX_TOP_TOKENS = 20
 
-#: Parameters that only sampling has, and the values that switch them off, which ask for nothing.
+#: Parameters that only sampling has, and the values that switch them off; such a value does not turn sampling on.
 _SAMPLED: dict[str, float | None] = {"temperature": None, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
 _MAX_FREQUENCY_PENALTY = 2.0
 _PASSED = tuple(name for name in fields_on("tgi") if name != "ignore_eos")  # that has a rule of its own
@@ -28,8 +29,8 @@ _PASSED = tuple(name for name in fields_on("tgi") if name != "ignore_eos")  # th
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`num_top` alternatives of each token are wanted, the prompt's tokens with `wants_prefill`, and only the last
-    `truncate` tokens of the prompt count."""
+    """The engine's view of a body. The client wants `num_top` alternatives of each token, and the prompt's tokens if
+    `wants_prefill`. Only the last `truncate` tokens of the prompt count."""
 
     sampling: SamplingParams
     best_of: int
@@ -42,7 +43,8 @@ class Plan:
 
 
 def plan_of(given: Parameters, is_stream: bool, full_text: bool = False) -> Plan:
-    """What `given` comes down to; `full_text` is what `return_full_text` is by default. Raises `InvalidRequest`."""
+    """The plan for the parameters `given`; `full_text` is the default of `return_full_text`. Raises
+    `InvalidRequest`."""
     best_of = _best_of(given, is_stream)
     num_top = _within("top_n_tokens", given.top_n_tokens or 0, 0, MAX_TOP_TOKENS)
     wants_prefill = bool(given.decoder_input_details)
@@ -62,13 +64,13 @@ def plan_of(given: Parameters, is_stream: bool, full_text: bool = False) -> Plan
 
 
 def check_truncate(plan: Plan, model: LoadedModel) -> None:
-    """Refuse to cut a prompt to nothing, or to more than one may have."""
+    """Refuse to cut a prompt to nothing, or to more tokens than a prompt may have."""
     if plan.truncate is not None:
         _within("truncate", plan.truncate, 1, max_input_tokens(model))
 
 
 def max_input_tokens(model: LoadedModel) -> int:
-    """The longest prompt, which leaves room for a token."""
+    """The length of the longest prompt, which leaves room for one token."""
     return min(model.batching.max_input_tokens, model.max_sequence_tokens - 1)
 
 
@@ -103,7 +105,7 @@ def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool
 
 
 def is_sampled(given: Parameters) -> bool:
-    """Whether tokens are drawn at all."""
+    """Whether tokens are drawn at random."""
     return bool(given.do_sample) or any(getattr(given, name) not in (None, off) for name, off in _SAMPLED.items())
 
 

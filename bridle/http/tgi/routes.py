@@ -25,7 +25,7 @@ from bridle.http.transport.identity import identity_of
 from bridle.http.transport.sse import SseResponse, run_while_connected
 from bridle.service import LoadedModel
 
-#: How clients of models that see put an image into a text.
+#: The text by which clients of models that see put an image into a prompt.
 _IMAGE = "](data:image/"
 
 router = APIRouter(route_class=NativeRoute)
@@ -52,7 +52,7 @@ async def compat(body: GenerateBody, request: Request) -> Response:
 
 
 async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_text: bool = False) -> Answer:
-    """Everything that can be refused is refused here, before anything runs."""
+    """Prepare a call. Everything that can be refused is refused here, before anything runs."""
     http, call = http_state(request), call_of(request.scope)
     take_terms(body.parameters, request)
     plan = plan_of(body.parameters, is_stream, full_text)

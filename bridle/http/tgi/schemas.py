@@ -11,8 +11,8 @@ from bridle.service.adapters import is_address
 
 
 def base_name(name: str | None) -> str | None:
-    """The model that a client of text-generation-inference means, which serves one: an address, which some send for it,
-    is the default's."""
+    """The model's name in a request. A client of text-generation-inference, which serves one model, may send the
+    server's address; that means the default model."""
     return None if name is not None and is_address(name) else name
 
 
@@ -20,7 +20,7 @@ ModelName = Annotated[str | None, AfterValidator(base_name)]
 
 
 class Grammar(BaseModel):
-    """What the text must look like."""
+    """The constraint on the text."""
 
     model_config = ConfigDict(strict=True)
 
@@ -29,14 +29,15 @@ class Grammar(BaseModel):
 
 
 def _own_source(value: str | None) -> str | None:
-    """LoRAX fetches adapters from where a request says; here the operator says it, and the name is all."""
+    """Refuse a source of adapters. LoRAX fetches adapters from where a request says; here the operator sets the source,
+    and a request gives only a name."""
     if value not in (None, "", "hub", "local"):
         raise ValueError("must be hub or local: adapters come from where this server was told, by their names")
     return value
 
 
 def _no_merging(value: Any) -> Any:
-    """LoRAX merges adapters for a request. To leave that out would be to answer as another model."""
+    """Refuse to merge adapters, as LoRAX does for a request. Ignoring the field would answer with another model."""
     if value:
         raise ValueError("adapters are not merged for a request; load one that was merged, and name it in adapter_id")
     return value

@@ -26,13 +26,13 @@ class TokenRows:
         self._tokenizer = tokenizer
 
     def row(self, token: int, text: str, entry: Logprob | None) -> dict[str, Any]:
-        """One generated token, which brought `text`."""
+        """The row of one generated token, whose text is `text`."""
         is_special = token in self._tokenizer.special_token_ids
         shown = self._tokenizer.token_text(token) if is_special and not text else text
         return {"id": token, "text": shown, "logprob": _number(entry), "special": is_special and shown != text}
 
     def top(self, entry: Logprob | None, num_top: int) -> list[dict[str, Any]]:
-        """The best tokens in a generated one's place."""
+        """The rows of the best tokens in the place of a generated one."""
         best = entry.top[:num_top] if entry is not None else ()
         return [
             {
@@ -58,7 +58,8 @@ class TokenRows:
 
 
 def token_texts(output: CompletionOutput, ends: Sequence[int], start: int, stop: int) -> list[str]:
-    """The text that each of tokens `start` to `stop` brought; the last of a finished output brings all that is left."""
+    """The text that each of the tokens `start` to `stop` added; the last token of a finished output gets
+    all the rest."""
     marks = [ends[start - 1] if start else 0, *ends[start:stop]]
     if output.finish_reason is not None and stop == len(output.token_ids) and stop > start:
         marks[-1] = len(output.text)
@@ -78,7 +79,7 @@ def usage_fields(usage: Usage) -> dict[str, int]:
 
 
 def headers(call: Call, model: LoadedModel, num_chars: int, usage: Usage) -> dict[str, str]:
-    """What a whole answer says of itself in its headers; times in milliseconds but for `x-compute-time`."""
+    """The headers of a whole answer, with counts and times; times are in milliseconds except `x-compute-time`."""
     now = time.monotonic()
     submitted = call.submitted or now
     inference = now - submitted
@@ -96,7 +97,7 @@ def headers(call: Call, model: LoadedModel, num_chars: int, usage: Usage) -> dic
 
 
 def stream_headers(model: LoadedModel, num_chars: int) -> dict[str, str]:
-    """What is known before the first token."""
+    """The headers that are known before the first token."""
     return {"x-compute-type": model.info.device, "x-compute-characters": str(num_chars)}
 
 

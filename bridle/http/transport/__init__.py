@@ -1,1 +1,1 @@
-"""What carries every route: connections, bodies, streams, who asks."""
+"""What all routes stand on: connections, bodies, streams, identification."""

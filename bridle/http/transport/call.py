@@ -1,7 +1,7 @@
-"""One HTTP call from its first byte to its last: its id, its story for log and trace, and what must be given back.
+"""One HTTP call from its first byte to its last: its id, its story for log and trace, and the resources to give back.
 
-A pure ASGI middleware, so that it sees streams to their end and a client that leaves. Whatever a route
-reserves (a place, an event stream) it hands to `Call.resources`; that is closed on every path.
+This is a pure ASGI middleware, so that it sees streams to their end and notices a client that leaves. A route puts
+everything that it reserves (a place, an event stream) into `Call.resources`, which is closed on every path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GENERATING_ROUTES = frozenset(
         "/v1/run",
     }
 )
-#: Routes on which a model works: their calls are traced.
+#: Routes that use a model: their calls are traced.
 MODEL_ROUTES = GENERATING_ROUTES | {"/v1/embeddings"}
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -48,14 +48,14 @@ _QUIET = ("/health", "/ping", "/metrics", "/v1/status")
 
 
 async def _stays() -> Message:
-    """What comes from a client that says no more and does not leave."""
+    """The messages of a client that sends nothing more and does not leave."""
     await asyncio.Event().wait()
     raise AssertionError("unreachable")
 
 
 @dataclass(slots=True, kw_only=True)
 class Call(Story):
-    """The story of a call, and what belongs to it. `receive` tells when its client leaves."""
+    """The story of a call, and its resources. `receive` reports when its client leaves."""
 
     method: str
     path: str
@@ -69,7 +69,7 @@ class Call(Story):
 
     @property
     def operation(self) -> str:
-        """What OpenTelemetry calls what is asked for."""
+        """OpenTelemetry's name for the kind of request."""
         return _OPERATIONS.get(self.path, "text_completion")
 
 
@@ -81,7 +81,7 @@ def call_of(scope: Scope) -> Call:
 
 
 class CallMiddleware:
-    """Gives every HTTP request a `Call`, answers bugs with a 500, and tells the story at the end."""
+    """Gives every HTTP request a `Call`, answers bugs with a 500, and reports the story at the end."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ def _naming(call: Call, send: Send) -> Send:
 
 
 def _tell(call: Call) -> None:
-    """One line that tells what happened, and the end of the call's span."""
+    """Write the log line of the call, and end its span."""
     story: dict[str, Any] = {"id": call.id, "route": call.route, "status": call.status}
     log = _log.debug if call.path.startswith(_QUIET) else _log.info
     log("request", **story, **call.fields())

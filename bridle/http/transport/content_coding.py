@@ -1,6 +1,6 @@
-"""Bodies that come compressed: unpacked piece by piece within a bound, so that a small bomb stays small.
+"""Decompresses request bodies piece by piece within a bound, so that a small bomb stays small.
 
-gzip is what clients compress requests with; any other coding is refused by name, before anything is read.
+Clients compress requests with gzip; any other coding is refused by name, before anything is read.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ _GZIP = 16 + zlib.MAX_WBITS  # zlib's word for: with gzip's header, and with its
 
 
 class Unpacker(Protocol):
-    """What becomes of the pieces of a body."""
+    """Converts the pieces of a body."""
 
     def push(self, piece: bytes, limit: int) -> bytes:
-        """What the next piece comes to; of more than `limit` bytes only one more, so that it shows."""
+        """The content of the next piece. If it exceeds `limit` bytes, only one more byte is returned, so that the
+        excess shows."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """There are no more pieces. Raises `RefusedBody` if there should be."""
+        """Note that there are no more pieces. Raises `RefusedBody` if the body is incomplete."""
 
 
 class Plain:
-    """A body as it is."""
+    """A body that is not compressed."""
 
     def push(self, piece: bytes, limit: int) -> bytes:
         return piece
@@ -61,7 +62,7 @@ class Gzip:
 
 
 def unpacker_of(request: Request) -> Unpacker:
-    """How the body of a request is unpacked. Raises `RefusedBody` with 415 for a coding that is not known here."""
+    """The unpacker for the body of a request. Raises `RefusedBody` with 415 for an unknown coding."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding in ("", "identity"):
         return Plain()
@@ -71,7 +72,7 @@ def unpacker_of(request: Request) -> Unpacker:
 
 
 def check_plain(request: Request) -> None:
-    """Refuse a body that comes compressed where none is unpacked."""
+    """Refuse a compressed body on a route that unpacks none."""
     if not isinstance(unpacker_of(request), Plain):
         raise RefusedBody(415, InvalidRequest("the body is encoded as gzip; here it is taken as it is only"))
 

@@ -1,9 +1,9 @@
-"""Who is answered at the door, before anything but the head of a request is read: probes of the server's health, and
-requests that there is no place for whatever they say.
+"""Answers some requests at the door, when only their head was read: probes of the server's health, and requests for
+which there is no place whatever they say.
 
-A server that is full is asked most often, and by clients that ask again at once. Their bodies are neither taken nor
-parsed, no task begins, no line is logged for each: a refusal is a look at counters and one write. Everybody else goes
-on to the application, whose word is the last; the rules are the same objects there.
+A full server gets the most requests, from clients that ask again at once. Their bodies are neither read nor parsed, no
+task begins, and no line is logged for each: a refusal is a look at counters and one write. All other requests go on to
+the application, which decides with the same rules.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from bridle.service.keys import Identity
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 _LOG_INTERVAL = 1.0  # seconds
 
-#: Who sent a request; raises `Unauthorized`.
+#: Finds the sender of a request; raises `Unauthorized`.
 Identify = Callable[[HTTPConnection], Identity | None]
-#: What answers a probe at a path; None where none is answered.
+#: Answers a probe at a path; None for any other path.
 Probe = Callable[[HttpState, str], Response | None]
 
 
 class DoorAnswer(NamedTuple):
-    """A whole answer, and who is to be held back if it is given too often; nobody, for a probe."""
+    """A whole answer, and the user who is slowed down if it is given too often; None for a probe."""
 
     response: Response
     user: str | None
 
 
 class Door:
-    """Looks at heads of requests. `identify` and `refuse` are those of the application."""
+    """Decides by the heads of requests. `identify` and `refuse` are those of the application."""
 
     def __init__(self, http: HttpState, identify: Identify, refuse: Refuse, probe: Probe) -> None:
         self._http = http
@@ -55,7 +55,7 @@ class Door:
         self._has_cors = bool(http.settings.cors_origins)
 
     def answer(self, scope: Scope) -> DoorAnswer | None:
-        """The answer to a request that ends here; None lets it in."""
+        """The answer to a request that ends here; None for one that goes on to the application."""
         method, path = scope["method"], scope["path"]
         if self._has_cors and any(name == b"origin" for name, _ in scope["headers"]):
             return None  # a browser must be told more
@@ -86,7 +86,7 @@ class Door:
         return None
 
     def _note(self, user: str) -> None:
-        """One line a second tells of all of them."""
+        """Count a refusal; one log line a second reports all of them."""
         if not self._refused:
             asyncio.get_running_loop().call_later(_LOG_INTERVAL, self._tell)
         self._refused[user] += 1

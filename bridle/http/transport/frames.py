@@ -1,9 +1,9 @@
-"""uvicorn's WebSocket protocol with a bound that it lacks: on how many frames of a connection are handled at a time.
+"""uvicorn's WebSocket protocol with a bound that it lacks: how many frames of a connection are handled at a time.
 
-A frame can be six bytes long, so that one read holds tens of thousands, each of which becomes an object, an event or
-an answer to a ping before anybody else has a turn. Here a few are taken out at a time. The rest waits as the bytes that
-came until the application has taken what there is, and until it is the turn of the user; until then nothing more is
-read, so that what is held of a connection does not grow with what it sends.
+A frame can be six bytes long. So one read can hold tens of thousands, and each becomes an object, an event or an answer
+to a ping before another connection has a turn. Here a few frames are taken out at a time. The others wait as bytes
+until the application has taken those, and until it is the user's turn. Until then nothing more is read, so that the
+memory of a connection does not grow with what it sends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bridle.http.transport.wire import limit_reads
 from bridle.service.keys import Identity
 from bridle.service.turns import Turns
 
-#: Frames that are handled in one go, and bytes that are looked through for them.
+#: How many frames are handled in one go, and how many bytes are searched for them.
 MAX_FRAMES = 8
 _PIECE = 256
 _MAX_PIECE = 2_048
 
 
 def bounded_frames(turns: Turns) -> type[asyncio.Protocol]:
-    """A protocol class for uvicorn's `ws` setting, whose connections take these turns."""
+    """A protocol class for uvicorn's `ws` setting, whose connections take turns by `turns`."""
 
     class BoundedFrames(_BoundedFrames):
         shares = turns

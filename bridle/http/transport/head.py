@@ -1,4 +1,5 @@
-"""HEAD wherever GET is: the same answer without its body, as link checkers, proxies and some clients ask for it."""
+"""Answers HEAD on every route with GET: the same answer without its body, which link checkers, proxies and some clients
+ask for."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadMiddleware:
-    """Asks the application for GET, and keeps what it says of the body back."""
+    """Asks the application for GET, and drops the body of its answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -21,5 +22,5 @@ class HeadMiddleware:
                 message = {**message, "body": b""}
             await send(message)
 
-        # The scope is copied, but for what others look at later: its state.
+        # The scope is copied, except for its state, which other code reads later.
         await self._app({**scope, "method": "GET"}, receive, send_head)

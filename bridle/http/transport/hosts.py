@@ -1,9 +1,9 @@
-"""Which names a server without keys answers to.
+"""The host names to which a server without keys answers.
 
-A browser lets a page talk to the host that the page came from. Whoever owns a name can make it point to this machine
-after a visitor has loaded a page from there; to the browser that page and our server are then one site, and no rule
-about origins keeps them apart. But the name stands in every request. So a server that knows its users by nothing else
-answers to addresses, which nobody can make point elsewhere, to `localhost`, and to names that it was told.
+A browser lets a page talk to the host that the page came from. The owner of a name can make it point to this machine
+after a visitor has loaded a page from there. To the browser that page and this server are then one site, and no rule
+about origins keeps them apart. But every request contains the name. So a server without keys answers only to addresses,
+which cannot be made to point elsewhere, to `localhost`, and to names that the operator allowed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _MAX_SHOWN_CHARS = 80
 
 
 class UnknownHost(Unauthorized):
-    """A request to a name that is not answered to. No key would help."""
+    """A request to a host name that is not allowed. No key would help."""
 
 
 class AllowedHosts:
-    """Names that are answered to: `names`, of which one that begins with a dot means all below it and `*` any."""
+    """The allowed host names. In `names`, one that begins with a dot means all names below it, and `*` any."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(_plain(name) for name in names)
@@ -30,8 +30,8 @@ class AllowedHosts:
                 raise InvalidRequest(f"allowed_host is {name[:80]!r}; must be a name without a port", "allowed_host")
 
     def check(self, host: str | None) -> None:
-        """Raise `UnknownHost` unless a request to `host`, a header with or without a port, is to be answered. Clients
-        that send none are no browsers."""
+        """Raise `UnknownHost` unless `host`, a header with or without a port, is allowed. Clients that send no such
+        header are no browsers, and are let in."""
         name = _plain(_without_port(host or ""))
         if not name or self._knows(name):
             return

@@ -1,8 +1,8 @@
-"""Who sent a request: by API key, by a trusted proxy's headers, or the single user of a local server.
+"""Finds out who sent a request: by API key, by a trusted proxy's headers, or as the single user of a local server.
 
-With keys, every route but health and the pages for browsers needs one. Without keys the server is single-user (and
-`serve` lets it listen on loopback only); then everybody is an admin, as with the original of the controller API. The
-headers `x-user-id` and `x-user-role` count only when they come from a configured proxy's address.
+With keys, every route but health and the pages for browsers needs one. Without keys the server has a single user (and
+`serve` lets it listen on loopback only); then every client is an admin, as with the original of the controller API. The
+headers `x-user-id` and `x-user-role` count only if they come from a configured proxy's address.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridle.service.keys import Identity, KeyStore
 
 LOCAL_USER = Identity("localhost", True)
 _OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
-#: Pages for browsers, which have no key to send yet. They tell nothing of what is served.
+#: Pages for browsers, which cannot send a key yet. The pages name no served model.
 _PAGES = ("/", "/docs", "/openapi.json")
 _MAX_USER_CHARS = 100
 
@@ -29,7 +29,7 @@ class IdentityMiddleware:
     """Puts an `Identity` into the scope of every HTTP request and WebSocket, or answers 401."""
 
     def __init__(self, app: ASGIApp, identify: Identifier, refuse: Refuse = refuse_plainly) -> None:
-        """`refuse` makes the answer to a request that is not let in."""
+        """`refuse` makes the answer to a request that is refused."""
         self._app = app
         self._identify = identify
         self._refuse = refuse
@@ -41,7 +41,7 @@ class IdentityMiddleware:
         try:
             identity = self._identify(HTTPConnection(scope))
         except Unauthorized as error:
-            # An upgrade that is refused is answered over HTTP, so that its client can tell why.
+            # A refused upgrade is answered over HTTP, so that its client can tell why.
             status = 403 if isinstance(error, UnknownHost) else None
             refuse = refuse_plainly if scope["type"] == "websocket" else self._refuse
             await refuse(scope["path"], error, status)(scope, receive, send)
@@ -54,7 +54,7 @@ class IdentityMiddleware:
 
 
 class Identifier:
-    """Tells who sent a request from its head."""
+    """Finds the sender of a request by its head."""
 
     def __init__(
         self,
@@ -62,18 +62,17 @@ class Identifier:
         trusted_proxies: tuple[str, ...] = (),
         allowed_hosts: AllowedHosts | None = None,
     ) -> None:
-        """Without keys only requests to `allowed_hosts` are those of the single user; None: whatever host they
-        name."""
+        """Without keys, requests to `allowed_hosts` count as the single user's (None: requests to any host)."""
         self._hosts = allowed_hosts
         self._keys = keys
         self._proxies = tuple(ip_network(proxy) for proxy in trusted_proxies)
 
     def __call__(self, connection: HTTPConnection) -> Identity | None:
-        """Nobody, where anybody may ask. Raises `Unauthorized`."""
+        """The sender of a request; None where no sender is needed. Raises `Unauthorized`."""
         if connection.scope["path"] in _OPEN_PATHS:
             return None
         if self._is_proxy(connection) and (user := connection.headers.get("x-user-id")):
-            if len(user) > _MAX_USER_CHARS:  # cut off, two of them could be taken for one
+            if len(user) > _MAX_USER_CHARS:  # if they were cut off, two users could look like one
                 raise Unauthorized(f"x-user-id has {len(user)} characters; at most {_MAX_USER_CHARS}")
             return Identity(user, connection.headers.get("x-user-role") == "admin")
         if self._keys is None:
@@ -111,12 +110,12 @@ def identity_of(connection: HTTPConnection) -> Identity:
 
 
 def is_known(connection: HTTPConnection) -> bool:
-    """Whether it is known who sent this request: nobody is on what is open to everybody."""
+    """Whether the sender of this request is known; it is not on routes that are open to all."""
     return connection.scope.get("state", {}).get("identity") is not None
 
 
 def check_admin(connection: HTTPConnection) -> None:
-    """Raises what answers 403 unless an admin asks."""
+    """Raise the error that answers 403 unless an admin sent the request."""
     identity = identity_of(connection)
     if not identity.is_admin:
         raise RefusedBody(403, Unauthorized(f"user {identity.user!r} may not do this: it takes the key of an admin"))
@@ -128,8 +127,8 @@ def _is_page(connection: HTTPConnection) -> bool:
 
 
 def _key_of(connection: HTTPConnection) -> str | None:
-    """The key where clients of the supported APIs put it: in one of these headers, as the password of `USER:KEY@HOST`,
-    or for a WebSocket, whose clients may have no other way, in the address."""
+    """The key, from any place where clients of the supported APIs put it: one of these headers, the password of
+    `USER:KEY@HOST`, or, for a WebSocket, whose clients may have no other way, the address."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
@@ -141,7 +140,7 @@ def _key_of(connection: HTTPConnection) -> str | None:
 
 
 def _password(token: str) -> str:
-    """The second half of a Basic credential; empty if it is none."""
+    """The password of a Basic credential; empty if it is none."""
     try:
         return base64.b64decode(token.strip(), validate=True).decode().partition(":")[2]
     except ValueError:

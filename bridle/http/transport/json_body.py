@@ -1,8 +1,8 @@
-"""Request bodies, read within bounds: size, time, and JSON that is really JSON.
+"""Reads request bodies within bounds of size and time, as strict JSON.
 
-The standard library's parser recurses as deep as the body says and takes half characters; here depth is
-bounded by the parser, and text that is not valid Unicode is refused before anything sees it. No parser lets others run
-until it is done, so what a large body holds is counted first; bodies that would build too much are refused unread.
+The standard library's parser recurses as deep as the body nests, and accepts half of a surrogate pair. Here the parser
+bounds the depth, and text that is not valid Unicode is refused. A parser lets no other task run until it is done. So
+the values of a large body are counted first, and a body that would build too many is refused without parsing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
 
 
 class BoundedRequest(Request):
-    """A request whose body cannot exceed the application's `HttpSettings`, neither compressed nor unpacked."""
+    """A request whose body is limited to the application's `HttpSettings`, both compressed and unpacked."""
 
     async def body(self) -> bytes:
-        """The whole body. A 413 or 408 error if it is too large or too slow."""
+        """The whole body. Raises a 413 or 408 error if it is too large or too slow."""
         if not hasattr(self, "_body"):
             self._body = await self._read(http_state(self).settings)
         return self._body
 
     async def json(self) -> Any:
-        """The body as JSON. A 400 error that says where it is malformed."""
+        """The body as JSON. Raises a 400 error that says where it is malformed."""
         body = await self.body()
         if len(body) <= MAX_INLINE_BYTES:
             return _parse(body)

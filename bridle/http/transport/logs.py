@@ -15,7 +15,7 @@ LogFormat = Literal["auto", "console", "json"]
 
 
 def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
-    """Set up logging for a whole process: bridle's own lines, and those of the libraries it stands on."""
+    """Set up logging for a whole process: bridle's own lines, and those of the libraries that it uses."""
     is_console = sys.stderr.isatty() if log_format == "auto" else log_format == "console"
     shared: list[Processor] = [
         structlog.stdlib.add_log_level,
@@ -36,7 +36,7 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop, *render]))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    # Other libraries' notices say less than our own lines; their warnings are wanted.
+    # Other libraries' notices add little to bridle's own lines, but their warnings are shown.
     root.setLevel("DEBUG" if level == "debug" else max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     logging.getLogger("bridle").setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel("WARNING")
@@ -54,7 +54,7 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
-    """Whether a record tells of more than a request that was cut when the server was ended."""
+    """Whether a record reports more than a request that was cut when the server was ended."""
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 

@@ -1,5 +1,5 @@
-"""Whole answers of many megabytes, sent in pieces: to put one together and to hand it over at once copies it several
-times, while nobody else is attended to."""
+"""Sends answers of many megabytes in pieces. Building and sending such an answer at once would copy it several times,
+while no other request is served."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-#: Rows are put together until they are so long.
+#: Rows are joined to pieces of about this many bytes.
 PIECE_BYTES = 1 << 18
 
 
 class LongListResponse(Response):
-    """A list of `rows`, which are JSON already; under `name` of an object with further `fields`, if there is to be one.
-    Others are attended to between pieces of it."""
+    """A list of `rows`, which are JSON already; with `name`, under that name in an object with further `fields`. Other
+    requests are served between pieces."""
 
     media_type = "application/json"
 

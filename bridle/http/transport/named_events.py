@@ -15,7 +15,7 @@ Event = dict[str, Any]
 
 
 async def send_events(writer: SseWriter, events: Iterable[Event]) -> None:
-    """Send events in one write, each under the name that its `type` says."""
+    """Send events in one write, each under the name in its `type`."""
     lines = (b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) for event in events)
     await writer.write(b"".join(line + b"\n\n" for line in lines))
 
@@ -23,7 +23,7 @@ async def send_events(writer: SseWriter, events: Iterable[Event]) -> None:
 def with_last_event(
     produce: Callable[[SseWriter], Awaitable[None]], call: Call, shape: Callable[[BridleError], Event]
 ) -> Produce:
-    """`produce`, and the event of an error if it raises one."""
+    """`produce`, followed by an error event if it raises an error."""
 
     async def guarded(writer: SseWriter) -> None:
         try:

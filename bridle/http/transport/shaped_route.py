@@ -1,5 +1,5 @@
-"""Routes that answer errors in the shape of their own API, and the same for what is refused before any route sees it:
-who may not ask, methods that a path does not take, bugs."""
+"""Routes that answer errors in the shape of their own API. The same shape is used for refusals before any route:
+unknown clients, wrong methods, bugs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bridle.http.transport.json_body import BoundedRoute
 
 
 class ShapedRoute(BoundedRoute):
-    """A route whose subclass says what errors look like there; `schema` describes their bodies."""
+    """A route whose subclass defines the shape of errors; `schema` describes their bodies."""
 
     schema: ClassVar[dict[str, Any]]
 
@@ -36,7 +36,7 @@ class ShapedRoute(BoundedRoute):
 
     @staticmethod
     def status(usual: int) -> int:
-        """The status in the place of the one that other routes use."""
+        """The status that this API uses where other routes use `usual`."""
         return usual
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -64,7 +64,7 @@ class ShapedRoute(BoundedRoute):
 
 
 def refusing_for(routers: Iterable[APIRouter]) -> Refuse:
-    """What answers an error on the paths of `routers`, and below them, as their own routes would."""
+    """A function that answers an error on or below the paths of `routers` in the shape of their own routes."""
     kinds = {route.path: type(route) for router in routers for route in router.routes if isinstance(route, ShapedRoute)}
 
     def refuse(path: str, error: BridleError, status: int | None = None) -> Response:

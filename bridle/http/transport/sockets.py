@@ -1,7 +1,7 @@
-"""Front-ends that speak over WebSockets on the port of the HTTP routes.
+"""Front-ends over WebSockets on the port of the HTTP routes.
 
-The HTTP application knows no more of them than this: where they are found, that they are ASGI applications, and that
-they end when it does.
+The HTTP application knows three things of them: their paths, that they are ASGI applications, and that they end when it
+does.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class SocketFront(Protocol):
-    """An ASGI application for the WebSockets at `paths`. An upgrade there is its own; anything else keeps its HTTP
-    meaning."""
+    """An ASGI application for the WebSockets at `paths`. It gets every upgrade there; other requests to these paths
+    keep their HTTP meaning."""
 
     @property
     def paths(self) -> Sequence[str]:
@@ -29,10 +29,10 @@ class SocketFront(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     def drain(self, seconds: float) -> None:
-        """Begin nothing new; what is open has `seconds`."""
+        """Begin nothing new; open connections have `seconds` to finish."""
 
     async def close(self) -> None:
-        """End what is open, and tell the clients."""
+        """End all open connections, and tell the clients."""
 
 
 SocketFrontMaker = Callable[["HttpState"], SocketFront]

@@ -1,8 +1,7 @@
 """Server-sent events: a stream that is cut when its reader leaves or stops reading.
 
-The producer pushes; there is no generator whose cleanup depends on the garbage collector. While a client's
-connection is full, the producer waits and events pile up where they are merged and bounded, in the engine's
-stream.
+The producer writes by itself, so there is no generator whose cleanup depends on the garbage collector. While a client's
+connection is full, the producer waits, and events gather in the engine's stream, which merges and bounds them.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class _Patience:
-    """A limit on how long each of many waits may take, with one timer for all of them: nearly all are over at once, and
-    a timer for each would cost more than they do. One task waits at a time."""
+    """A limit on the duration of many waits, with one timer for all of them. Nearly all waits end at once, and a timer
+    for each would cost more than they do. One task waits at a time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -38,20 +37,21 @@ class _Patience:
         self.is_over = False
 
     def begin(self) -> None:
-        """The current task begins to wait. It is cancelled if that takes too long, and then `is_over`."""
+        """Note that the current task begins to wait. If that takes too long, the task is cancelled, and `is_over` is
+        set."""
         loop = asyncio.get_running_loop()
         self._waiter, self._due = asyncio.current_task(), loop.time() + self._seconds
         if self._timer is None:
             self._timer = loop.call_at(self._due, self._look, loop)
 
     def end(self) -> None:
-        """The wait is over. Whoever sees that it took too long takes the cancellation for that."""
+        """Note that the wait has ended. If it took too long, the cancellation was this timer's."""
         if self.is_over and self._waiter is not None:
             self._waiter.uncancel()
         self._waiter = None
 
     def close(self) -> None:
-        """There are no more waits."""
+        """End the timer: there are no more waits."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -67,7 +67,7 @@ class _Patience:
 
 
 class SseWriter:
-    """Sends events to one client, one writer at a time. Close it in the end."""
+    """Sends events to one client; one task writes at a time. Close it at the end."""
 
     def __init__(self, send: Send, timeout: float) -> None:
         self._send = send
@@ -82,11 +82,11 @@ class SseWriter:
         await self.write(b"".join(map(_event, payloads)))
 
     def end(self, *payloads: Any) -> None:
-        """JSON events and the line that ends OpenAI's streams: last words, which go out with the end of the body."""
+        """Send JSON events and the line that ends OpenAI's streams, together with the end of the body."""
         self.rest = b"".join((*map(_event, payloads), b"data: [DONE]\n\n"))
 
     async def write(self, data: bytes) -> None:
-        """Raises `RequestCancelled` if the client does not take anything for too long."""
+        """Write bytes. Raises `RequestCancelled` if the client takes nothing for too long."""
         if not data:
             return
         async with self._lock:
@@ -103,12 +103,12 @@ class SseWriter:
                 self._patience.end()
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Send nothing more."""
         self._patience.close()
 
 
 class SseResponse(Response):
-    """Runs `produce` with a writer. An error it raises becomes a last event, as the status is long gone."""
+    """Runs `produce` with a writer. An error that it raises becomes a last event, since the status was already sent."""
 
     media_type = "text/event-stream"
 
@@ -129,7 +129,7 @@ class SseResponse(Response):
                 await send({"type": "http.response.body", "body": writer.rest, "more_body": False})
 
     async def _tell(self, writer: SseWriter, call: Call, receive: Receive) -> bool:
-        """Everything but the end of the body; False if nobody listens any more."""
+        """Send everything but the end of the body; returns False if the client has left."""
         try:
             await run_while_connected(receive, self._run(writer))
         except RequestCancelled as error:
@@ -153,15 +153,15 @@ def _event(payload: Any) -> bytes:
 
 
 async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """Run `work` until it is done and give its result, or cancel it as soon as the client is gone; then raise
-    `RequestCancelled`. `EngineClosed` if what it waited for is ended with the model."""
+    """Run `work` until it is done and return its result, or cancel it as soon as the client leaves. Raises
+    `RequestCancelled` then, and `EngineClosed` if `work` ended because the model was closed."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_until_disconnect(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise RequestCancelled("the client went away")
-        if task.cancelled():  # not by us, and nobody else does it while the model is there
+        if task.cancelled():  # not cancelled here, so the model was closed
             raise EngineClosed("the model was closed while the request was prepared")
         return await task
     finally:
@@ -176,7 +176,7 @@ async def _until_disconnect(receive: Receive) -> None:
 
 
 async def _ping(writer: SseWriter, interval: float) -> None:
-    """Comment lines while nothing else is sent, so that proxies keep the connection."""
+    """Send comment lines while nothing else is sent, so that proxies keep the connection."""
     while True:
         before = writer.num_writes
         await asyncio.sleep(interval)

@@ -1,7 +1,7 @@
-"""TLS in the server itself: a certificate and its key, read again when they have been renewed.
+"""TLS in the server itself, with a certificate and a key that are read again after they were renewed.
 
-Connections that are open keep the certificate that they began with; new ones get the new one. Files that cannot be
-read while somebody replaces them change nothing, and the log says so.
+Open connections keep the certificate that they began with; new ones get the new certificate. Files that cannot be read
+while they are being replaced change nothing, and the log says so.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ import structlog
 from bridle.errors import InvalidRequest
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.tls")
-#: Seconds between two looks at the files. Certificates are renewed weeks before they end.
+#: The time between two checks of the files, in seconds. Certificates are renewed weeks before they end.
 LOOK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the certificate with those that lead from it to its authority, and its private key, which may be in
-    the same file. `password` opens an encrypted key."""
+    """Files in PEM format: the certificate with its chain, and its private key, which may be in the same file.
+    `password` opens an encrypted key."""
 
     certificate: Path
     key: Path | None = None
     password: str | None = None
 
     def make_context(self) -> ssl.SSLContext:
-        """What a server socket needs: TLS 1.2 and newer. Raises `InvalidRequest` if the files are not what they
-        should be."""
+        """The context for a server socket: TLS 1.2 and newer. Raises `InvalidRequest` if the files cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -51,7 +50,7 @@ class TlsFiles:
             ) from None
 
     def _state(self) -> tuple[tuple[int, int, int], ...]:
-        """What changes when a file is replaced or written."""
+        """Values that change when a file is replaced or written."""
         paths = (self.certificate,) if self.key is None else (self.certificate, self.key)
         return tuple((found.st_ino, found.st_size, found.st_mtime_ns) for found in (path.stat() for path in paths))
 
@@ -63,7 +62,7 @@ class TlsFiles:
             try:
                 found = self._state()
                 if found != known:
-                    self.make_context()  # a pair that does not fit must not get half into the context in use
+                    self.make_context()  # tried apart first: a bad pair must not get half into `context`
                     self._load_into(context)
                     _log.info("certificate renewed", file=str(self.certificate))
                     known = found

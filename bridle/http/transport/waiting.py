@@ -1,4 +1,4 @@
-"""Waiting on behalf of a call: no longer than its client stays, and no longer than its deadline lets it."""
+"""Waits on behalf of a call: no longer than its client stays connected, and not beyond its deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def wait_for(call: Call, doing: str, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled if nobody wants it any more; `doing` says what took so long. Raises
-    `RequestCancelled` and `DeadlineExceeded`."""
+    """The result of `work`, which is cancelled if the client leaves or its deadline passes; `doing` says what took so
+    long. Raises `RequestCancelled` and `DeadlineExceeded`."""
     async with call.terms.bounded(doing):
         return await run_while_connected(call.receive, work)

@@ -34,18 +34,18 @@ from bridle.http.transport.door import Door, DoorAnswer
 from bridle.service.turns import Turns
 
 _PROBES = (b"/health", b"/ping")
-_MAX_READ = 1 << 14  # bytes taken from a connection before others are
+_MAX_READ = 1 << 14  # bytes read from one connection before others have a turn
 _MAX_PIPELINED = 32  # requests of a connection that wait for the one before them
-_MAX_DROPPED = 1 << 18  # bytes of a refused body that are taken for the connection's sake
-_LINGER = 2.0  # seconds for what is on its way on a connection that is closed
+_MAX_DROPPED = 1 << 18  # bytes of a refused body that are read to keep the connection
+_LINGER = 2.0  # seconds to read what is on its way before a connection is closed
 _LENGTH, _CODING, _EXPECT = b"content-length", b"transfer-encoding", b"expect"
 
 
 def bounded_protocol(
     max_header_bytes: int, max_connections: int, timeouts: HttpSettings, refuse: Refuse, door: Door, turns: Turns
 ) -> type[asyncio.Protocol]:
-    """A protocol class for uvicorn's `http` setting. `refuse` makes the answer to a request on one connection too
-    many, `door` answers what need not come in, as often as `turns` allow."""
+    """A protocol class for uvicorn's `http` setting. `refuse` makes the answer to a request on a connection beyond the
+    limit. `door` answers requests that need not reach the application, as often as `turns` allows."""
     crowded = Overloaded(f"the server has its {max_connections} connections already; none is left for this one")
 
     async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +74,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     answers: Door
     shares: Turns
     _is_held = False  # until it is its user's turn
-    _is_dropping = False  # the body of a request that has its answer
+    _is_dropping = False  # the request has its answer, and its body is dropped
     _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
     _num_head_bytes = 0  # received since the last complete head, while one is being received
     _is_in_head = True
@@ -148,7 +148,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     # -- at the door -----------------------------------------------------------------------------------------
 
     def _answer_at_door(self) -> bool:
-        """Whether the request was answered. Answers come in order, so one behind another request is not."""
+        """Answer the request at the door if possible; returns whether it was answered. Answers come in order, so a
+        request behind another one is not answered here."""
         path = self.url.partition(b"?")[0].decode("latin-1")
         is_next = self.cycle is None or self.cycle.response_complete
         if not is_next or not (path in MODEL_ROUTES or path.startswith(("/health", "/ping"))):
@@ -179,12 +180,12 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._leave()
 
     def _is_little(self) -> bool:
-        """Whether the body is as short as to be dropped, and sure to come."""
+        """Whether the body is short enough to be read and dropped, and certain to come."""
         given = {name: value for name, value in self.headers if name in (_LENGTH, _CODING, _EXPECT)}
         return _CODING not in given and _EXPECT not in given and int(given.get(_LENGTH, b"0")) <= _MAX_DROPPED
 
     def _leave(self) -> None:
-        """Say no more, and close when the peer does, or after a while."""
+        """Send nothing more, and close when the peer does, or after a while."""
         self._num_to_drop = _MAX_DROPPED
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -226,7 +227,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _give_up(self) -> None:
-        """No head has come to its end; who never said anything is told nothing."""
+        """Close a connection whose head did not end in time. A client that never sent anything gets no answer."""
         self._head_timer = None
         if not self._num_head_bytes:
             self.transport.close()
@@ -239,14 +240,15 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._answer("431 Request Header Fields Too Large", error)
 
     def _answer(self, status: str, error: BridleError, *lines: str) -> None:
-        """Write a whole answer, and no more on this connection."""
+        """Write a whole answer, the last one on this connection."""
         body = msgspec.json.encode(error_body(error))
         self.transport.write(_head(status, len(body), *lines) + body)
         self.transport.close()
 
 
 def limit_reads(transport: asyncio.BaseTransport) -> None:
-    """Let a peer say no more at a time than others can wait for: what one read gives is handled in one go."""
+    """Limit the bytes of one read, all of which are handled in one go, so that other connections do not
+    wait too long."""
     if hasattr(transport, "max_size"):  # of asyncio's own transports over sockets, where it is a quarter of a megabyte
         transport.max_size = _MAX_READ
 

@@ -1,7 +1,7 @@
 """What a client needs of a connection: whole messages, in order, both ways.
 
-A `Carrier` knows how to connect and may be asked to more than once, since a client reconnects; a `Link` is one
-connection. Nothing here knows what a message means. A link that is gone, for whatever reason, raises `ConnectionLost`.
+A `Carrier` can connect more than once, since a client reconnects; a `Link` is one connection. This module does not know
+what a message means. A link that is lost, for whatever reason, raises `ConnectionLost`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Link(Protocol):
     """One connection. A task may send while another receives."""
 
     async def send(self, message: str) -> None:
-        """Give a message to the peer; waits while it takes none."""
+        """Send a message to the peer; waits while the peer takes none."""
 
     async def receive(self) -> str:
         """The next message. Safe to cancel: no message is lost."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End the connection; may be called twice."""
+        """End the connection. Idempotent."""
 
 
 class Carrier(Protocol):
@@ -39,11 +39,11 @@ class Carrier(Protocol):
 
     @property
     def name(self) -> str:
-        """Whom it reaches, for error messages."""
+        """The server that it reaches, for error messages."""
         raise NotImplementedError
 
     async def connect(self) -> Link:
-        """A new connection, or `ConnectionLost`."""
+        """Open a new connection. Raises `ConnectionLost`."""
         raise NotImplementedError
 
 
@@ -71,7 +71,7 @@ class LineLink:
             raise ConnectionLost(f"{self._name} sent a line of more than {MAX_MESSAGE_BYTES} bytes") from error
         except OSError as error:
             raise ConnectionLost(f"the connection to {self._name} broke: {error}") from error
-        if not line.endswith(b"\n"):  # what a peer had not finished when it went away is no message
+        if not line.endswith(b"\n"):  # a line that the peer had not finished when it ended is no message
             raise ConnectionLost(f"{self._name} closed the connection")
         return line.decode("utf-8", errors="replace")
 
@@ -82,8 +82,8 @@ class LineLink:
 
 
 class StdioCarrier:
-    """A server started as a child: messages on its standard input and output, one a line. Each connection is a process
-    of its own; closing it closes the input, and a child that does not end by itself is ended."""
+    """A server started as a child process, with messages on its standard input and output, one a line. Each connection
+    is a process of its own. Closing it closes the input; a child that does not end by itself is killed."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
         self._command = list(command)
@@ -159,7 +159,7 @@ class SocketCarrier:
 
 
 class MemoryLink:
-    """An end of a pair of bounded queues in this process; made by `memory_pair`."""
+    """One end of a pair of bounded queues in this process; made by `memory_pair`."""
 
     def __init__(
         self, incoming: asyncio.Queue[str | None], outgoing: asyncio.Queue[str | None], max_messages: int
@@ -183,7 +183,7 @@ class MemoryLink:
         return self._closed or self.peer._closed
 
     async def receive(self) -> str:
-        """What was sent before the other end closed still arrives."""
+        """Receive the next message. Messages that were sent before the other end closed still arrive."""
         message = None if self._closed else await self._incoming.get()
         if message is None:
             self._closed = True

@@ -4,8 +4,8 @@
         async for token in await client.generate("Once upon a time", max_tokens=40):
             print(token.text, end="")
 
-Requests begin here; what is said about them and made of answers is decided in `Exchange` and `Progress`, and
-`Connection` says and hears it.
+Requests begin here. `Exchange` and `Progress` decide which messages are sent and what answers mean; `Connection` sends
+and receives them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _DEFAULT_PATIENCE = Patience()
 class Client:
     """Safe to use from the tasks of one event loop; connects when first needed, and again whenever that is needed.
 
-    `server` is an address or a carrier, `model` what requests name if they name nothing else. At most `max_streams`
-    are open at once, further ones wait for a place; when `max_unread` tokens wait for readers and no reader waits for
-    a token, the connection is not read, so that the server feels it. `tokenizer` gives text mode with servers that
-    know tokens only. With `plain`, nothing beyond the original protocol is said. `on_event` hears what the server says
-    about delays, and must return at once.
+    `server` is an address or a carrier, `model` what requests name if they name nothing else. At most `max_streams` are
+    open at once, further ones wait for a place. When `max_unread` tokens wait for readers and no reader waits for a
+    token, the connection is not read, so that the server slows down. `tokenizer` gives text mode with servers that know
+    only tokens. With `plain`, no message beyond the original protocol is sent. `on_event` is called with the server's
+    notices about delays, and must return at once.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Client:
         deadline: float | None = None,
         **options: Any,
     ) -> TokenStream:
-        """Begin a stream, and give it as soon as it is sent. `options` are further sampling parameters, by the
-        server's names. Waits while as many streams are open as may be."""
+        """Begin a stream, and return it as soon as the request is sent. `options` are further sampling parameters, by
+        the server's names. Waits while as many streams are open as may be."""
         for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
             if not isinstance(value, int) or value < 1:
                 raise InvalidRequest(f"{name} is {value!r}; must be an integer of at least 1", name)
@@ -125,7 +125,7 @@ class Client:
         buffer: str | None = None,
         adapter: str | None = None,
     ) -> list[Token]:
-        """Log-probabilities of `scored`, each token after `prompt` and those before it."""
+        """Return the log-probabilities of `scored`: each token after `prompt` and the scored tokens before it."""
         if not scored:
             raise InvalidRequest("there is nothing to score", "scored")
         request = Score(
@@ -139,8 +139,8 @@ class Client:
         return await (await self._stream(Progress(request))).read()
 
     async def model_info(self, model: str | None = None) -> Any:
-        """What the server says about a model. While it is being loaded, asks again until `patience.first_token` is
-        over, and then gives the server's "<unavailable>"."""
+        """Return the server's facts about a model. While the model is loading, this asks again until
+        `patience.first_token` has passed, and then returns the server's "<unavailable>"."""
         request = ModelInfo(stream_id=0, model=model or self.model)
         info: Any = UNAVAILABLE
         num_asked = 0
@@ -157,23 +157,24 @@ class Client:
     async def buffer(
         self, name: str, prompt: str | Sequence[int] = (), *, parent: str | None = None, length: int | None = None
     ) -> int:
-        """Name a prefix, to go on from it with `generate(..., buffer=name)`; gives its number of tokens. A client that
-        has to reconnect names its buffers again; those that a stream was told to `save` are gone then."""
+        """Give a prefix a name, so that `generate(..., buffer=name)` continues from it; returns its number of tokens. A
+        client that reconnects names its buffers again, except those that a stream was told to `save`; these are lost
+        then."""
         await self._needs("buffers")
         given = prompt if isinstance(prompt, str) else tuple(prompt)
         request = Buffer(stream_id=0, model=self.model, name=name, prompt=given, parent=parent, length=length)
         return (await self._connection.ask(request)).num_tokens or 0
 
     async def drop_buffer(self, name: str) -> None:
-        """Let the server forget a buffer."""
+        """Tell the server to forget a buffer."""
         await self._needs("buffers")
         await self._connection.ask(Buffer(stream_id=0, model=self.model, name=name, drop=True))
 
     # -- the connection --------------------------------------------------------------------------------------
 
     async def connect(self) -> Mapping[str, Any]:
-        """Connect, if there is no connection; gives the extensions that the server has announced, if any. Raises
-        `ConnectionLost` if it cannot be reached."""
+        """Connect, if there is no connection; returns the extensions that the server has announced, if any. Raises
+        `ConnectionLost` if the server cannot be reached."""
         return await self._connection.connect()
 
     async def close(self) -> None:
@@ -214,7 +215,8 @@ class Client:
             self._places.release()
 
     async def _as_understood(self, request: Generate) -> Progress:
-        """The request in a form that the server takes: text as it is, or as tokens if those are all it knows."""
+        """The request in a form that the server understands: with text, or with tokens if the server knows
+        only those."""
         if not isinstance(request.prompt, str) and not request.text:
             return Progress(request)
         if (await self.connect()).get("text"):

@@ -1,7 +1,6 @@
-"""A connection that heals itself: it is made when needed, listened to, and made again when it breaks while anything is
-open.
+"""A connection that heals itself: it is made when needed, read, and made again when it breaks while anything is open.
 
-What is said and heard is the business of `Exchange`; here are tasks, the clock and backpressure.
+`Exchange` decides what is sent and what is received means; this module has the tasks, the clock and backpressure.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from bridle.lmtp.messages import Buffer, ModelInfo, Msg
 
 
 class Connection:
-    """For one event loop. When `max_unread` tokens wait to be read by callers and no caller waits for a token, it is
-    not read itself, so that the server feels it; nobody can be left waiting by that."""
+    """A connection for one event loop. When `max_unread` tokens wait to be read by callers and no caller waits for a
+    token, the connection is not read, so that the server slows down. No caller can be left waiting by that."""
 
     def __init__(self, carrier: Carrier, exchange: Exchange, patience: Patience, max_unread: int) -> None:
         self.carrier = carrier
@@ -41,8 +40,8 @@ class Connection:
         self._wanted = asyncio.Event()
 
     async def connect(self) -> Mapping[str, Any]:
-        """Connect, if there is no connection; gives the extensions that the server has announced, if any. Raises
-        `ConnectionLost` if it cannot be reached."""
+        """Connect, if there is no connection; returns the extensions that the server has announced, if any. Raises
+        `ConnectionLost` if the server cannot be reached."""
         for attempt in range(1, self.patience.connect_attempts + 1):
             if self._greeted.is_set() or await self._wait_for_greeting():
                 return self._exchange.features
@@ -50,7 +49,7 @@ class Connection:
         raise ConnectionLost(f"{self.carrier.name} closes every connection before it has said what it can do")
 
     async def _wait_for_greeting(self) -> bool:
-        """Whether it came before the connection broke."""
+        """Wait for the server's greeting; returns whether it came before the connection broke."""
         runner = self._start()
         greeted = asyncio.ensure_future(self._greeted.wait())
         try:
@@ -73,7 +72,7 @@ class Connection:
     # -- streams ---------------------------------------------------------------------------------------------
 
     async def open(self, stream: TokenStream, progress: Progress) -> None:
-        """Begin a stream. One that its caller has dropped is cancelled."""
+        """Begin a stream. A stream that its caller has dropped is cancelled."""
         self._streams.add(stream)
         weakref.finalize(stream, _abandon, asyncio.get_running_loop(), self, progress).atexit = False
         try:
@@ -106,19 +105,20 @@ class Connection:
         return self._runner
 
     async def post(self, item: Progress | Question) -> None:
-        """Say it, now or as soon as there is a connection."""
+        """Send the item's messages, now or as soon as there is a connection."""
         self._start()
         await self._send(self._link, self._exchange.add(item))
 
     async def _send(self, link: Link | None, lines: Sequence[str]) -> None:
-        """Over the link for which they were made. If it is gone, the runner will notice and begin anew."""
+        """Send over the link for which the messages were made. If that link is gone, the runner notices and begins
+        anew."""
         with contextlib.suppress(ConnectionLost):
             for line in lines:
                 if link is not None:
                     await link.send(line)
 
     async def _run(self) -> None:
-        """Connect and listen, again and again while anything is open. What ends that ends every stream."""
+        """Connect and read, again and again while anything is open. An error that ends this ends every stream."""
         try:
             await self._keep_talking()
         except BridleError as error:
@@ -186,7 +186,7 @@ class Connection:
             self._spawn(self._send(self._link, lines))
 
     async def _wait_for_readers(self) -> None:
-        """Read on only when somebody waits for it, or when enough has been taken."""
+        """Wait until a reader waits for tokens, or until enough tokens were taken, before reading on."""
         while (num_unread := sum(stream.num_unread for stream in self._streams)) >= self._max_unread:
             if self._num_readers:
                 return
@@ -197,7 +197,7 @@ class Connection:
     # -- trying again ----------------------------------------------------------------------------------------
 
     def _try_again(self, progress: Progress, *, cancels: bool = False) -> None:
-        """The last try of a stream has failed."""
+        """Begin a stream again after its last try has failed."""
         self._spawn(self._begin_again(progress, cancels))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -218,7 +218,8 @@ class Connection:
             await self.post(progress)
 
     async def wait_for(self, stream: TokenStream, progress: Progress, seconds: float | None) -> None:
-        """Wait until something about the stream has changed. After `seconds` its try is given up for another."""
+        """Wait until the stream's state has changed. After `seconds` its present try is given up, and another one
+        begins."""
         self._num_readers += 1
         self._wanted.set()
         try:
@@ -232,23 +233,23 @@ class Connection:
             self._num_readers -= 1
 
     def note_taken(self) -> None:
-        """A reader has taken something."""
+        """Note that a reader has taken tokens."""
         self._wanted.set()
 
     async def cancel(self, progress: Progress, error: BridleError) -> None:
-        """Forget a stream, and tell the server if it listens to that."""
+        """Forget a stream, and cancel it at a server that knows how."""
         link, lines = self._link, self._exchange.drop(progress)
         if not progress.is_over:
             progress.fail(error)
         await self._send(link, lines)
 
     def forget(self, progress: Progress) -> None:
-        """`cancel` for a stream that nobody can read any more."""
+        """Do as `cancel`, for a stream that no caller can read any more."""
         self._spawn(self.cancel(progress, RequestCancelled("nobody reads the stream")))
 
 
 def _abandon(loop: asyncio.AbstractEventLoop, connection: Connection, progress: Progress) -> None:
-    """A stream that nobody can read any more."""
+    """Cancel a stream that no caller can read any more."""
     if progress.is_over or loop.is_closed():
         return
     with contextlib.suppress(RuntimeError):

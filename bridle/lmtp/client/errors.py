@@ -1,4 +1,4 @@
-"""A server's failure as an exception of ours."""
+"""A server's failure as one of bridle's exceptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bridle.lmtp.messages import Failure
 
 
 def error_of(failure: Failure) -> BridleError:
-    """The error that the server named, of the same class; `RemoteError` if there is none of that name here."""
+    """The exception of the class that the server named; `RemoteError` if this version has no such class."""
     kind = _KINDS.get(failure.code, RemoteError)
     if issubclass(kind, InvalidRequest):
         return kind(failure.error, failure.param)

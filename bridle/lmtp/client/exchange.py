@@ -1,7 +1,7 @@
-"""A client's half of a connection, without I/O: which stream an answer belongs to, and what to say next.
+"""A client's half of a connection, without I/O: which stream an answer belongs to, and which messages to send next.
 
-It outlives connections: `begin` says what a new one must hear first, `resume` what goes on with the streams of the last
-one, once the server has said what it can do. Everything it returns is messages to send, in order.
+It outlives connections. `begin` gives the first messages of a new connection; `resume` gives those that continue the
+streams of the last one, once the server has announced what it can do. All its results are messages to send, in order.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ _HELLO: Mapping[str, Any] = {"lmtp": {"version": 1}}
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """A request that one MSG answers. `request` has no stream id yet."""
+    """A request that is answered by one MSG. `request` has no stream id yet."""
 
     request: ModelInfo | Buffer
     wake: Callable[[], None] = lambda: None
     answer: Msg | None = None
     error: BridleError | None = None
     num_failures: int = 0  # connections lost while it waited
-    is_own: bool = False  # the client's own, to be forgotten with the connection
-    has_failed: bool = False  # never: a question is asked again only on another connection
+    is_own: bool = False  # asked by the client itself; forgotten with the connection
+    has_failed: bool = False  # always: a question is asked again only on another connection
 
     @property
     def is_over(self) -> bool:
         return self.answer is not None or self.error is not None
 
     def fail(self, error: BridleError) -> None:
-        """It cannot be answered."""
+        """End the question with an error."""
         self.error = error
         self.wake()
 
     def give_up(self) -> None:
-        """It was asked once too often."""
+        """End the question because it was asked too often."""
         self.fail(ConnectionLost(f"the connection was lost {self.num_failures} times in a row"))
 
 
 @dataclass(slots=True)
 class Exchange:
-    """All that is open. With `is_plain` it never says or asks anything that the original protocol does not have."""
+    """All open streams and questions. With `is_plain` it sends no message that the original protocol does not have."""
 
     model: str
     is_plain: bool = False
     on_event: Callable[[Event], None] = lambda event: None
     features: Mapping[str, Any] = field(default_factory=dict)
-    _is_ready: bool = False  # the server has been heard; until then everything waits
+    _is_ready: bool = False  # the server has greeted; until then everything waits
     _waiting: list[Progress | Question] = field(default_factory=list)
     _open: dict[StreamId, Progress | Question] = field(default_factory=dict)
     _buffers: dict[str, Buffer] = field(default_factory=dict)  # to be named again on another connection
@@ -80,7 +80,7 @@ class Exchange:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server has said what it can do."""
+        """Whether the server has announced what it can do."""
         return self._is_ready
 
     def has(self, feature: str) -> bool:
@@ -90,7 +90,7 @@ class Exchange:
     # -- connections -----------------------------------------------------------------------------------------
 
     def begin(self) -> tuple[Question | None, list[str]]:
-        """First words of a connection: the question what the server can do, if that may be asked."""
+        """The first messages of a connection: the question what the server can do, if that may be asked."""
         self.lose()
         self._ids = count(1)
         if self.is_plain:
@@ -99,7 +99,7 @@ class Exchange:
         return hello, self._ask(hello)
 
     def resume(self, hello: Question | None) -> list[str]:
-        """The server has said what it can do, or nothing; now go on with everything."""
+        """Continue all streams after the server has announced what it can do, or has not answered."""
         self.features = {} if hello is None or hello.answer is None else features_of(hello.answer)
         self._is_ready = True
         waiting, self._waiting = self._waiting, []
@@ -107,8 +107,8 @@ class Exchange:
         return named + [line for each in waiting for line in self._send(each, resumes=True)]
 
     def lose(self, max_failures: int | None = None) -> None:
-        """The connection is gone. Streams that lost it more often than `max_failures` in a row, with no answer
-        between, fail."""
+        """Note that the connection is gone. A stream that lost it more than `max_failures` times in a row, without an
+        answer in between, fails."""
         self._is_ready = False
         self._waiting += [each for each in self._open.values() if not each.is_own]
         self._open = {}
@@ -119,7 +119,7 @@ class Exchange:
         self._waiting = [each for each in self._waiting if not each.is_over]
 
     def fail(self, error: BridleError) -> None:
-        """End everything."""
+        """End all streams and questions with an error."""
         for each in (*self._waiting, *self._open.values()):
             each.fail(error)
         self._waiting, self._open, self._is_ready = [], {}, False
@@ -127,7 +127,7 @@ class Exchange:
     # -- speaking --------------------------------------------------------------------------------------------
 
     def add(self, item: Progress | Question) -> list[str]:
-        """Begin a stream or ask a question, or note it for when there is a connection."""
+        """Begin a stream or ask a question, or keep it until there is a connection."""
         if not self._is_ready:
             self._waiting.append(item)
             return []
@@ -138,7 +138,7 @@ class Exchange:
         return self.drop(progress, cancels=cancels) + self.add(progress)
 
     def drop(self, item: Progress | Question, *, cancels: bool = True) -> list[str]:
-        """Forget it. With `cancels` a server that can is told to stop."""
+        """Forget a stream or question. With `cancels`, a server that can is told to stop."""
         if item in self._waiting:
             self._waiting.remove(item)
         ids = [stream_id for stream_id, each in self._open.items() if each is item]
@@ -167,7 +167,7 @@ class Exchange:
     # -- listening -------------------------------------------------------------------------------------------
 
     def receive(self, frame: str) -> tuple[list[Progress], list[str]]:
-        """Take a frame; gives the streams whose try has failed, which want to be begun again, and what to send."""
+        """Take in a frame. Returns the streams whose try has failed and must begin again, and the messages to send."""
         try:
             answers = decode_answers(frame)
         except ProtocolError as error:

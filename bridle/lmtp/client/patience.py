@@ -1,4 +1,4 @@
-"""How long a client waits, and how often it tries again."""
+"""How long a client waits, and how many times it tries again."""
 
 from __future__ import annotations
 

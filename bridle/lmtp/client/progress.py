@@ -1,4 +1,4 @@
-"""One stream as its client knows it: what was asked, what has come, and how to go on when something breaks.
+"""One stream as its client knows it: the request, the answers so far, and how to continue after a failure.
 
 No I/O and no clock. The law: however often the stream is begun again, and whatever servers repeat, each token enters
 `ready` once, in order.
@@ -18,12 +18,12 @@ from bridle.lmtp.client.errors import error_of
 from bridle.lmtp.messages import Buffer, Event, Failure, Generate, Request, Resume, Score, StreamId, Token
 
 Item: TypeAlias = Token | Event
-#: With none of these, what follows some tokens does not depend on where the request began.
+#: Only with these options does the continuation of some tokens not depend on where the request began.
 _MEMORYLESS = frozenset({"top_p", "top_k", "min_p", "repetition_penalty"})
 
 
 class TextState(Protocol):
-    """What turns tokens into text where the server does not."""
+    """Converts tokens to text where the server does not."""
 
     def push(self, token: int) -> str: ...
 
@@ -32,7 +32,7 @@ class TextState(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """A GENERATE or SCORE. `request` has no stream id yet: each try gets one of its own."""
+    """A GENERATE or SCORE request and its answers. `request` has no stream id yet: each try gets one of its own."""
 
     request: Generate | Score
     wake: Callable[[], None] = lambda: None
@@ -41,7 +41,7 @@ class Progress:
     tokens: list[int] = field(default_factory=list)  # of branch 0, all of them
     finish_reason: str | None = None
     error: BridleError | None = None
-    has_failed: bool = False  # the last try did, and the next must start over,
+    has_failed: bool = False  # the last try failed, so the next begins anew,
     retry_after: float | None = None  # as the server wishes after this many seconds
     num_failures: int = 0  # in a row, without an answer between
     is_own: bool = False  # see `Question`
@@ -58,7 +58,7 @@ class Progress:
 
     @property
     def limit(self) -> int:
-        """Most tokens that belong to the stream, whatever the server sends."""
+        """The most tokens that the stream can have, whatever the server sends."""
         if isinstance(self.request, Generate):
             return self.request.max_tokens
         return sys.maxsize if isinstance(self.request.scored, str) else len(self.request.scored)
@@ -70,9 +70,10 @@ class Progress:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def begin(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
-        """What starts the stream, or starts it again after a try that is lost for good."""
+        """The messages that begin the stream, or begin it again after a try that is lost for good."""
         request = self.request
-        # A request that the server may have got, but did not know yet when it was asked to resume it, keeps its key.
+        # A request that the server may have received keeps its key, if the server did not know it when it was asked to
+        # resume it.
         keeps_key = self._is_resuming and not self.tokens
         self._is_resuming = self.has_failed = False
         self._num_skipped, self._position = 0, 0
@@ -93,7 +94,7 @@ class Progress:
         return [replace(rest, prompt=(*request.prompt, *self.tokens))]
 
     def _continue_text(self, rest: Generate) -> list[Request]:
-        """A text goes into a buffer, so that tokens can follow it."""
+        """The messages that put a text into a buffer, so that tokens can follow it."""
         name = f"context-{token_urlsafe(12)}"
         context = Buffer(
             stream_id=f"{rest.stream_id}-context",
@@ -106,7 +107,7 @@ class Progress:
         return [context, replace(rest, buffer=name, prompt=tuple(self.tokens), text=text or None)]
 
     def resume(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
-        """What goes on with the stream on another connection. Nothing, and an error, if that cannot be."""
+        """The messages that continue the stream on another connection. None, and an error, if that is impossible."""
         if self._key is not None and can_resume and not self.has_failed:
             self._is_resuming = True
             return [Resume(stream_id=stream_id, key=self._key, position=self._position)]
@@ -117,7 +118,7 @@ class Progress:
 
     @property
     def can_begin_again(self) -> bool:
-        """Whether another try, without the server's memory of this one, gives the same stream."""
+        """Whether another try gives the same stream, although the server has forgotten this one."""
         request = self.request
         if isinstance(request, Score) or not (self.tokens or (self.has_branches and self._position)):
             return True
@@ -152,7 +153,7 @@ class Progress:
         self.wake()
 
     def _is_repeated(self, answer: Token | Event) -> bool:
-        """Whether this very answer was there before. A missing one fails the try."""
+        """Whether this answer came before. A missing answer fails the try."""
         if answer.position is not None:
             if answer.position > self._position:
                 self.fail_try(ProtocolError(f"answer {self._position} of a stream is missing"))
@@ -194,7 +195,7 @@ class Progress:
                 self.finish_reason = answer.finish_reason
 
     def _add_only(self, answer: Token) -> None:
-        """A token of a stream without branches; `position` becomes its place among the tokens."""
+        """Add a token of a stream without branches; `position` becomes its index among the tokens."""
         if answer.token is not None:
             self.tokens.append(answer.token)
         if len(self.tokens) >= self.limit and answer.finish_reason is None:
@@ -210,7 +211,7 @@ class Progress:
     # -- failures --------------------------------------------------------------------------------------------
 
     def _refuse(self, failure: Failure) -> None:
-        if self._is_resuming and failure.position is None:  # the server has forgotten the stream, or is another one
+        if self._is_resuming and failure.position is None:  # the server forgot the stream, or is another one
             self.fail_try(error_of(failure), pause=0.0)
         elif failure.retryable:
             self.fail_try(error_of(failure), pause=failure.retry_after)
@@ -218,7 +219,7 @@ class Progress:
             self.fail(error_of(failure))
 
     def fail_try(self, error: BridleError, pause: float | None = None) -> None:
-        """This try is lost; another may succeed, unless what has come cannot be had again."""
+        """End this try. Another may follow, unless the answers so far cannot be repeated."""
         if not self.can_begin_again:
             self.fail(error)
             return
@@ -228,11 +229,11 @@ class Progress:
         self.wake()
 
     def give_up(self) -> None:
-        """The stream failed once too often."""
+        """End the stream, because it failed too often."""
         self.fail(self._last_error or ConnectionLost(f"the connection was lost {self.num_failures} times in a row"))
 
     def fail(self, error: BridleError) -> None:
-        """The stream ends in an error."""
+        """End the stream with an error."""
         self.error = error
         self.wake()
 

@@ -1,4 +1,4 @@
-"""What a caller reads of a stream."""
+"""The stream of tokens that a caller reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TokenStream:
 
     @property
     def num_unread(self) -> int:
-        """What has come and was not read yet."""
+        """The number of items that have come and were not read yet."""
         return len(self._progress.ready)
 
     def __aiter__(self) -> Self:
@@ -59,7 +59,7 @@ class TokenStream:
             return
 
     async def take(self, limit: int | None = None) -> list[Item]:
-        """All that is there, at most `limit` items, at least one; `StopAsyncIteration` at the end."""
+        """Wait for items, and return all that are there, at most `limit`; raises `StopAsyncIteration` at the end."""
         progress, patience = self._progress, self._connection.patience
         while not progress.ready:
             if progress.error is not None:
@@ -77,15 +77,15 @@ class TokenStream:
         return taken
 
     async def read(self) -> list[Token]:
-        """Wait for the end; all tokens that were not read before."""
+        """Wait for the end; returns all tokens that were not read before."""
         return [token async for token in self]
 
     async def text(self) -> str:
-        """Wait for the end; the text of all tokens that were not read before."""
+        """Wait for the end; returns the text of all tokens that were not read before."""
         return "".join([token.text or "" async for token in self])
 
     async def cancel(self) -> None:
-        """End it, here and at servers that know how; what has come can still be read."""
+        """End the stream, here and at servers that know how. Tokens that have come can still be read."""
         await self._connection.cancel(self._progress, RequestCancelled("the stream was cancelled here"))
 
     async def __aenter__(self) -> Self:

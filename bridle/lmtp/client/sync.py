@@ -34,7 +34,7 @@ class Portal:
         return not self._loop.is_closed()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there and wait; an interrupted wait cancels it."""
+        """Run `work` on the loop and wait for its result; an interrupted wait cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -100,7 +100,7 @@ class SyncClient:
 
 
 class SyncStream:
-    """`TokenStream` for ordinary threads. What has come meanwhile is taken in one go."""
+    """`TokenStream` for ordinary threads. All tokens that have come meanwhile are taken at once."""
 
     def __init__(self, portal: Portal, stream: TokenStream) -> None:
         self._portal = portal

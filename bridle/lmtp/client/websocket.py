@@ -53,7 +53,7 @@ class WebSocketCarrier:
         try:
             connection = await connect(
                 self.url,
-                compression=None,  # costs more than it saves: messages are short, most servers near
+                compression=None,  # compression costs more than it saves: messages are short
                 max_size=MAX_MESSAGE_BYTES,
                 open_timeout=self._open_timeout,
                 ping_interval=self._ping,
@@ -92,7 +92,7 @@ class _WebSocketLink:
                 message = await self._connection.recv()
             except ConnectionClosed as error:
                 raise ConnectionLost(f"the connection to {self._name} is closed: {error}") from error
-            if isinstance(message, str):  # binary frames are no part of the protocol
+            if isinstance(message, str):  # the protocol has no binary frames
                 return message
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The server's side of LMTP: streams of many clients in the one continuous batch of each model."""
+"""The server's side of LMTP: the streams of many clients run in the one continuous batch of each model."""
 
 from bridle.lmtp.server.connection import Link
 from bridle.lmtp.server.lines import LineLink, serve_unix, socket_link, stdio_link

@@ -1,8 +1,8 @@
-"""Buffers of one connection: token prefixes under names, so that a client need not send them again.
+"""Buffers of one connection: token prefixes with names, so that a client need not send them again.
 
-A name counts from the moment its message is read: what refers to it waits until its tokens are known, which for a
-buffer that a running stream will fill is the end of that stream. The KV of a prefix is not kept here; the engine's
-prefix cache finds it by the tokens.
+A name is valid from the moment its message is read. Requests that name it wait until its tokens are known; if a running
+stream will fill it, that is the end of the stream. The KV of a prefix is not kept here; the engine's prefix cache finds
+it by the tokens.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Buffer:
         self._tokens.add_done_callback(_look)
 
     async def tokens(self) -> tuple[int, ...]:
-        """The tokens, once they are known; raises what kept them from it."""
+        """Wait for the tokens. Raises the error that prevented them."""
         return tuple(await asyncio.shield(self._tokens))
 
     def fill(self, tokens: tuple[int, ...]) -> None:
-        """Give it its tokens. Too many of them fail it."""
+        """Set the tokens. If they are too many, the buffer fails."""
         if self._tokens.done():
             return
         try:
@@ -41,7 +41,7 @@ class Buffer:
             self._tokens.set_result(array("I", tokens))
 
     def fail(self, error: BridleError) -> None:
-        """It will have no tokens, unless it has some."""
+        """Fail the buffer, unless it has its tokens already."""
         if not self._tokens.done():
             self._tokens.set_exception(error)
             self._home.release(self)
@@ -57,8 +57,8 @@ class Buffers:
     _num_tokens: int = 0
 
     def reserve(self, name: str, model: str) -> Buffer:
-        """Take a name for a buffer to be filled. One that had it loses it, but still serves those that referred to it
-        before. Raises `InvalidRequest` beyond the limit."""
+        """Take a name for a buffer that will be filled. An older buffer of that name loses it, but still serves the
+        requests that named it before. Raises `InvalidRequest` beyond the limit."""
         if name not in self._named and len(self._named) >= self.max_buffers:
             raise InvalidRequest(f"the connection has {self.max_buffers} buffers, the most it can: drop one", "name")
         self.drop(name)
@@ -66,7 +66,7 @@ class Buffers:
         return buffer
 
     def find(self, name: str | None, model: str, param: str = "buffer") -> Buffer | None:
-        """The buffer that has a name now; None for no name. Raises `InvalidRequest`."""
+        """The buffer that has this name now; None for no name. Raises `InvalidRequest` for an unknown name."""
         if name is None:
             return None
         buffer = self._named.get(name)
@@ -77,13 +77,14 @@ class Buffers:
         return buffer
 
     def drop(self, name: str) -> None:
-        """Forget a name; unknown ones are no error."""
+        """Forget a name; unknown names are no error."""
         buffer = self._named.get(name)
         if buffer is not None:
             self.release(buffer)
 
     def claim(self, buffer: Buffer, num_tokens: int) -> None:
-        """Take room for the tokens of a buffer, if it still has its name. Raises `InvalidRequest` if there is none."""
+        """Reserve room for the tokens of a buffer, if it still has its name. Raises `InvalidRequest` if there is too
+        little."""
         if self._named.get(buffer.name) is not buffer:
             return
         if self._num_tokens + num_tokens > self.max_tokens:
@@ -96,13 +97,13 @@ class Buffers:
         self._num_tokens += num_tokens
 
     def release(self, buffer: Buffer) -> None:
-        """Its name is free, and so is its room."""
+        """Free the buffer's name and its room."""
         if self._named.get(buffer.name) is buffer:
             del self._named[buffer.name]
             self._num_tokens -= buffer.num_tokens
 
 
 def _look(tokens: asyncio.Future[array[int]]) -> None:
-    """Nobody need ask for a buffer that failed."""
+    """Read a failed buffer's error, since perhaps no request will."""
     if not tokens.cancelled():
         tokens.exception()

@@ -1,8 +1,8 @@
-"""One client on one link: messages in to its session, answers out.
+"""One client on one link: its messages go to its session, answers go back.
 
-A reader takes messages in, and a writer sends whatever has gathered since it last did, so answers of streams that move
-together share a message. A client that does not read is not read from either, and one that says more than its share
-of the loop is heard when it is its user's turn.
+A reader takes messages in. A writer sends all answers that were gathered since its last write, so answers of streams
+that move together share a message. A client that does not read is not read from either. A client that sends more than
+its share of the loop is read from when it is its user's turn.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from bridle.lmtp.session import Action, Describe, Keep, Reattach, Send, Session,
 from bridle.service.json_size import MAX_INLINE_BYTES, JsonSize, json_size
 from bridle.service.keys import Identity
 
-#: What a message may hold: biases of half a vocabulary of three hundred thousand tokens, and a prompt of a million.
+#: The most that a message may hold: biases of half a vocabulary of three hundred thousand tokens, and a prompt of a
+#: million.
 _LIMIT = JsonSize(num_nodes=160_000, num_values=1 << 20)
-#: With so many answers waiting, the client reads too slowly.
+#: With this many answers waiting, the client reads too slowly.
 _MANY_ANSWERS = 1024
 
 
 class Link(Protocol):
-    """A carrier as seen from here: whole messages, in order. Raises `ConnectionLost` once the peer is gone."""
+    """A carrier as the server sees it: whole messages, in order. Raises `ConnectionLost` once the peer is gone."""
 
     async def send(self, message: str) -> None:
-        """Give a message to the peer; waits while it takes none."""
+        """Send a message to the peer; waits while the peer takes none."""
 
     async def receive(self) -> str:
         """The next message."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End the connection; may be called twice."""
+        """End the connection. Idempotent."""
 
 
 class Connection:
-    """Serves one client until it leaves. `echo` sees what it sends, `trace` names the trace of its requests."""
+    """Serves one client until it leaves. `echo` is called with its messages, `trace` names the trace of its
+    requests."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Connection:
         self._is_ending = False
 
     async def serve(self) -> None:
-        """Read and write until either side ends the connection; then nothing of it is left."""
+        """Read and write until either side ends the connection; then everything of it is freed."""
         sides = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
         try:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
@@ -83,11 +85,11 @@ class Connection:
                 raise result
 
     def drain(self, seconds: float) -> None:
-        """Begin nothing new; what is open has `seconds`."""
+        """Begin nothing new; open streams have `seconds` to finish."""
         self._do_all(self._session.drain(seconds))
 
     def end(self, error: BridleError) -> None:
-        """End every stream in an error, and then the connection."""
+        """End every stream with an error, and then the connection."""
         self._do_all(self._session.fail_all(error))
         self._is_ending = True
         self._news.set()

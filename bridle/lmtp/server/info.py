@@ -1,4 +1,4 @@
-"""What a server says of its models and of itself: the answer to MODEL_INFO."""
+"""The server's description of its models and of itself: the answer to MODEL_INFO."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bridle.lmtp.failures import error_text
 from bridle.lmtp.messages import FEATURES, UNAVAILABLE, ModelInfo, Msg
 from bridle.service import LoadedModel, ModelRegistry, ModelState
 
-#: What clients call the server's first model if they do not know its name.
+#: The name that clients use for the server's first model if they do not know its name.
 AUTO = "auto"
 
 
@@ -20,7 +20,7 @@ def served_name(registry: ModelRegistry, name: str) -> str | None:
 
 
 def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
-    """The answer to a MODEL_INFO, without waiting: of a model that is not loaded it says just that."""
+    """The answer to a MODEL_INFO, without waiting. Of a model that is not loaded it says only that."""
     try:
         name, adapter = registry.choose(served_name(registry, asked.model))
         if registry.state_of(name) is ModelState.LOADED:
@@ -38,7 +38,8 @@ def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
 
 
 def facts(model: LoadedModel) -> dict[str, Any]:
-    """What certificates record, what a client needs to know of the tokens, and the extensions."""
+    """The facts about a model: those that certificates record, those that a client needs to know of the tokens, and the
+    extensions."""
     info = model.info
     return {
         "model": model.name,

@@ -1,6 +1,7 @@
-"""LMTP over byte streams: one message a line, for parents, children and neighbors on the same machine, in any language.
+"""LMTP over byte streams: one message a line, for parent, child and other processes on the same machine, in any
+language.
 
-A child process speaks on its standard input and output, two processes over a socket pair or a Unix-domain socket.
+A child process uses its standard input and output; two processes use a socket pair or a Unix-domain socket.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _CHUNK = 1 << 16
 
 
 class LineLink:
-    """One message a line. A line beyond the limit, or without UTF-8, is read as one that says nothing, so that the
-    client is told and may go on."""
+    """A link with one message a line. A line beyond the limit, or one that is not UTF-8, is read as an invalid message,
+    so that the client is told and may go on."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -48,7 +49,7 @@ class LineLink:
                 self._rest.clear()
             begin = len(self._rest)
             data = await self._read()
-            if not data:  # what a peer had not finished when it went away is no message
+            if not data:  # a line that the peer had not finished when it ended is no message
                 raise ConnectionLost("the client has closed the connection")
             self._rest += data
         line = bytes(self._rest[:end])
@@ -68,7 +69,7 @@ class LineLink:
 
 
 async def stdio_link(source: BinaryIO | None = None, sink: BinaryIO | None = None) -> LineLink:
-    """A link over this process's standard input and output. Nothing else may be printed from then on."""
+    """A link over this process's standard input and output. The process must print nothing else from then on."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source or sys.stdin.buffer)
@@ -84,7 +85,7 @@ async def socket_link(sock: socket.socket) -> LineLink:
 
 
 async def serve_unix(server: LmtpServer, path: str) -> asyncio.Server:
-    """Serve whoever connects to a Unix-domain socket, until the result is closed."""
+    """Serve every client that connects to a Unix-domain socket, until the result is closed."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.serve(LineLink(reader, writer))

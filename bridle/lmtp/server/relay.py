@@ -1,7 +1,8 @@
-"""Where the answers of a stream go: to a connection, and for a stream with a key also into a memory.
+"""Passes the answers of a stream to its connection, and for a stream with a key also into a memory.
 
-A `KeyedRelay` outlives connections. While none is attached, its stream goes on for a while and is remembered, so that
-its client can come back and hear what it missed, each answer once. Streams, answers and time are bounded.
+A `KeyedRelay` outlives connections. While no connection is attached, its stream goes on for a while and its answers are
+remembered, so that its client can come back and get the answers that it missed, each once. Streams, answers and time
+are bounded.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from bridle.errors import InvalidRequest, UnknownStream
 from bridle.lmtp.messages import Failure, Generate, StreamAnswer, StreamId, Token
 from bridle.lmtp.server.settings import LmtpSettings
 
-#: Whose stream: a user and the key that the user's client chose.
+#: The owner of a stream: a user, and the key that the user's client chose.
 Key = tuple[str, str]
 
 
 class Outlet(Protocol):
-    """One stream of one connection, as whoever fills it sees it."""
+    """One stream of one connection, as the producer of its answers sees it."""
 
     @property
     def stream_id(self) -> StreamId:
@@ -35,31 +36,31 @@ class Outlet(Protocol):
         """Wait while the client reads too slowly."""
 
     def release(self) -> None:
-        """Nothing more comes here, and the client is not told."""
+        """Free the stream without telling the client: no more answers come here."""
 
 
 class Relay:
-    """The answers of one stream, on their way to whoever listens. `stop` ends the work behind it."""
+    """The answers of one stream, on their way to the client. `stop` ends the work behind the stream."""
 
     def __init__(self, outlet: Outlet) -> None:
         self.outlet: Outlet | None = outlet
         self.stop: Callable[[], object] = lambda: None
 
     def put(self, answer: StreamAnswer) -> None:
-        """The next answer."""
+        """Pass on the next answer."""
         if self.outlet is not None:
             self.outlet.put(answer)
 
     def end(self) -> None:
-        """There was the last answer."""
+        """Note that the last answer has come."""
 
     async def room(self) -> None:
-        """Wait while the client reads too slowly. One that is away is not waited for."""
+        """Wait while the client reads too slowly. A client that is away is not waited for."""
         if self.outlet is not None:
             await self.outlet.room()
 
     def detach(self) -> None:
-        """The connection is gone."""
+        """Note that the connection is gone."""
         self.outlet = None
         self.stop()
 
@@ -79,12 +80,12 @@ class KeyedRelay(Relay):
 
     @property
     def is_idle(self) -> bool:
-        """Nobody would miss it but a client that comes back."""
+        """Whether the stream is over or detached, so that only a client that comes back needs it."""
         return self.is_over or self.outlet is None
 
     def put(self, answer: StreamAnswer) -> None:
         answer.position = self.num_forgotten + len(self.log)
-        if self.outlet is not None:  # it may be another stream than the one that began
+        if self.outlet is not None:  # it may be attached to another stream than at first
             answer.stream_id = self.outlet.stream_id
         self.log.append(answer)
         self._memory.note_answer(self)
@@ -94,7 +95,7 @@ class KeyedRelay(Relay):
         self.is_over = True
         last = self.log[-1] if self.log else None
         if isinstance(last, Failure) and (last.retryable or last.position == 0):
-            self._memory.drop(self)  # the client may ask again and shall not hear the same, or would in any case
+            self._memory.drop(self)  # the client may ask again, and must not get the same error
         else:
             self._memory.note_idle(self)
 
@@ -104,7 +105,8 @@ class KeyedRelay(Relay):
             self._memory.note_idle(self)
 
     def attach(self, outlet: Outlet, position: int) -> None:
-        """Go on with another stream, from answer `position` on. Raises `UnknownStream` if that is forgotten."""
+        """Continue on another stream of a connection, from answer `position` on. Raises `UnknownStream` if that answer
+        is forgotten."""
         end = self.num_forgotten + len(self.log)
         if not self.num_forgotten <= position <= end:
             raise UnknownStream(
@@ -119,7 +121,7 @@ class KeyedRelay(Relay):
             self._memory.note_busy(self)
 
     def forget(self) -> int:
-        """Remember the oldest answer no more; gives its size."""
+        """Forget the oldest answer; returns its size."""
         self.num_forgotten += 1
         return _size(self.log.popleft())
 
@@ -147,7 +149,8 @@ class Memory:
         return relay
 
     def same(self, key: Key, asked: Generate) -> KeyedRelay | None:
-        """The stream that this very request began before. Raises `InvalidRequest` if the key began another one."""
+        """The stream that this same request began before; None if there is none. Raises `InvalidRequest` if another
+        request began a stream with that key."""
         relay = self._relays.get(key)
         if relay is None:
             return None
@@ -161,13 +164,13 @@ class Memory:
         return relay
 
     def note_answer(self, relay: KeyedRelay) -> None:
-        """Over the budget, whoever speaks forgets first."""
+        """Note a new answer. If all answers exceed the budget, this stream forgets its oldest ones first."""
         self._size += _size(relay.log[-1])
         while self._size > self.settings.max_replay_size and relay.log:
             self._size -= relay.forget()
 
     def note_idle(self, relay: KeyedRelay) -> None:
-        """From now on the stream is kept for its client's return, and not for long."""
+        """Note that the stream has no connection: it is kept for its client's return for a limited time."""
         if self._relays.get(relay.key) is not relay:
             return
         self.note_busy(relay)
@@ -177,13 +180,13 @@ class Memory:
             self.drop(idle[0])
 
     def note_busy(self, relay: KeyedRelay) -> None:
-        """Somebody listens again."""
+        """Note that a connection is attached again."""
         if relay.timer is not None:
             relay.timer.cancel()
             relay.timer = None
 
     def drop(self, relay: KeyedRelay) -> None:
-        """Forget a stream; end it if it still runs and nobody listens."""
+        """Forget a stream; it ends if it still runs and no connection is attached."""
         if self._relays.get(relay.key) is relay:
             del self._relays[relay.key]
         self.note_busy(relay)
@@ -199,11 +202,11 @@ class Memory:
 
 
 def _size(answer: StreamAnswer) -> int:
-    """How much an answer is to remember: itself, and each alternative that it names."""
+    """The size of an answer in memory: one, and one for each alternative that it names."""
     return 1 + len(answer.top_logprobs or ()) if isinstance(answer, Token) else 1
 
 
 def _content(asked: Generate) -> bytes:
-    """By what a request is known again. Prompts can be long, so it is not the request itself."""
+    """A digest by which a request is recognized. Prompts can be long, so the request itself is not kept."""
     text = repr(replace(asked, stream_id=0, position=0))
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()

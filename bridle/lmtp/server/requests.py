@@ -1,7 +1,7 @@
-"""From GENERATE and SCORE to requests that an engine can run: defaults, names, and what of it is clamped.
+"""Makes requests for an engine from GENERATE and SCORE: defaults, names, and values that are clamped.
 
 LMQL asks for more than fits where any server would stop anyway (128 tokens at the end of the context, mask entries
-beyond the vocabulary); that is cut to size. Everything else that is wrong is refused by name.
+beyond the vocabulary); these are cut to size. Everything else that is wrong is refused by name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIONS: Mapping[str, tuple[type, ...]] = {
     for each in fields(SamplingParams)
     if each.name in fields_on("lmtp") and each.name not in {own.name for own in fields(Generate)}
 }
-#: Means something in beam search alone, which LMQL does by itself; it sends the field all the same.
+#: Fields that have a meaning only in beam search. LMQL does that by itself, but sends the field all the same.
 _IGNORED = ("length_penalty",)
 #: Requests with more entries in their bias are built in a thread.
 _MAX_INLINE_BIASES = 4_096
@@ -49,7 +49,7 @@ async def generate_request(
     adapter: str | None = None,
     terms: Terms = DEFAULT_TERMS,
 ) -> Request:
-    """The engine request of a GENERATE whose buffer holds `prefix`, with an adapter that is there."""
+    """The engine request of a GENERATE. `prefix` are the tokens of its buffer; its adapter has been loaded."""
     context = await context_of(model, asked.prompt, prefix) or (_first_token(model),)
     is_constrained = asked.constraint is not None
     controller = controller_of(model, asked.controller, asked.controller_arg, identity, is_constrained)
@@ -83,7 +83,7 @@ async def score_request(
     adapter: str | None = None,
     terms: Terms = DEFAULT_TERMS,
 ) -> tuple[Request, int]:
-    """The engine request of a SCORE, and how many of its last tokens are to be scored."""
+    """The engine request of a SCORE, and how many of its last tokens must be scored."""
     context = await context_of(model, asked.prompt, prefix)
     if not asked.scored:
         raise InvalidRequest("'scored' is empty; it must hold at least one token", "scored")
@@ -104,7 +104,7 @@ async def score_request(
 
 
 async def context_of(model: LoadedModel, prompt: Prompt, prefix: tuple[int, ...]) -> tuple[int, ...]:
-    """Prefix and prompt as tokens. Only what begins a context gets the tokens that begin a text."""
+    """Prefix and prompt as tokens. Only a prompt at the beginning of the context gets the tokens that begin a text."""
     if isinstance(prompt, str):
         if not prompt:
             return prefix
@@ -113,12 +113,12 @@ async def context_of(model: LoadedModel, prompt: Prompt, prefix: tuple[int, ...]
 
 
 def wants_text(asked: Generate) -> bool:
-    """Whether answers carry text: if the client says so, otherwise if it sent text itself."""
+    """Whether answers carry text: as the client says, by default if it sent text itself."""
     return isinstance(asked.prompt, str) if asked.text is None else asked.text
 
 
 def _first_token(model: LoadedModel) -> int:
-    """What an empty context starts from."""
+    """The token with which an empty context begins."""
     bos = model.tokenizer.bos_token_id
     if bos is not None:
         return bos
@@ -143,7 +143,7 @@ def _sampling(model: LoadedModel, asked: Generate, num_context: int) -> Sampling
 
 
 def _options(asked: Generate) -> dict[str, Any]:
-    """Sampling parameters among the further fields; there is nothing else that they may be."""
+    """The sampling parameters among the further fields. Other fields cannot occur here."""
     given = asked.options
     for name, value in given.items():
         kinds = (int, float) if name in _IGNORED else OPTIONS.get(name)
@@ -157,7 +157,7 @@ def _options(asked: Generate) -> dict[str, Any]:
 
 
 def _bias(bias: Mapping[int, float], vocab_size: int) -> Mapping[int, float]:
-    """Entries of the vocabulary. LMQL numbers tags of its own beyond it."""
+    """The entries that lie within the vocabulary. LMQL numbers tags of its own beyond it."""
     if not bias or (min(bias) >= 0 and max(bias) < vocab_size):
         return bias
     return {token: value for token, value in bias.items() if 0 <= token < vocab_size}

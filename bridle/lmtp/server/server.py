@@ -22,7 +22,7 @@ _END_SECONDS = 2.0
 
 @dataclass(slots=True)
 class LocalHost:
-    """A host for servers that stand alone, without HTTP."""
+    """The host of a server that runs without HTTP."""
 
     registry: ModelRegistry
     admission: Admission
@@ -30,15 +30,15 @@ class LocalHost:
     tracing: Tracing | None = None
 
     def check_open(self) -> None:
-        """Always open."""
+        """Do nothing: this host is always open."""
 
     def note_end(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing: nothing waits for the end of requests."""
 
 
 class LmtpServer:
-    """Serves any number of connections. `host` brings models, room, and the word whether new requests are taken; `echo`
-    sees each message of a client.
+    """Serves any number of connections. `host` provides the models and the admission, and says whether new requests are
+    accepted. `echo` is called with each message of a client.
 
         server = LmtpServer(LocalHost(registry, Admission()))
         await server.serve(link)
@@ -56,17 +56,17 @@ class LmtpServer:
 
     @property
     def num_connections(self) -> int:
-        """Clients that are connected."""
+        """The number of clients that are connected."""
         return len(self._connections)
 
     @property
     def num_kept(self) -> int:
-        """Streams with a key, running or remembered."""
+        """The number of streams with a key, running or remembered."""
         return len(self._home.memory)
 
     async def serve(self, link: Link, identity: Identity = LOCAL_USER, trace: Mapping[str, str] | None = None) -> None:
-        """Serve one client until it leaves, or the server ends. `trace` has the headers that name the trace which its
-        requests belong to, if the carrier brought any."""
+        """Serve one client until it leaves, or the server ends. `trace` holds the headers that name the trace of its
+        requests, if the carrier brought any."""
         connection = Connection(self._home, link, identity, self._echo, trace)
         self._connections.add(connection)
         try:
@@ -77,12 +77,12 @@ class LmtpServer:
                 self._ended.set()
 
     def drain(self, seconds: float) -> None:
-        """Begin nothing new; what is open has `seconds`."""
+        """Begin nothing new; open streams have `seconds` to finish."""
         for connection in self._connections:
             connection.drain(seconds)
 
     async def close(self) -> None:
-        """End every stream in an error, tell the clients, and let go of them and of everything kept for them."""
+        """End every stream with an error, tell the clients, and free everything kept for them."""
         self._ended.clear()
         for connection in list(self._connections):
             connection.end(EngineClosed("the server was shut down"))
@@ -92,6 +92,6 @@ class LmtpServer:
                 if self._connections:
                     await self._ended.wait()
                 await asyncio.gather(*self._home.tasks, return_exceptions=True)
-        except TimeoutError:  # clients that do not read; the carrier cuts them
+        except TimeoutError:  # clients that do not read; their carriers cut them
             for task in list(self._home.tasks):
                 task.cancel()

@@ -1,6 +1,6 @@
-"""The streams of one connection: begun, resumed, broken off, as its session says.
+"""The streams of one connection: begun, resumed and cancelled as its session decides.
 
-Each stream is a task that outlives the connection only if its client gave it a key to come back with.
+Each stream is a task. It outlives the connection only if its client gave it a key by which it can come back.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from bridle.service.turns import Turns
 
 @dataclass(slots=True)
 class Home:
-    """What the connections of one server share. `tasks` are all that run; large messages are read one at a time, under
-    `reading`, since no parser lets others run until it is done. `turns` say whose next message is heard."""
+    """What the connections of one server share. `tasks` are all running tasks. Large messages are parsed one at a time,
+    under `reading`, since a parser lets no other task run until it is done. `turns` decides whose next message is read.
+    """
 
     host: Host
     settings: LmtpSettings
@@ -39,7 +40,7 @@ class Home:
     turns: Turns = field(default_factory=Turns)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something beside everything else."""
+        """Run a task beside all others."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -48,7 +49,7 @@ class Home:
 
 @dataclass(slots=True)
 class Outlet:
-    """One stream of a connection, for whoever fills it."""
+    """One stream of a connection, for the producer of its answers."""
 
     stream: Stream
     session: Session
@@ -68,14 +69,14 @@ class Outlet:
             self.forget(self.stream)
 
     def release(self) -> None:
-        """Nothing more comes here, and the client is not told."""
+        """Free the stream without telling the client: no more answers come here."""
         self.session.release(self.stream)
         self.forget(self.stream)
 
 
 class Streams:
-    """Does what a session wants done about streams and buffers. `send` and `room` lead to the client, `trace` names the
-    trace that its requests belong to."""
+    """Carries out a session's actions on streams and buffers. `send` and `room` lead to the client, `trace` names the
+    trace of its requests."""
 
     def __init__(
         self,
@@ -97,8 +98,8 @@ class Streams:
         self._buffers = Buffers(home.settings.max_buffers, home.settings.max_buffer_tokens)
 
     def start(self, action: Start) -> None:
-        """Begin a stream, or go on with one that the same request began before. One that there is no place for is
-        refused here, before anything is done for it."""
+        """Begin a stream, or continue one that the same request began before. A stream that there is no place for is
+        refused here, before any work is done for it."""
         asked, outlet = action.request, self._outlet(action.stream)
         if isinstance(asked, Generate) and asked.key is not None:
             key = self._key(asked.key)
@@ -132,12 +133,12 @@ class Streams:
         relay.stop = self._home.spawn(work.run()).cancel
 
     def reattach(self, action: Reattach) -> None:
-        """Go on with a stream begun before."""
+        """Continue a stream that was begun before."""
         asked = action.request
         self._attach(self._outlet(action.stream), self._home.memory.get(self._key(asked.key)), asked.position)
 
     def stop(self, action: Stop) -> None:
-        """Nobody listens to a stream any more."""
+        """Stop a stream that no client reads any more."""
         relay = self._relays.pop(action.stream, None)
         if relay is None:
             return
@@ -146,7 +147,7 @@ class Streams:
             self._home.memory.drop(relay)
 
     def keep(self, asked: BufferRequest) -> None:
-        """Name a buffer, or forget it, and say so."""
+        """Name a buffer, or forget it, and answer the client."""
         if asked.drop:
             self._buffers.drop(asked.name)
             self._send(Msg(stream_id=asked.stream_id, buffer=asked.name, num_tokens=0))
@@ -208,7 +209,7 @@ class Streams:
 
 
 def _refuse(relay: Relay, stream_id: StreamId, error: BridleError, save: Buffer | None) -> None:
-    """End a stream that has not begun."""
+    """End a stream that was refused before it began."""
     if save is not None:
         save.fail(InvalidRequest(f"buffer {save.name!r} was not filled: its stream was refused", "buffer"))
     relay.put(failure_of(stream_id, error))

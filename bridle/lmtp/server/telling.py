@@ -1,12 +1,12 @@
-"""From an engine's events to the answers of one stream.
+"""Converts an engine's events to the answers of one stream.
 
-Every rule of what a stream looks like on the wire is here: one answer a token, the finish on the last one, nothing
-after it, and never none at all. The last token of an output and its finish reach us together as a rule, so a token
-waits at most for the end of the batch of events it came in. It waits for its successor where that matters: a
-controller can stop without a token, and LMQL loses an error that comes after the fourth token, but not one that a new
-request meets first.
+All rules of a stream's form on the wire are here: one answer for each token, the finish reason on the last one, nothing
+after it, and at least one answer. The last token of an output and its finish usually come together, so a token waits at
+most for the end of the batch of events that it came in. A token waits for its successor in two cases: a controller can
+stop without a token, and LMQL loses an error that comes after the fourth token, but not one that a new request meets
+first.
 
-Knows nothing of engines beyond their events, and nothing of connections.
+This module knows nothing of engines beyond their events, and nothing of connections.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bridle.outputs import Event as EngineEvent
 from bridle.outputs import Finished, FinishReason, Forked, Log, Logprob, PromptEvent, Rewind, TokenEvent
 from bridle.service import DeltaReader, OutputCollector
 
-#: How many tokens LMQL reads of a stream before it uses the first. A failure among them is seen by the query.
+#: How many tokens of a stream LMQL reads before it uses the first. The query sees a failure among these.
 _NUM_READ_AHEAD = 4
 _MAX_LOG_CHARS = 4_096
 _REASONS = {FinishReason.STOP: "stop", FinishReason.CONTROLLER: "stop", FinishReason.LENGTH: "length"}
@@ -31,9 +31,9 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.CONTROLLER: "stop", FinishRe
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """How a stream is told: with text or without, to a client that knows the extensions or not (then errors late in a
-    stream become an early end), whether the client sees rewinds and forks. `eos` stands for an output that ended before
-    its first token."""
+    """The form of a stream's answers: with text or without; for a client that knows the extensions or not (then late
+    errors become an early end); with rewinds and forks or without. `eos` stands for an output that ended before its
+    first token."""
 
     stream_id: StreamId
     eos: int
@@ -43,22 +43,22 @@ class Telling:
 
 
 class Teller(Protocol):
-    """Tells one stream. Once it `is_over` there is nothing more to tell; it may have failed."""
+    """Makes the answers of one stream. Once it `is_over` there are no further answers; the stream may have failed."""
 
     is_over: bool
     has_failed: bool
 
     def tell(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
-        """The answers that a batch of events gives."""
+        """The answers for a batch of events."""
         raise NotImplementedError
 
     def fail(self, error: BridleError) -> Iterator[StreamAnswer]:
-        """The answers that end the stream in an error."""
+        """The answers that end the stream with an error."""
         raise NotImplementedError
 
 
 class GenerateTeller:
-    """Tells one GENERATE. `num_told` counts tokens sent."""
+    """Makes the answers of one GENERATE. `num_told` counts tokens sent."""
 
     def __init__(self, how: Telling, request: Request) -> None:
         self._how = how
@@ -123,7 +123,7 @@ class GenerateTeller:
         if self._how.is_extended:
             token.usage, token.seed = asdict(event.usage), self._seed
         self.num_told += 1
-        self.is_over = self._finals is not None  # further outputs are nothing to this client
+        self.is_over = self._finals is not None  # this client gets no further outputs
         yield token
 
     def _token(self, event: TokenEvent) -> Token:
@@ -138,7 +138,7 @@ class GenerateTeller:
         )
 
     def _last_resort(self, index: int) -> Token:
-        """The end of an output that has no token to carry it."""
+        """The answer that ends an output without a token to carry the finish reason."""
         if self._how.is_extended:
             return Token(stream_id=self._how.stream_id, token=None, branch=index)
         eos = self._how.eos
@@ -156,7 +156,7 @@ class GenerateTeller:
 
 
 class ScoreTeller:
-    """Tells one SCORE: the last `num_scored` tokens of the prompt."""
+    """Makes the answers of one SCORE: the last `num_scored` tokens of the prompt."""
 
     def __init__(self, stream_id: StreamId, num_scored: int) -> None:
         self._stream_id = stream_id
@@ -186,14 +186,15 @@ class ScoreTeller:
 
 
 class FinalEvents:
-    """Lets through what can no longer change of the first output, as events: for clients that know no rewinds."""
+    """Passes on the part of the first output that can no longer change, as events, for clients that know no rewinds."""
 
     def __init__(self, request: Request) -> None:
         self._collector = OutputCollector(request)
         self._reader = DeltaReader(self._collector)
 
     def take(self, events: list[EngineEvent]) -> Iterable[EngineEvent]:
-        """Raises `ControllerError` if a controller took back more than it had announced."""
+        """The events that are final now. Raises `ControllerError` if a controller took back more than it
+        had announced."""
         self._collector.add(events)
         growing = self._collector.growing[0]
         for delta in self._reader.take():
@@ -212,7 +213,7 @@ class FinalEvents:
 
 
 def error_of(event: Finished) -> BridleError | None:
-    """What an output that did not end well is told as."""
+    """The error of an output that ended badly; None for any other."""
     if event.error is not None:
         return event.error
     if event.reason is FinishReason.DEADLINE:
@@ -225,5 +226,5 @@ def error_of(event: Finished) -> BridleError | None:
 
 
 def _with_chosen(known: Logprob) -> dict[int, float]:
-    """The best tokens, and the chosen one if it is not among them."""
+    """The best tokens, and the chosen one even if it is not among them."""
     return {**dict(known.top), known.token: known.logprob}

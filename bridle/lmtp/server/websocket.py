@@ -1,7 +1,7 @@
 """LMTP over WebSockets, as an ASGI application to be mounted beside the HTTP routes of the same port.
 
-Text frames are messages; binary ones are ignored, as the original does. Who asks was found out before, and stands in
-the scope. A web page of another origin is refused, since a browser would let it in with its user's rights.
+Text frames are messages; binary ones are ignored, as the original does. The scope holds the client's identity, which
+was checked before. A web page of another origin is refused, since a browser would connect it with its user's rights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class LmtpEndpoint:
-    """The ASGI application of a server, to be found at `paths`."""
+    """The ASGI application of a server, for the WebSockets at `paths`."""
 
     def __init__(self, server: LmtpServer) -> None:
         self.server = server
@@ -34,11 +34,11 @@ class LmtpEndpoint:
         return "/", self.server.settings.path
 
     def drain(self, seconds: float) -> None:
-        """Begin nothing new; what is open has `seconds`."""
+        """Begin nothing new; open streams have `seconds` to finish."""
         self.server.drain(seconds)
 
     async def close(self) -> None:
-        """End what is open, and tell the clients."""
+        """End everything that is open, and tell the clients."""
         await self.server.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +66,7 @@ class LmtpEndpoint:
 def websocket_front(
     settings: LmtpSettings | None = None, echo: Callable[[str], None] | None = None
 ) -> Callable[[Host], LmtpEndpoint]:
-    """What an HTTP application makes its LMTP endpoint with."""
+    """A function with which an HTTP application makes its LMTP endpoint."""
     return lambda host: LmtpEndpoint(LmtpServer(host, settings, echo))
 
 
@@ -83,7 +83,7 @@ class WebSocketLink:
             raise ConnectionLost("the connection is closed")
         try:
             await self._send({"type": "websocket.send", "text": message})
-        except (OSError, RuntimeError) as error:  # how ASGI servers say that the peer is gone
+        except (OSError, RuntimeError) as error:  # how ASGI servers report that the peer is gone
             raise ConnectionLost(f"the client is gone: {error or type(error).__name__}") from error
 
     async def receive(self) -> str:

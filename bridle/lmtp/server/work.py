@@ -1,6 +1,6 @@
-"""The work behind a stream: the model is had, a request built and admitted, and the engine's events told.
+"""The work behind a stream: get the model, build and admit a request, and pass on the engine's events as answers.
 
-Whatever goes wrong, on whatever way, the stream is told once, and everything taken is given back.
+However the work fails, the stream gets exactly one last answer, and everything that was reserved is given back.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from bridle.service.keys import Identity
 from bridle.service.story import Story, Tracing
 from bridle.service.terms import make_terms
 
-#: A request that has not begun after so many seconds is said to be queued.
+#: A request that has not begun after this many seconds is reported as queued.
 _LONG_WAIT = 0.2
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.lmtp")
 
 
 class Host(Protocol):
-    """The service around the streams: models, room, and whether new requests are taken at all."""
+    """The service around the streams: models, admission, and whether new requests are accepted at all."""
 
     @property
     def registry(self) -> ModelRegistry:
@@ -48,25 +48,25 @@ class Host(Protocol):
 
     @property
     def live(self) -> dict[str, Story]:
-        """Requests that a model works on, by id."""
+        """The requests that a model works on, by id."""
         raise NotImplementedError
 
     @property
     def tracing(self) -> Tracing | None:
-        """Where the spans of requests go, if anywhere."""
+        """Makes and sends the spans of requests, if there is tracing."""
         raise NotImplementedError
 
     def check_open(self) -> None:
         """Raises `EngineClosed` while the server is shutting down."""
 
     def note_end(self) -> None:
-        """A request is over, and what it had reserved is free again."""
+        """Note that a request is over, and that what it had reserved is free again."""
 
 
 @dataclass(slots=True)
 class Work:
-    """One GENERATE or SCORE: what comes before its prompt, and what its context is to be kept as. `is_extended` says
-    whether its client knows the extensions, `trace` which trace it belongs to."""
+    """One GENERATE or SCORE, with the prefix before its prompt and the buffer that will hold its context. `is_extended`
+    says whether its client knows the extensions, `trace` names the trace that it belongs to."""
 
     host: Host
     settings: LmtpSettings
@@ -84,7 +84,7 @@ class Work:
         self.story = Story(id=new_request_id(), route=f"LMTP {kind}", identity=self.identity)
 
     async def run(self) -> None:
-        """Do it all. Errors become answers; a cancelled task just lets go of everything."""
+        """Do all of the work. Errors become answers; a cancelled task only gives back what it holds."""
         story = self.story
         if self.host.tracing is not None:
             story.span = self.host.tracing.begin(self.trace)
@@ -111,7 +111,7 @@ class Work:
             self._tell(story)
 
     def _tell(self, story: Story) -> None:
-        """One line that tells what happened, and the end of the span."""
+        """Write the log line of the request, and end its span."""
         _log.info("request", id=story.id, route=story.route, stream=self.asked.stream_id, **story.fields())
         if story.span is not None:
             story.span.end(story, "text_completion", {"network.protocol.name": "lmtp"})
@@ -139,7 +139,8 @@ class Work:
         await self._read(model, ticket, ticket.seat(replace(request, metadata=story.metadata)), teller)
 
     async def _acquire(self, held: ExitStack) -> tuple[LoadedModel, str | None]:
-        """The model and the adapter that are asked for; the client hears if it has to wait for one of them."""
+        """Get the model and the adapter that the request names. The client is told if it has to wait for
+        one of them."""
         registry, timeout = self.host.registry, self.settings.load_timeout
         chosen = registry.choose(served_name(registry, self.asked.model), self.asked.adapter)
         is_loaded = registry.state_of(chosen.model) is ModelState.LOADED
@@ -163,7 +164,7 @@ class Work:
         )
 
     async def _read(self, model: LoadedModel, ticket: Ticket, request: Request, teller: Teller) -> None:
-        """Submit the request and tell its events until the stream is over. Leaving early ends the request."""
+        """Submit the request and pass on its events until the stream is over. Leaving early cancels the request."""
         context = _Context()
         async with model.client.submit(request) as stream:
             notice = asyncio.get_running_loop().call_later(_LONG_WAIT, self._tell_wait, model)
@@ -179,7 +180,7 @@ class Work:
                     if teller.is_over:
                         break
                     await self.relay.room()
-            except BridleError as error:  # the engine is gone, or a controller broke its word
+            except BridleError as error:  # the engine is gone, or a controller broke a promise
                 for answer in teller.fail(error):
                     self.relay.put(answer)
             finally:
@@ -201,14 +202,14 @@ class Work:
         self._say("queued", num_waiting=model.client.statistics().num_waiting)
 
     def _say(self, event: str, **data: Any) -> None:
-        """A notice, to those who know what one is."""
+        """Send a notice to a client that knows the extensions."""
         if self.is_extended:
             self.relay.put(Event(event=event, stream_id=self.asked.stream_id, data=data))
 
 
 @dataclass(slots=True)
 class _Context:
-    """Prompt and first output of a request, as they are in the end."""
+    """The prompt and the first output of a request, in their final form."""
 
     tokens: list[int] = field(default_factory=list)
 

@@ -1,4 +1,5 @@
-"""OpenAI's Responses API, without a memory: its items become conversations of ours, and turns become its items."""
+"""OpenAI's Responses API, without stored responses: its items become bridle's conversations, and turns become its
+items."""
 
 from bridle.http.openai.responses.routes import router
 

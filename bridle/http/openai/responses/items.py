@@ -1,4 +1,4 @@
-"""A turn as items: built up from what readers find, with the events that tell how they grow."""
+"""A turn as items, built from the pieces that readers find, with the events that report how the items grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Item = dict[str, Any]
 
 
 class ItemWriter:
-    """`items` are complete once the writer is closed. The last one is open before that."""
+    """Builds `items`, which are complete once the writer is closed. Until then the last one may be open."""
 
     def __init__(self, response_id: str) -> None:
         self.items: list[Item] = []
@@ -20,11 +20,11 @@ class ItemWriter:
         self._is_open = False
 
     def add(self, pieces: Iterable[Piece]) -> list[Event]:
-        """Take in what was found; gives the events of it."""
+        """Add pieces; returns their events."""
         return [event for piece in pieces for event in self._of(piece)]
 
     def close(self, status: str = "completed") -> list[Event]:
-        """The last item ends; an answer without any gets an empty message."""
+        """End the last item; an answer without any item gets an empty message."""
         opened = [] if self.items else self._begin("message", _message(f"msg_{self._id}_0"))
         return [*opened, *self._end(status)]
 
@@ -50,7 +50,7 @@ class ItemWriter:
         events = self._end()
         self.items.append(item)
         self._is_open = True
-        # What is told now must not change when the item grows.
+        # The event needs a copy, because the item grows afterwards.
         told = item | {"content": []} if "content" in item else dict(item)
         events.append(self._event("response.output_item.added", item=told))
         if "content" in item:

@@ -79,7 +79,7 @@ class _Answer:
         )
 
         async def sink(part: Part) -> None:
-            for delta in part.reader.take():  # what a controller says beside is told in the end
+            for delta in part.reader.take():  # other output of a controller comes at the end
                 if delta.index == 0:
                     await self._send(writer, self._items.add(self._reader.push(delta.text, delta.is_last)))
 

@@ -1,6 +1,6 @@
-"""Bodies of the Responses API, and the conversation that each comes down to.
+"""Bodies of the Responses API, and the conversation that each is converted to.
 
-The server keeps no responses: what would refer to an earlier one is refused, and clients send the items again.
+The server keeps no responses. A reference to an earlier response is refused, and clients send its items again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridle.http.openai.schemas import (
 )
 from bridle.shown import shown
 
-#: Entries of `metadata`, which is given back with every answer.
+#: How many entries `metadata` may have, which is returned with every answer.
 MAX_METADATA = 16
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -87,7 +87,7 @@ class ResponsesBody(SamplingFields):
         )
 
     def _check(self) -> None:
-        """Refuse what would be promised and not kept."""
+        """Refuse options that this server could not honour."""
         if self.n is not None and self.n != 1:
             raise InvalidRequest(f"n is {self.n}; a response has one answer", "n")
         for name in ("previous_response_id", "conversation", "prompt"):
@@ -111,7 +111,7 @@ def _messages(instructions: str | None, items: str | JsonObjects) -> JsonObjects
 
 
 def _add_item(messages: JsonObjects, item: Mapping[str, Any], where: str) -> None:
-    """One more item. Thoughts, text and calls of a turn become one message."""
+    """Add one item to the messages. Thoughts, text and calls of a turn become one message."""
     match item.get("type", "message"):
         case "message":
             role = item.get("role")
@@ -142,7 +142,7 @@ def _add_item(messages: JsonObjects, item: Mapping[str, Any], where: str) -> Non
 
 
 def _turn(messages: JsonObjects) -> dict[str, Any]:
-    """The assistant's message that is being put together."""
+    """The assistant's message that is being built."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
