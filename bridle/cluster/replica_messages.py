@@ -52,7 +52,7 @@ class Submit(_Wire):
     deadline: float | None
     tenant: str
     priority: int
-    turn: float
+    place: float
     detokenize: bool
     tell_resuming: bool
     generated: tuple[int, ...]

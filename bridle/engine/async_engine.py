@@ -155,7 +155,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._state != "closed":
-                self._turn()
+                self._cycle()
             self._cancel_all()
         except Exception as error:
             _log.exception("the engine thread failed")
@@ -163,7 +163,7 @@ class AsyncEngine:
         finally:
             self._end()
 
-    def _turn(self) -> None:
+    def _cycle(self) -> None:
         """Take one step, or sleep until there is something to do."""
         self._wake.clear()
         self._take_inbox()

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import count
 
 from bridle.config import EngineConfig
-from bridle.engine.adapter_turns import AdapterTurns
+from bridle.engine.adapter_rotation import AdapterRotation
 from bridle.engine.batching import Batching
 from bridle.engine.blame import Blame
 from bridle.engine.block_manager import BlockManager
@@ -80,8 +80,8 @@ class Engine:
         self._interruptible = executor if isinstance(executor, Interruptible) else None
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = Intake(self.info, self.config)
-        self._turns = AdapterTurns(self.config.max_step_adapters, adapters)
-        self._scheduler = _make_scheduler(self.info, self.config, self.batching, clock, self._turns)
+        self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
+        self._scheduler = _make_scheduler(self.info, self.config, self.batching, clock, self._rotation)
         self._progress = Progress(self._scheduler, self._statistics, decoder, self._on_finish)
         self._steering = Steering(
             pools,
@@ -104,7 +104,7 @@ class Engine:
             self.config.max_forks,
         )
         self._live: dict[str, Outputs] = {}
-        self._endings = Endings(self._live, self._progress, self._turns.take_failures)
+        self._endings = Endings(self._live, self._progress, self._rotation.take_failures)
         self._blame = Blame()
         self._is_lost = False  # the device is away, and the clients were told
         self._closed = False
@@ -152,7 +152,7 @@ class Engine:
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
             raise InvalidRequest(f"no controller pool here runs a {kind}", "controller")
-        self._turns.check(request)
+        self._rotation.check(request)
 
     def add(self, request: Request) -> None:
         """Accept a request, to begin with the next step.
@@ -167,7 +167,7 @@ class Engine:
         if self.num_waiting >= self.config.max_waiting:
             raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
         self.check(request)
-        self._turns.open(request)
+        self._rotation.open(request)
         self._endings.watch(request)
         seq = self._intake.new_sequence(request, next(self._ids))
         self._live[request.id] = Outputs({seq.id: seq})
@@ -194,7 +194,7 @@ class Engine:
             self._closed = True
             for pool in self._steering.pools:
                 pool.shutdown()
-            self._turns.close()
+            self._rotation.close()
             self._executor.close()
 
     # -- the step ----------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Engine:
         if is_last:
             del self._live[seq.request.id]
             self._endings.forget(seq.request.id)
-            self._turns.leave(seq.request)
+            self._rotation.leave(seq.request)
         self._progress.events.append(replace(event, is_last=is_last))
 
     # -- failure -----------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class Engine:
             num_suspended=sum(seq.control.is_suspended for seq in running),
             num_free_blocks=blocks.num_free,
             num_cached_blocks=blocks.num_cached,
-            **self._turns.counts(),
+            **self._rotation.counts(),
         )
 
     def check_integrity(self) -> None:
@@ -338,7 +338,7 @@ class Engine:
 
 
 def _make_scheduler(
-    info: ExecutorInfo, config: EngineConfig, batching: Batching, clock: Callable[[], float], turns: AdapterTurns
+    info: ExecutorInfo, config: EngineConfig, batching: Batching, clock: Callable[[], float], rotation: AdapterRotation
 ) -> Scheduler:
     caching = config.enable_prefix_caching and info.kv == "paged"
     blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
@@ -352,5 +352,5 @@ def _make_scheduler(
         chunked_prefill=batching.chunked_prefill,
         gate=PromptGate(batching.waiting_served_ratio, batching.max_waiting_tokens),
         priority_seconds=config.priority_seconds,
-        turns=turns,
+        rotation=rotation,
     )

@@ -84,7 +84,7 @@ class Request:
 
     `controller` is what steers it, in whatever form the controller pool that owns it understands. `deadline` is a point
     of the engine's clock in seconds. `tenant` salts the prefix cache: requests share cached blocks only within one
-    tenant. Waiting requests are taken in order of `priority`, then `turn`, then arrival, smaller ones first.
+    tenant. Waiting requests are taken in order of `priority`, then `place`, then arrival, smaller ones first.
     `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside the ones in `sampling`.
     `tell_resuming` asks for a `Resuming` event when the device is lost. `generated` are tokens that the output got on
     another engine and that its client has; the output continues after them. It is allowed only for a single output
@@ -100,7 +100,7 @@ class Request:
     deadline: float | None = None
     tenant: str = ""
     priority: int = 0
-    turn: float = 0.0
+    place: float = 0.0
     detokenize: bool = True
     tell_resuming: bool = False
     generated: tuple[int, ...] = ()

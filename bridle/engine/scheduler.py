@@ -2,7 +2,7 @@
 
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
 token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences that hold blocks come first, each sure
-of one token before anyone gets a second; then waiting ones are admitted in order of priority, turn and arrival, and
+of one token before anyone gets a second; then waiting ones are admitted in order of priority, place and arrival, and
 none waits for ever (`waiting`). Queued prompts may have to wait until the streams have had their time (`PromptGate`);
 without chunks each is computed whole, in a step without decodes. When blocks run out, the sequence whose preemption
 frees most and costs least is put back to waiting and computed again later. The scheduler knows nothing of sampling,
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from bridle.engine.adapter_turns import AdapterTurns
+from bridle.engine.adapter_rotation import AdapterRotation
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
 from bridle.engine.sequence import Sequence
@@ -54,10 +54,10 @@ class Scheduler:
         chunked_prefill: bool = True,
         gate: PromptGate | None = None,
         priority_seconds: float = 10.0,
-        turns: AdapterTurns | None = None,
+        rotation: AdapterRotation | None = None,
     ) -> None:
         self.blocks = blocks
-        self.turns = turns or AdapterTurns(max_num_seqs)
+        self.rotation = rotation or AdapterRotation(max_num_seqs)
         self._priority_seconds = priority_seconds
         self._clock = clock
         self._by_sequence = kv == "sequences"
@@ -120,15 +120,15 @@ class Scheduler:
     def schedule(self) -> tuple[StepPlan, list[Scheduled]]:
         """The next plan and its rows with their sequences, in the same order."""
         self._step += 1
-        if self.turns.is_active:
-            self.turns.begin_step(self.running.values(), self._next_in_line(), self.waiting)
+        if self.rotation.is_active:
+            self.rotation.begin_step(self.running.values(), self._next_in_line(), self.waiting)
         picked = self._pick_suspect() if self._suspects else self._pick()
         plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
         self._forks, self._freed = [], []
         for _, _, copies in picked:  # in the order in which the blocks were taken
             if copies:
                 plan.copies.extend(copies)
-        if self.turns.is_active:
+        if self.rotation.is_active:
             picked.sort(key=_adapter)  # rows of one adapter side by side, rows without one first
         scheduled = []
         num_logits = 0
@@ -187,7 +187,7 @@ class Scheduler:
         """Give each decoding sequence a token. Further tokens that they lack, and all tokens of a prompt, come out of
         the prompts' budget. Returns what is left of the step's budget."""
         budget = self.max_num_batched_tokens
-        ready = self._turn(ready)
+        ready = self._rotate(ready)
         unserved = len(ready)
         for seq in ready:
             unserved -= 1
@@ -209,7 +209,7 @@ class Scheduler:
             budget -= num_tokens
         return budget
 
-    def _turn(self, ready: list[Sequence]) -> list[Sequence]:
+    def _rotate(self, ready: list[Sequence]) -> list[Sequence]:
         """At most as many sequences as one step takes. When there are more, each step begins where the last ended."""
         limit = min(self.max_num_seqs, self.max_num_batched_tokens)
         if len(ready) <= limit:
@@ -365,7 +365,7 @@ class Scheduler:
 
 def _urgency(seq: Sequence) -> tuple[int, float, int]:
     """Sort key: sequences with smaller keys run first."""
-    return seq.queue.level, seq.request.turn, seq.id
+    return seq.queue.level, seq.request.place, seq.id
 
 
 def _adapter(pick: _Pick) -> str:

@@ -36,7 +36,7 @@ class UnsentToken:
 class QueueState:
     """The sequence's state in the scheduler's queues, and its times there.
 
-    Written by the scheduler; `sits_out` is written by `AdapterTurns`, which chooses the adapters of a step.
+    Written by the scheduler; `sits_out` is written by `AdapterRotation`, which chooses the adapters of a step.
     """
 
     level: int  # of urgency, smaller ones first: its request's, until it overtakes a higher one

@@ -236,8 +236,8 @@ async def prepare(
             terms=call.terms,
             metadata=call.metadata,
         )
-        turn = ticket.charge(len(tokens) * num_copies, max_output(sampling, num_copies))
-        request = replace(request, turn=turn, tell_resuming=tell_resuming)
+        place = ticket.charge(len(tokens) * num_copies, max_output(sampling, num_copies))
+        request = replace(request, place=place, tell_resuming=tell_resuming)
         first = Part(number * num_copies, prompt, request, steering.rewind)
         parts += [first, *(_choice(call, first, copy) for copy in range(1, num_copies))]
     return Generation(model, call, parts, adapter)

@@ -22,7 +22,7 @@ from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, Overloaded
 from bridle.outputs import Event, Finished
 from bridle.sampling import SamplingParams
-from bridle.service.fairness import FairQueue, Turn
+from bridle.service.fairness import FairQueue, Place
 from bridle.service.rates import NO_LIMITS, Limits, RateLimiter
 
 _SMOOTHING = 0.1  # weight of the newest sample in the mean time that a ticket is held
@@ -83,7 +83,7 @@ class Admission:
         expected = self._mean_held / max(self.num_requests, 1)
         return min(max(math.ceil(expected), _MIN_RETRY), _MAX_RETRY)
 
-    def _charge(self, ticket: Ticket, num_tokens: int, most: int | None) -> Turn:
+    def _charge(self, ticket: Ticket, num_tokens: int, most: int | None) -> Place:
         others = self.num_tokens - ticket.num_tokens
         self._check_room(ticket.num_tokens + num_tokens, others, self.max_tokens, "tokens", "prompt")
         self.num_tokens += num_tokens
@@ -99,9 +99,9 @@ class Admission:
         self._held[ticket.user] -= ticket.num_requests
         if self._held[ticket.user] <= 0:
             del self._held[ticket.user]
-        for turn in ticket.turns:
-            output = None if ticket.num_output is None else ticket.num_output // len(ticket.turns)
-            self._queue.done(turn, output)
+        for place in ticket.places:
+            output = None if ticket.num_output is None else ticket.num_output // len(ticket.places)
+            self._queue.done(place, output)
         self._spend(ticket, ticket.num_output or 0)
         self._mean_held += _SMOOTHING * (self._clock() - ticket.begun - self._mean_held)
 
@@ -140,7 +140,7 @@ def max_output(sampling: SamplingParams, num_copies: int = 1) -> int | None:
 class Ticket:
     """A place among the accepted requests. Release it exactly when the request is over, on every path; `with` does so.
 
-    `turns` has one turn for each charge. Set `num_output` to the number of generated tokens once it is known.
+    `places` has one place for each charge. Set `num_output` to the number of generated tokens once it is known.
     """
 
     def __init__(self, admission: Admission, num_requests: int, begun: float, user: str, limits: Limits) -> None:
@@ -150,23 +150,23 @@ class Ticket:
         self.begun = begun
         self.user = user
         self.limits = limits
-        self.turns: list[Turn] = []
+        self.places: list[Place] = []
         self.num_output: int | None = None
 
     def seat(self, request: Request) -> Request:
         """Return `request` with its place in the order of service, and charge its prompt to this ticket. Raises
         `Overloaded`, having charged nothing, if there is no room."""
-        return replace(request, turn=self.charge(len(request.prompt), max_output(request.sampling)))
+        return replace(request, place=self.charge(len(request.prompt), max_output(request.sampling)))
 
     def charge(self, num_tokens: int, most: int | None = None) -> float:
         """Charge a prompt's tokens to this ticket; returns its place in the order of service. The `most` output tokens
         that it may ask for count for that place, too. Raises as `seat`."""
         if self._admission is None:
             return 0.0
-        turn = self._admission._charge(self, num_tokens, most)
+        place = self._admission._charge(self, num_tokens, most)
         self.num_tokens += num_tokens
-        self.turns.append(turn)
-        return turn.start
+        self.places.append(place)
+        return place.start
 
     def note(self, events: Iterable[Event]) -> None:
         """Count the output tokens of finished outputs, including those that were taken back."""

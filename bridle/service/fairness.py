@@ -1,8 +1,8 @@
 """The order of service: start-time fair queueing between tenants (Goyal, Vin and Cheng, 1996).
 
-Every request gets a turn, and the engine takes waiting requests in order of their turns. A tenant's next turn comes
+Every request gets a place, and the engine takes waiting requests in order of their places. A tenant's next place comes
 after the work that its earlier requests asked for, divided by its weight. A tenant that was idle starts where service
-is now: it neither saves up turns nor waits behind those that others have piled up. Work is counted in tokens. The
+is now: it neither saves up places nor waits behind those that others have piled up. Work is counted in tokens. The
 length of an output is guessed from earlier ones, and corrected when the output is over.
 """
 
@@ -11,23 +11,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-_MAX_TENANTS = 4_096  # for these the end of the last turn is remembered
+_MAX_TENANTS = 4_096  # for these the end of the last place is remembered
 _FIRST_GUESS = 128.0  # tokens of output
 _SMOOTHING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Place:
     """A place in the order of service: requests with a smaller `start` are taken first."""
 
     tenant: str
     start: float
     weight: float
-    guess: float  # the number of output tokens that the turn was charged for
+    guess: float  # the number of output tokens that the place was charged for
 
 
 class FairQueue:
-    """Hands out turns. For use by one thread or event loop."""
+    """Hands out places. For use by one thread or event loop."""
 
     def __init__(self) -> None:
         self._ends: OrderedDict[str, float] = OrderedDict()
@@ -35,28 +35,28 @@ class FairQueue:
         self._guess = _FIRST_GUESS
         self._num_done = 0
 
-    def take(self, tenant: str, num_prompt: int, weight: float = 1.0, max_output: int | None = None) -> Turn:
-        """The turn of a request with `num_prompt` prompt tokens, which asks for `max_output` tokens at most. A tenant
+    def take(self, tenant: str, num_prompt: int, weight: float = 1.0, max_output: int | None = None) -> Place:
+        """The place of a request with `num_prompt` prompt tokens, which asks for `max_output` tokens at most. A tenant
         of weight 2 gets twice the service.
 
-        A guess that is too high delays the tenant's turns that are taken before the correction. So `max_output` bounds
+        A guess that is too high delays the tenant's places that are taken before the correction. So `max_output` bounds
         the guess.
         """
         guess = self._guess if max_output is None else min(self._guess, max_output)
-        turn = Turn(tenant, max(self._reached, self._ends.get(tenant, 0.0)), weight, guess)
-        self._move(tenant, turn.start + (num_prompt + turn.guess) / weight)
-        return turn
+        place = Place(tenant, max(self._reached, self._ends.get(tenant, 0.0)), weight, guess)
+        self._move(tenant, place.start + (num_prompt + place.guess) / weight)
+        return place
 
-    def done(self, turn: Turn, num_output: int | None) -> None:
-        """Note that the request of this turn is over, after `num_output` tokens (None: it never ran, or the number is
+    def done(self, place: Place, num_output: int | None) -> None:
+        """Note that the request of this place is over, after `num_output` tokens (None: it never ran, or the number is
         not known)."""
-        self._reached = max(self._reached, turn.start)
+        self._reached = max(self._reached, place.start)
         if num_output is None:
             return
         self._num_done += 1
         self._guess += max(_SMOOTHING, 1 / self._num_done) * (num_output - self._guess)
-        if turn.tenant in self._ends:
-            self._move(turn.tenant, self._ends[turn.tenant] + (num_output - turn.guess) / turn.weight)
+        if place.tenant in self._ends:
+            self._move(place.tenant, self._ends[place.tenant] + (num_output - place.guess) / place.weight)
 
     def _move(self, tenant: str, end: float) -> None:
         self._ends[tenant] = end

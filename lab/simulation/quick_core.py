@@ -262,4 +262,4 @@ class QuickCore:
 
 def _turn(seq: _Sequence) -> float:
     """Where a sequence stands in the order of service."""
-    return seq.message.turn
+    return seq.message.place

@@ -16,7 +16,7 @@ from tests.sources import PACKAGE, tree
 
 #: The files that write each part. `Sequence` itself keeps its parts in step with its tokens.
 OWNERS = {
-    "queue": {"scheduler", "adapter_turns"},
+    "queue": {"scheduler", "adapter_rotation"},
     "kv": {"scheduler", "block_manager"},
     "control": {"steering", "intake"},
     "draws": {"branching"},

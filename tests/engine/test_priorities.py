@@ -30,10 +30,10 @@ def waiting(members: list[tuple[int, float, int]]) -> list[Sequence]:
     """Sequences with these priorities, times of arrival and turns, in order of urgency."""
     found = []
     for number, (priority, queued_at, turn) in enumerate(members):
-        seq = make_sequence(number, [1], priority=priority, turn=float(turn))
+        seq = make_sequence(number, [1], priority=priority, place=float(turn))
         seq.queue.queued_at = queued_at
         found.append(seq)
-    return sorted(found, key=lambda seq: (seq.queue.level, seq.request.turn, seq.id))
+    return sorted(found, key=lambda seq: (seq.queue.level, seq.request.place, seq.id))
 
 
 @given(_AGES)
@@ -73,12 +73,12 @@ def test_the_lowest_level_never_starves(seed: int, priority: int) -> None:
     random, clock = Random(seed), FakeClock()
     executor = ScriptedExecutor(8, 16, 4, clock=clock, device_time=lambda plan: 1.0)
     engine = Engine(executor, EngineConfig(max_num_seqs=1, priority_seconds=SECONDS), clock=clock)
-    engine.add(make_request(id="low", max_tokens=1, priority=priority, turn=1e9))
+    engine.add(make_request(id="low", max_tokens=1, priority=priority, place=1e9))
     began = clock()
     for number in range(200):
         for copy in range(random.choice([1, 1, 2])):  # more than can be served
             name = f"urgent-{number}-{copy}"
-            engine.add(make_request(id=name, max_tokens=1, priority=random.choice([0, -1]), turn=float(number)))
+            engine.add(make_request(id=name, max_tokens=1, priority=random.choice([0, -1]), place=float(number)))
         if any(isinstance(event, Finished) and event.request_id == "low" for event in engine.step()):
             break
     assert "low" not in engine.request_ids

@@ -14,7 +14,7 @@ from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, Overloaded
 from bridle.outputs import Finished, Usage
 from bridle.service import Admission
-from bridle.service.fairness import FairQueue, Turn
+from bridle.service.fairness import FairQueue, Place
 from bridle.service.keys import KeyStore
 from bridle.service.rates import Limits, RateLimiter
 
@@ -28,9 +28,9 @@ class Clock:
 
 def _serve(costs: dict[str, list[int]], weights: dict[str, float], num_served: int) -> Counter[str]:
     """Tokens that each tenant got when all had asked for everything at once and `num_served` requests were served in
-    order of their turns, one after the other."""
+    order of their places, one after the other."""
     queue = FairQueue()
-    waiting: list[tuple[float, int, Turn, int]] = []
+    waiting: list[tuple[float, int, Place, int]] = []
     longest = max(map(len, costs.values()))
     for number in range(longest):
         for tenant, sizes in costs.items():
@@ -118,8 +118,8 @@ def test_requests_carry_their_turn_and_are_settled() -> None:
             requests.append(ticket.seat(Request(user, (1, 2, 3))))
             ticket.note([Finished("r", 0, usage=Usage(completion_tokens=2, rewound_tokens=3))])
             assert ticket.num_output == 5
-    assert requests[0].turn == 0 and requests[1].turn > 0
-    assert requests[2].turn < requests[1].turn + 10
+    assert requests[0].place == 0 and requests[1].place > 0
+    assert requests[2].place < requests[1].place + 10
 
 
 def test_requests_and_tokens_per_minute_are_bounded() -> None:

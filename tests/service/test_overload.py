@@ -18,7 +18,7 @@ _PROMPT, _OUTPUT = 80, 32
 
 
 class House:
-    """Places for `num_places` requests, of which `num_seats` are served at once, in order of their turns."""
+    """Places for `num_places` requests, of which `num_seats` are served at once, in order of their places."""
 
     def __init__(self, num_places: int, num_seats: int, seed: int) -> None:
         self.now = 0.0

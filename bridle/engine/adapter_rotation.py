@@ -17,7 +17,7 @@ from bridle.engine.sequence import Sequence
 from bridle.errors import BridleError
 
 
-class AdapterTurns:
+class AdapterRotation:
     """Chooses at most `max_adapters` adapters for a step, among those that `store` has on the device (None: all are
     there)."""
 

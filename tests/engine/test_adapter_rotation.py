@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
-from bridle.engine.adapter_turns import AdapterTurns
+from bridle.engine.adapter_rotation import AdapterRotation
 from bridle.engine.engine import Engine
 from bridle.engine.plan import StepPlan
 from bridle.errors import AdapterRefused, BridleError, InvalidRequest, UnknownAdapter
@@ -145,16 +145,16 @@ def test_an_output_depends_on_its_request_alone(seed: int) -> None:
 def test_no_adapter_starves(seed: int, cap: int) -> None:
     """With always more adapters than a step takes, each comes again before any other comes twice."""
     random = Random(seed)
-    turns = AdapterTurns(cap)
+    rotation = AdapterRotation(cap)
     sequences = [make_sequence(number, [1], adapter=name) for number, name in enumerate(NAMES)]
     plain = make_sequence(99, [1])
     for seq in (*sequences, plain):
-        turns.open(seq.request)
+        rotation.open(seq.request)
     last = dict.fromkeys(NAMES, 0)
     longest = -(-len(NAMES) // cap)
     for number in range(1, 4 * len(NAMES)):
         random.shuffle(sequences)
-        turns.begin_step(sequences[:3], [*sequences[3:], plain], [*sequences[3:], plain])
+        rotation.begin_step(sequences[:3], [*sequences[3:], plain], [*sequences[3:], plain])
         assert plain.is_ready
         served = [seq.request.adapter for seq in sequences if seq.is_ready]
         assert len(served) == min(cap, len(NAMES))
@@ -163,24 +163,24 @@ def test_no_adapter_starves(seed: int, cap: int) -> None:
 
 
 def test_those_who_have_no_seat_take_no_turn() -> None:
-    turns = AdapterTurns(1)
+    rotation = AdapterRotation(1)
     one, other = make_sequence(1, [1], adapter="a"), make_sequence(2, [1], adapter="b")
     for seq in (one, other):
-        turns.open(seq.request)
+        rotation.open(seq.request)
     for _ in range(3):
-        turns.begin_step([one], [], [other])
+        rotation.begin_step([one], [], [other])
         assert (one.is_ready, other.is_ready) == (True, False)
 
 
 def test_held_up_sequences_want_no_adapter() -> None:
     store = FakeStore(Random(0))
-    turns = AdapterTurns(4, store)
+    rotation = AdapterRotation(4, store)
     held, free = make_sequence(1, [1], adapter="a"), make_sequence(2, [1], adapter="b")
     held.control.is_suspended = True
     for seq in (held, free):
-        turns.open(seq.request)
+        rotation.open(seq.request)
     for _ in range(20):
-        turns.begin_step([held, free], [], [])
+        rotation.begin_step([held, free], [], [])
     assert store.on_device == ["b"]
 
 
