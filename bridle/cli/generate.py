@@ -47,7 +47,7 @@ def generate(
     as_json
         Print one JSON object with text, tokens and counts, when all is done.
     adapter
-        A LoRA adapter to apply: a folder, or a hub id, with `@REVISION` if need be.
+        A LoRA adapter to apply: a folder, a GGUF file, or a hub id, with `@REVISION` if need be.
     stats
         Say on stderr how many tokens there were and how fast they came.
     """

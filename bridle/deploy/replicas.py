@@ -28,6 +28,7 @@ from bridle.deploy.launcher import FETCHED, START_SECONDS
 from bridle.deploy.replica_process import ReplicaConfig
 from bridle.deploy.sockets import make_socket_folder
 from bridle.errors import InvalidRequest
+from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
 from bridle.service.loading import LoadedModel, model_name
@@ -121,7 +122,7 @@ def load_replicated(
         name,
         client,
         tokenizer,
-        adapters=AdapterRegistry(client.adapters, (name, config.model)),
+        adapters=AdapterRegistry(client.adapters, (name, config.model), partial(unpack_source, config)),
         control=store,
         constraints=constraints,
         engine=engine,

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def unpack(path: Path) -> Path:
         return folder
     config = _config(model)
     vocabulary = read_vocabulary(model)
-    _write(folder, _files(path, config, vocabulary))
+    write_folder(folder, _files(path, config, vocabulary), POINTER)
     return folder
 
 
@@ -71,6 +72,11 @@ def weights_of(folder: Path) -> Path | None:
         raise UnsupportedModel(f"{pointer} is damaged: {error}; remove {folder}") from None
 
 
+def is_adapter_file(source: str) -> bool:
+    """Whether `source` names a GGUF file on this machine."""
+    return source.lower().endswith(".gguf") and Path(source).expanduser().is_file()
+
+
 def _name_of(model: GgufModel) -> str:
     """Of the header's bytes and of where the file is: a copy elsewhere may be changed by itself."""
     digest = hashlib.blake2b(_EDITION, digest_size=12)
@@ -80,12 +86,12 @@ def _name_of(model: GgufModel) -> str:
     return f"{model.path.stem[:60]}-{digest.hexdigest()}"
 
 
-def _files(path: Path, config: dict[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+def _files(path: Path, config: dict[str, Any], vocabulary: Vocabulary) -> dict[str, bytes]:
     tokenizer: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.roles}
     tokenizer["clean_up_tokenization_spaces"] = False
     if vocabulary.chat_template is not None:
         tokenizer["chat_template"] = vocabulary.chat_template
-    files = {
+    files: dict[str, Any] = {
         "config.json": config,
         "tokenizer.json": vocabulary.spec,
         "tokenizer_config.json": tokenizer,
@@ -93,22 +99,23 @@ def _files(path: Path, config: dict[str, Any], vocabulary: Vocabulary) -> dict[s
     }
     if vocabulary.end_ids:
         files["generation_config.json"] = {"eos_token_id": list(vocabulary.end_ids)}
-    return files
+    return {name: json.dumps(content, ensure_ascii=False).encode() for name, content in files.items()}
 
 
-def _write(folder: Path, files: dict[str, Any]) -> None:
-    """All of them or none: another process may be doing the same."""
+def write_folder(folder: Path, files: Mapping[str, bytes], mark: str) -> None:
+    """Make `folder` with all of `files` or none, of which `mark` tells that it is one: another process may be doing the
+    same."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as made:
             draft = Path(made) / "folder"
             draft.mkdir()
             for name, content in files.items():
-                (draft / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+                (draft / name).write_bytes(content)
             try:
                 draft.rename(folder)
             except OSError:
-                if not (folder / POINTER).is_file():  # not made by somebody else meanwhile
+                if not (folder / mark).is_file():  # not made by somebody else meanwhile
                     raise
     except OSError as error:
         raise UnsupportedModel(

@@ -203,9 +203,11 @@ def lower_model(model: nn.Module, geometry: Geometry, device: torch.device) -> N
 def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> Quantization:
     """What `auto` means for this model here; weights that came quantized, and those on a GPU, stay as they are."""
     from bridle.model.quality import choose_form
+    from bridle.model.quantize import Int8Linear
     from bridle.native.linear import QuantizedLinear
 
-    if device.type != "cpu" or any(isinstance(module, QuantizedLinear) for module in model.modules()):
+    came_quantized = any(isinstance(module, (QuantizedLinear, Int8Linear)) for module in model.modules())
+    if device.type != "cpu" or came_quantized:
         return "none"
     form: Quantization = choose_form(model, geometry, device, folder)  # type: ignore[assignment]
     return form

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridle.errors import InvalidRequest
+from bridle.gguf.folder import is_adapter_file
 from bridle.lora.files import CONFIG_NAME
 from bridle.lora.hub import is_hub_id
 from bridle.service.folders import NamedFolders, is_hub_name
 
-_FORM = "must be [MODEL:]NAME=SOURCE[@REVISION], a source being a folder or a hub id"
+_FORM = "must be [MODEL:]NAME=SOURCE[@REVISION], a source being a folder, a GGUF file or a hub id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,13 @@ def parse_adapter(text: str) -> AdapterSpec:
     if folder.is_dir():
         folder = folder.resolve()
         return AdapterSpec(name or folder.name, str(folder), None, model)
+    if is_adapter_file(source):
+        return AdapterSpec(name or folder.stem, str(folder.resolve()), None, model)
     hub_id, at, revision = source.partition("@")
     if not is_hub_id(hub_id) or (at and not is_revision(revision)):
-        raise InvalidRequest(f"adapter is {text!r}: {source!r} is neither a folder nor a hub id; {_FORM}", "adapter")
+        raise InvalidRequest(
+            f"adapter is {text!r}: {source!r} is neither a folder, a GGUF file nor a hub id; {_FORM}", "adapter"
+        )
     return AdapterSpec(name or hub_id, hub_id, revision or None, model)
 
 

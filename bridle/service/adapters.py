@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -117,7 +117,14 @@ class AdapterRegistry:
     Iterating gives the adapters' names. Thread-safe; only `add` may take long.
     """
 
-    def __init__(self, home: AdapterHome | None = None, base_names: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        home: AdapterHome | None = None,
+        base_names: Iterable[str] = (),
+        unpack: Callable[[str], str] | None = None,
+    ) -> None:
+        """`unpack` makes a folder of a source that is a file, for this model."""
+        self._unpack = unpack
         self._home: AdapterHome = home or NoAdapters()
         self._base_names = dict.fromkeys(base_names)
         self._entries: dict[str, _Entry] = {}
@@ -140,7 +147,7 @@ class AdapterRegistry:
     # -- what is known -------------------------------------------------------------------------------------------
 
     def add(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
-        """Register the adapter in folder or hub repository `source` as `name`.
+        """Register the adapter in folder, GGUF file or hub repository `source` as `name`.
 
         This inspects the files (and downloads them first, if `source` is a hub id), so it blocks: call it in a thread.
         Weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a name that is taken or not
@@ -150,7 +157,7 @@ class AdapterRegistry:
         from bridle.lora import find_adapter
 
         self._check_name(name)
-        files = find_adapter(source, revision)
+        files = find_adapter(self._unpack(source) if self._unpack is not None else source, revision)
         self._home.check(files)
         with self._lock:
             self._check_free(name)

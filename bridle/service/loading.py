@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Executor, Sampler
 from bridle.errors import EngineClosed
 from bridle.lora import AdapterPool, as_device
+from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
 
@@ -150,7 +152,7 @@ def load_model(
         name,
         client,
         parts.tokenizer,
-        adapters=AdapterRegistry(adapters, (name, config.model)),
+        adapters=AdapterRegistry(adapters, (name, config.model), partial(unpack_source, config)),
         adapter_pool=adapters,
         control=parts.runtime,
         constraints=constraints,

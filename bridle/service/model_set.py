@@ -236,5 +236,8 @@ def _check_target(alias: str, model: str, models: ModelSet) -> None:
         raise InvalidRequest(
             f"model_alias {alias}={model}: {model!r} is not among the models, and static loads no others", "model_alias"
         )
-    if not alias or not (Path(model).expanduser().is_dir() or is_hub_name(model)):
-        raise InvalidRequest(f"model_alias {alias}={model}: {model!r} is neither a folder nor a hub id", "model_alias")
+    path = Path(model).expanduser()
+    is_file = path.suffix.lower() == ".gguf" and path.is_file()
+    if not alias or not (path.is_dir() or is_file or is_hub_name(model.partition(":")[0])):
+        text = f"model_alias {alias}={model}: {model!r} is neither a folder, a GGUF file nor a hub id"
+        raise InvalidRequest(text, "model_alias")

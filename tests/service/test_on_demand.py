@@ -391,7 +391,12 @@ async def test_static_loads_and_unloads_nothing() -> None:
         (ModelSet(("a", "b")), ModelConfig("a"), "mine", "served_name is 'mine'; with 2 models"),
         (ModelSet(("a", "b")), ModelConfig("a", revision="v1"), None, "revision is 'v1'; with 2 models"),
         (ModelSet(("a",), (("a", "b"),)), ModelConfig("a"), None, "the model name 'a' is taken already"),
-        (ModelSet(("a",), (("x", "no/such/folder"),)), ModelConfig("a"), None, "neither a folder nor a hub id"),
+        (
+            ModelSet(("a",), (("x", "no/such/folder"),)),
+            ModelConfig("a"),
+            None,
+            "neither a folder, a GGUF file nor a hub id",
+        ),
         (ModelSet(("a",), (("x", "b"),), is_static=True), ModelConfig("a"), None, "static loads no others"),
         (ModelSet(("a",), models_dir=Path("/no/where")), ModelConfig("a"), None, "models_dir /no/where cannot be used"),
     ],

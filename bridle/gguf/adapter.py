@@ -1,0 +1,125 @@
+"""A LoRA adapter in a GGUF file as a folder such as PEFT saves, so that everything that reads those reads it too.
+
+A file names tensors as llama.cpp does, and has the rows of queries and keys in its order. It does not say how many
+heads the model has, so the model's configuration is needed to undo that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from bridle.errors import AdapterRefused, UnsupportedModel
+from bridle.gguf.blocks import decode_blocks
+from bridle.gguf.families import BY_MODEL_TYPE, Family
+from bridle.gguf.folder import cache_folder, write_folder
+from bridle.gguf.reader import open_gguf
+from bridle.gguf.rows import heads_of, library_order
+from bridle.gguf.shards import GgufModel
+from bridle.shown import shown
+
+_A, _B = ".weight.lora_a", ".weight.lora_b"
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def unpack_adapter(path: Path, config: Mapping[str, Any]) -> Path:
+    """The folder of the adapter in file `path`, for a model with the fields `config` in its `config.json`. Raises
+    `AdapterRefused` with the reason."""
+    path = path.expanduser().resolve()
+    try:
+        model = GgufModel([open_gguf(path)])
+        family = _check_kind(model, config)
+        digest = hashlib.blake2b(str((path, path.stat().st_mtime_ns, sorted(config.items(), key=str))).encode())
+        digest.update(model.files[0].header)
+        folder = cache_folder().with_name("gguf-adapters") / f"{path.stem[:60]}-{digest.hexdigest()[:24]}"
+        if not (folder / _CONFIG).is_file():
+            write_folder(folder, _files(model, family, config), _CONFIG)
+    except UnsupportedModel as error:
+        raise AdapterRefused(str(error), "source") from None
+    return folder
+
+
+def _check_kind(model: GgufModel, config: Mapping[str, Any]) -> Family:
+    kinds = model.text("general.type"), model.text("adapter.type")
+    if kinds != ("adapter", "lora"):
+        raise AdapterRefused(
+            f"{model.path} is no LoRA adapter: it is of type {shown(kinds[0])}, {shown(kinds[1])}", "source"
+        )
+    family = BY_MODEL_TYPE.get(str(config.get("model_type")))
+    arch = model.text("general.architecture")
+    if family is None or family.arch != arch:
+        raise AdapterRefused(
+            f"{model.path} is for the architecture {shown(arch)}; "
+            f"the model is of type {shown(config.get('model_type'))}",
+            "source",
+        )
+    return family
+
+
+def _files(model: GgufModel, family: Family, config: Mapping[str, Any]) -> dict[str, bytes]:
+    """The two files of the folder."""
+    alpha = model.real("adapter.lora.alpha", 0.0)
+    weights: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    for layer, a, b in _pairs(model, family, config):
+        weights[f"base_model.model.{layer}.lora_A.weight"] = a
+        weights[f"base_model.model.{layer}.lora_B.weight"] = b
+        ranks[layer] = a.shape[0]
+    if not weights:
+        raise AdapterRefused(f"{model.path} holds no tensors", "source")
+    rank = max(ranks.values())
+    settings: dict[str, Any] = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha or rank,
+        "target_modules": sorted({layer.rpartition(".")[2] for layer in ranks}),
+        "rank_pattern": {layer: own for layer, own in ranks.items() if own != rank},
+        # Without an alpha llama.cpp adds what the tensors say, whatever their rank.
+        "alpha_pattern": {} if alpha else {layer: own for layer, own in ranks.items() if own != rank},
+    }
+    return {_CONFIG: json.dumps(settings).encode(), _WEIGHTS: save(weights, metadata={"format": "pt"})}
+
+
+def _pairs(model: GgufModel, family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Each layer with its A [rank, in] and B [out, rank], rows in the library's order."""
+    places = dict(_places(family, config))
+    for name in model.tensors:
+        stem = name.removesuffix(_A).removesuffix(_B)
+        if stem == name or stem not in places or {stem + _A, stem + _B} - model.tensors.keys():
+            raise AdapterRefused(f"{model.path}: tensor {shown(name)} is no half of a pair at a layer", "source")
+        if name.endswith(_B):
+            continue
+        layer, num_heads = places[stem]
+        a, b = _numbers(model, stem + _A), _numbers(model, stem + _B)
+        if b.shape[1] != a.shape[0] or (num_heads and b.shape[0] % (2 * num_heads)):
+            raise AdapterRefused(f"{model.path}: the tensors of {shown(stem)} do not fit each other", "source")
+        if num_heads:
+            b = b[library_order(b.shape[0], num_heads)].contiguous()
+        yield layer, a, b
+
+
+def _places(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, int]]]:
+    """The file's names of layers -> the library's, and the heads whose rows are in another order."""
+    num_heads = int(config["num_attention_heads"])
+    num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+    for rule in family.rules:
+        if "{}" in rule.model and len(rule.file) == 1 and "norm" not in rule.model:
+            heads = heads_of(rule.change, num_heads, num_kv_heads)
+            for layer in range(int(config["num_hidden_layers"])):
+                yield rule.file[0].format(layer), (rule.model.format(layer), heads)
+
+
+def _numbers(model: GgufModel, name: str) -> Tensor:
+    entry = model.tensors[name]
+    if len(entry.shape) != 2:
+        raise AdapterRefused(
+            f"{model.path}: tensor {shown(name)} has shape {entry.shape}; it must be a matrix", "source"
+        )
+    return decode_blocks(entry.kind.name, torch.from_numpy(model.read(name)))

@@ -1,0 +1,132 @@
+"""LoRA adapters in GGUF files say what the same adapters say as PEFT saved them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bridle import LLM, SamplingParams
+from bridle.cli import main
+from bridle.errors import AdapterRefused, InvalidRequest
+from bridle.gguf.adapter import unpack_adapter
+from bridle.lora import open_adapter
+from bridle.service import parse_adapters
+from tests.gguf.kit import pair
+from tests.lora.kit import ALL_LINEAR, write_adapter
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+HEADS = {"attn_q": 4, "attn_k": 2}
+
+
+def as_file(folder: Path, path: Path, arch: str, alpha: float | None = None, **changes: Any) -> Path:
+    """The adapter in `folder` as llama.cpp's converter writes it; with an `alpha` of 0 the scale is in B."""
+    from gguf import GGUFWriter
+
+    config = json.loads((folder / "adapter_config.json").read_text())
+    writer = GGUFWriter(path, arch)
+    writer.add_type(changes.get("type", "adapter"))
+    writer.add_string("adapter.type", changes.get("kind", "lora"))
+    writer.add_float32("adapter.lora.alpha", float(config["lora_alpha"] if alpha is None else alpha))
+    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+        _, _, _, _, number, *rest = name.split(".")
+        module, half = ".".join(rest[:2]), "lora_a" if "lora_A" in rest else "lora_b"
+        file = NAMES[module]
+        if half == "lora_b" and arch == "llama" and file in HEADS:
+            rows = tensor.shape[0]
+            tensor = tensor.reshape(HEADS[file], 2, rows // HEADS[file] // 2, -1).transpose(1, 2).reshape(rows, -1)
+        if half == "lora_b" and alpha == 0:
+            tensor = tensor * config["lora_alpha"] / tensor.shape[1]
+        writer.add_tensor(f"blk.{number}.{file}.weight.{half}", tensor.contiguous().numpy())
+    for name, tensor in changes.get("more", {}).items():
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("alpha", [None, 0.0])
+def test_files_say_what_folders_say(family: str, alpha: float | None, tmp_path: Path) -> None:
+    original, file = pair(family)
+    ranks = {"model.layers.1.mlp.up_proj": 3}
+    folder = write_adapter(
+        tmp_path / "a", targets=ALL_LINEAR, rank=6, lora_alpha=9, ranks=ranks, rank_pattern=ranks, seed=3
+    )
+    adapter = as_file(folder, tmp_path / "a.gguf", family, alpha)
+    adapters = {"folder": folder, "file": adapter}
+    for model in (original, file):
+        with LLM(str(model), num_blocks=64, adapters=adapters) as llm:
+            outputs = llm.generate(["the one"] * 3, GREEDY, adapter=["folder", "file", None])
+            folder_text, file_text, plain = (output.outputs[0].token_ids for output in outputs)
+            assert folder_text == file_text != plain
+
+
+def test_the_numbers_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
+    original, _ = pair("llama")
+    folder = write_adapter(tmp_path / "a", targets=ALL_LINEAR)
+    config = json.loads((original / "config.json").read_text())
+    made = unpack_adapter(as_file(folder, tmp_path / "a.gguf", "llama"), config)
+    want, have = load_file(folder / "adapter_model.safetensors"), load_file(made / "adapter_model.safetensors")
+    assert want.keys() == have.keys() and all(torch.equal(want[name], have[name]) for name in want)
+    assert open_adapter(made).shapes == open_adapter(folder).shapes
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"type": "model"}, "is no LoRA adapter: it is of type 'model'"),
+        ({"kind": "control"}, "of type 'adapter', 'control'"),
+        ({"arch": "qwen2"}, "for the architecture 'qwen2'; the model is of type 'llama'"),
+        ({"more": {"token_embd.weight.lora_a": torch.ones(2, 2)}}, "'token_embd.weight.lora_a' is no half of a pair"),
+        ({"more": {"blk.0.attn_norm.weight.lora_a": torch.ones(2, 2)}}, "no half of a pair at a layer"),
+        ({"more": {"blk.0.attn_k.weight.lora_a": torch.ones(2, 2)}}, "no half of a pair at a layer"),
+        (
+            {"more": {f"blk.0.attn_k.weight.lora_{x}": torch.ones(3, 2) for x in "ab"}},
+            "tensors of 'blk.0.attn_k' do not fit each other",
+        ),
+        ({"more": {f"blk.0.attn_k.weight.lora_{x}": torch.ones(3) for x in "ab"}}, "must be a matrix"),
+    ],
+    ids=str,
+)
+def test_what_is_no_adapter_for_this_model_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", targets=("q_proj", "v_proj"))
+    original, _ = pair("llama")
+    file = as_file(folder, tmp_path / "a.gguf", changes.pop("arch", "llama"), **changes)
+    with pytest.raises(AdapterRefused, match=reason):
+        unpack_adapter(file, json.loads((original / "config.json").read_text()))
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(AdapterRefused, match="version 0"):
+        unpack_adapter(tmp_path / "a.gguf", {"model_type": "llama"})
+
+
+def test_files_are_named_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, file = pair("llama")
+    adapter = as_file(write_adapter(tmp_path / "a", targets=ALL_LINEAR), tmp_path / "say.gguf", "llama")
+    (spec,) = parse_adapters([str(adapter)])
+    assert (spec.name, spec.source) == ("say", str(adapter))
+    with pytest.raises(InvalidRequest, match="neither a folder, a GGUF file nor a hub id"):
+        parse_adapters(["x=/nowhere.gguf"])
+    said = []
+    for words in ([], ["--adapter", f"x={adapter}"]):
+        assert main(["generate", str(file), "the one", "--temperature", "0", "--max-tokens", "6", *words]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] != said[1]
