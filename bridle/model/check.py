@@ -38,13 +38,15 @@ def check_model(
     max_model_len = guards.choose_max_model_len(settings, None)
     notes = fix_rotary_scaling(model, max_model_len)
     geometry = discover_geometry(model, settings.num_hidden_layers, target)
+    stays_stored = loader.came_quantized(model)  # the kernels round activations: neither pass uses them then
     if quantization != "none":
         loader.prepare_linears(model, config)  # both passes in the same integers
 
     def prepare() -> None:
         """Change the model as the engine's loader does, between the eager and the packed pass."""
         loader.lower_model(model, discover_geometry(model, settings.num_hidden_layers, target), target)
-        loader.prepare_linears(model, config)
+        if not stays_stored:
+            loader.prepare_linears(model, config)
 
     longest = min(max_tokens, max_model_len)
     return compare_with_eager(

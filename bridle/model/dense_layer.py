@@ -219,8 +219,10 @@ def _join(*linears: Any) -> nn.Module:
 
 
 def _join_quantized(linears: Sequence[Any]) -> nn.Module:
-    """One quantized product of those that have the same form, otherwise each by itself."""
-    if len({(type(linear), getattr(linear, "kind", None)) for linear in linears}) > 1:
+    """One quantized product of those that have the same form, otherwise, or if the kernels have them already, each by
+    itself."""
+    has_kernels = any(isinstance(linear, QuantizedLinear) and linear.native is not None for linear in linears)
+    if has_kernels or len({(type(linear), getattr(linear, "kind", None)) for linear in linears}) > 1:
         return Joined(linears)
     bias = None if linears[0].bias is None else _join_biases(linears)
     if isinstance(linears[0], Int8Linear):

@@ -203,14 +203,19 @@ def lower_model(model: nn.Module, geometry: Geometry, device: torch.device) -> N
 def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> Quantization:
     """What `auto` means for this model here; weights that came quantized, and those on a GPU, stay as they are."""
     from bridle.model.quality import choose_form
-    from bridle.model.quantize import Int8Linear
-    from bridle.native.linear import QuantizedLinear
 
-    came_quantized = any(isinstance(module, (QuantizedLinear, Int8Linear)) for module in model.modules())
-    if device.type != "cpu" or came_quantized:
+    if device.type != "cpu" or came_quantized(model):
         return "none"
     form: Quantization = choose_form(model, geometry, device, folder)  # type: ignore[assignment]
     return form
+
+
+def came_quantized(model: nn.Module) -> bool:
+    """Whether a model that was just read has weights in few bits."""
+    from bridle.model.quantize import Int8Linear
+    from bridle.native.linear import QuantizedLinear
+
+    return any(isinstance(module, (QuantizedLinear, Int8Linear)) for module in model.modules())
 
 
 def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[float], None] | None = None) -> None:

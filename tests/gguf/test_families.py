@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from bridle import LLM, SamplingParams
 from bridle.errors import UnsupportedModel
+from bridle.model.check import check_model
 from bridle.model.linear import PackedLinear
+from bridle.model.resolve import resolve_model
 from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model
 from bridle.testing import tiny
@@ -114,6 +116,13 @@ def test_a_packed_model_in_the_engine_is_lean() -> None:
     assert kinds.count(QuantizedLinear) >= 2 * 4 + 1 and PackedLinear not in kinds
     assert executor._runner._short is not None  # type: ignore[union-attr]
     executor.close()
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K_M"])
+def test_a_file_passes_the_check_of_its_attention(kind: str) -> None:
+    """Both passes decode the same blocks, whatever takes the place of the layers in between."""
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+    assert check_model(resolve_model(str(pair("llama", kind, **sizes)[1]))).is_equal
 
 
 def test_several_files_are_one_model(tmp_path: Path) -> None:
