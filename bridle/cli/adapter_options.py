@@ -50,7 +50,7 @@ class AdapterOptions:
     )
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """A server's settings with these."""
+        """The settings of a server, with these adapters."""
         return replace(settings, adapters=self.to_set(), engine=self.limit(settings.engine))
 
     def to_set(self) -> AdapterSet:
@@ -59,7 +59,7 @@ class AdapterOptions:
         return AdapterSet(parse_adapters(self.adapter), self.adapters_dir, self.allow_adapter)
 
     def limit(self, engine: EngineConfig) -> EngineConfig:
-        """An engine's settings with the limits that are given here."""
+        """The settings of an engine, with these limits."""
         names = ("max_step_adapters", "adapter_memory", "adapter_host_memory")
         given = {name: getattr(self, name) for name in names}
         return replace(engine, **{name: value for name, value in given.items() if value is not None})

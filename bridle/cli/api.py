@@ -1,6 +1,6 @@
-"""A server's API as the command line uses it: where the server is, requests, streams, errors people can act on.
+"""A server's API as the command line uses it: where the server is, requests, streams, and errors that say what to do.
 
-Standard library only, so that a client needs nothing of what a server needs. Knows nothing of output.
+It uses only the standard library, so that a client needs none of a server's packages. It knows nothing of output.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bridle.errors import BridleError, InvalidRequest
 
 DEFAULT_BASE = "http://127.0.0.1:8080/v1/"
 _BASE_VARIABLE = "AICI_API_BASE"
-_TIMEOUT = 600.0  # seconds without a byte; a stream that rests sends pings more often
+_TIMEOUT = 600.0  # seconds without a byte; a quiet stream sends pings more often
 _MAX_ERROR_BYTES = 1 << 20
 _MAX_RETRY_AFTER = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MAX_SHOWN_BODY = 200
-#: What somebody at a command line can do about a refusal.
+#: What a person at the command line can do about a refusal, by status.
 _HINTS = {401: "; give one with --key, or with #key=KEY at the end of the address"}
 
 SERVER = Group("Server", sort_key=20)
@@ -36,7 +36,7 @@ SERVER = Group("Server", sort_key=20)
 @Parameter(name="*", group=SERVER)
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Which server, and who asks it."""
+    """The server to use, and the key for it."""
 
     base_url: str | None = None
     "Where the server is. Default: AICI_API_BASE, or http://127.0.0.1:8080. `#key=KEY` at its end is the key."
@@ -49,7 +49,8 @@ class Server:
 
 
 class ApiError(BridleError):
-    """The server refused, or could not be reached. `retry_after` is in how many seconds to come back, if it said so."""
+    """The server refused, or could not be reached. `retry_after` is the number of seconds after which to try again, if
+    the server gave one."""
 
     code = "api_error"
     retry_after: float | None = None
@@ -68,7 +69,7 @@ class Api:
         path = "/v1/" if parts.path in ("", "/") else parts.path.removesuffix("/") + "/"
         self.base = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
         self.key = key or in_url
-        # A proxy of the environment has no business between us and this machine.
+        # A proxy of the environment must not be used for this machine.
         proxies = [urllib.request.ProxyHandler({})] if parts.hostname in _LOOPBACK else []
         self._opener = urllib.request.build_opener(*proxies)
 
@@ -89,7 +90,7 @@ class Api:
         return found
 
     def status(self) -> dict[str, Any]:
-        """What the server is doing."""
+        """The server's state, as `GET /v1/status` gives it."""
         data: dict[str, Any] = self._json(self._request("status"))
         return data
 
@@ -104,7 +105,7 @@ class Api:
         return row
 
     def unload_adapter(self, name: str, model: str | None = None) -> None:
-        """Forget an adapter."""
+        """Remove an adapter."""
         request = self._request(f"adapters/{quote(name)}{_query(model)}")
         request.method = "DELETE"
         self._json(request)
@@ -165,7 +166,7 @@ def _items(response: HTTPResponse) -> Iterator[Any]:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """What a server says of a refusal, in any of the shapes that servers of this API use."""
+    """The message of a refusal, in any of the shapes that servers of this API use."""
     body = error.read(_MAX_ERROR_BYTES).decode("utf-8", "replace").strip()
     try:
         said = _said(json.loads(body))
@@ -176,7 +177,7 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Servers of this API give a number; a date is not followed."""
+    """The number in a `Retry-After` header. Servers of this API send a number; a date is ignored."""
     return min(float(text), _MAX_RETRY_AFTER) if text is not None and text.isdecimal() else None
 
 

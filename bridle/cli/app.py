@@ -54,7 +54,7 @@ SHORT_EPILOGUE = "Flags may also be environment variables or entries of a settin
 
 
 def _shown_default(value: object) -> str | None:
-    """A default as help pages show it; what means "nothing" or "off" is left out."""
+    """A default as help pages show it; defaults that mean "nothing" or "off" are left out."""
     if value is None or value is False or value == ():
         return None
     return "yes" if value is True else str(value)

@@ -1,4 +1,4 @@
-"""`bridle bench`: measurements one can repeat, each beside a peer or a physical limit."""
+"""`bridle bench`: measurements that users can repeat, each beside a peer or a physical limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """How much is measured, and where the figures go."""
+    """How much to measure, and where the figures go."""
 
     quick: Annotated[bool, Parameter(negative="")] = False
     "Fewer tokens and rounds: minutes become seconds, ratios become rough."

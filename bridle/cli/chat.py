@@ -66,7 +66,7 @@ def chat(
 
 @dataclass(slots=True)
 class Conversation:
-    """Turns so far, and the loop that adds to them. A reply that fails leaves the turns as they were."""
+    """The turns so far, and the loop that adds turns. A reply that fails leaves the turns as they were."""
 
     loaded: LoadedModel
     params: SamplingParams
@@ -98,7 +98,7 @@ class Conversation:
                 self.say(line)
 
     def command(self, line: str) -> None:
-        """Do what a line that begins with a slash asks for."""
+        """Carry out a line that begins with a slash."""
         word, _, rest = line.partition(" ")
         if word == "/reset":
             self.turns.clear()
@@ -116,7 +116,7 @@ class Conversation:
         self._note(f"{num_turns} turn{'s' * (num_turns != 1)}, system prompt: {self.system or 'none'}")
 
     def choose(self, name: str) -> None:
-        """Go on with an adapter, or without one if there is no name."""
+        """Use an adapter from now on, or none if the name is empty."""
         try:
             self.loaded.adapters.resolve(name)
         except UnknownAdapter as error:
@@ -148,7 +148,7 @@ class Conversation:
         return TextStream(self.loaded, request)
 
     def _print(self, stream: TextStream) -> str:
-        """The reply; Ctrl-C keeps what was made until then and cancels the rest."""
+        """Print the reply as it comes, and return it; Ctrl-C keeps the part made until then and cancels the rest."""
         pieces: list[str] = []
         try:
             self._show(stream, pieces)

@@ -1,4 +1,4 @@
-"""`bridle check`: does this checkpoint compute here what it computes in transformers?"""
+"""`bridle check`: compares a checkpoint's computation here with that in transformers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from bridle.cli.run_report import RunReport
 from bridle.cli.watch import watch as watch_files
 from bridle.errors import InvalidRequest
 
-#: Which of the standard controllers runs a file.
+#: The standard controller that runs a file, by the file's ending.
 STANDARD = {
     ".py": "gh:microsoft/aici/pyctrl",
     ".js": "gh:microsoft/aici/jsctrl",
@@ -189,7 +189,7 @@ def tags(*, server: Server = _SERVER) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """What is run: a controller by name, or a file to upload; and the file with its argument."""
+    """The program to run: a controller by name, or a file to upload; and the file with its argument."""
 
     controller: str
     upload: Path | None
@@ -200,7 +200,7 @@ class _Program:
         return [Path(path) for path in (self.file, self.upload) if path is not None and path != "-"]
 
     def body(self, api: Api) -> dict[str, Any]:
-        """The files as they are now."""
+        """The body of the request, with the files as they are now."""
         argument = _read(self.file)
         module = None if self.upload is None else str(api.upload(_read_wasm(self.upload))["module_id"])
         return {"controller": module or self.controller, "controller_arg": argument}
@@ -219,8 +219,9 @@ def _program(file: str | None, ctrl: str | None, upload: Path | None) -> _Progra
 def _run(
     api: Api, body: dict[str, Any], save: Path | None, level: str, is_stale: Callable[[], bool] = lambda: False
 ) -> int:
-    """Print a run as it goes on; what was there when it broke off is saved as well. Leaves when it is stale. Comes back
-    if the server says so: it compiles an interpreter before the first script runs, once."""
+    """Print a run while it goes on. A run that breaks off is saved up to there; one that is stale is left. If the
+    server says so, the request is sent again later: the server compiles an interpreter once, before the first script
+    runs."""
     report = RunReport(body, _level(level))
     patience = _PATIENCE
     while True:
@@ -284,7 +285,7 @@ def _read_wasm(path: Path) -> bytes:
 
 
 def _standard(file: str | None) -> str:
-    """The controller for a script. Raises `InvalidRequest` with what to say instead."""
+    """The standard controller for a script. Raises `InvalidRequest` that says what to write instead."""
     name = STANDARD.get(Path(file).suffix) if file else None
     if name is None:
         what = "there is nothing to run" if file is None else f"no standard controller runs {file!r}"

@@ -1,4 +1,4 @@
-"""`bridle doctor`: is this machine set up, and if not, what to do about it?"""
+"""`bridle doctor`: checks whether this machine is set up, and says what to do if not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def examine(port: int, model: str | None = None) -> Iterator[Finding]:
 
 
 def _guarded(probe: Probe) -> Iterator[Finding]:
-    """A probe that breaks is itself a finding: the doctor must survive what it looks for."""
+    """The findings of a probe. A probe that fails becomes a finding itself, since the doctor must go on."""
     try:
         yield from probe()
     except Exception as error:

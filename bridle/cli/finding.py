@@ -1,4 +1,4 @@
-"""What `bridle doctor` has to say about one thing."""
+"""One finding of `bridle doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Level = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `advice` says what to do about it."""
+    """The result of one check. `advice` says what to do about it."""
 
     level: Level
     subject: str

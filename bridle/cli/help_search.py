@@ -1,7 +1,7 @@
-"""`bridle help`: a command's page, or every command and flag that speaks of some words.
+"""`bridle help`: shows a command's page, or every command and flag whose help contains some words.
 
-Looks at what the help pages are made of, so that what is found is what stands there. A flag that several commands share
-is told once.
+It searches the data that the help pages are made from, so both always agree. A flag that several commands share is
+listed once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MIN_LIKENESS = 0.6
 
 @dataclass(slots=True)
 class Entry:
-    """A command or a flag: its names, what it is for, the heading it stands under, and the commands that have it."""
+    """A command or a flag: its names, its description, its heading, and the commands that have it."""
 
     names: tuple[str, ...]
     text: str
@@ -42,8 +42,8 @@ class Entry:
         return _ENVIRONMENT + self.names[0].lstrip("-").replace("-", "_").upper()
 
     def rank(self, words: list[str]) -> int | None:
-        """How well all of `words` are met, smaller is better: by a name, by a part of one, or by the text; None for not
-        at all."""
+        """How well all of `words` match, smaller is better: a name, a part of a name, or the text; None if one does not
+        match."""
         names = " ".join(self.names).lower()
         known = f"{names} {names.replace('-', ' ')} {self.variable.lower()} {self.text.lower()} {self.heading.lower()}"
         if not all(word in known for word in words):
@@ -72,7 +72,8 @@ def help_(*words: Annotated[str, Parameter(name="WORD", allow_leading_hyphen=Tru
 
 @cache
 def flag_names() -> dict[str, set[str]]:
-    """What may stand in a settings file under each command: the names of its flags and arguments, without dashes."""
+    """The entries that a settings file may have under each command: the names of its flags and arguments, without
+    dashes."""
     from bridle.cli.app import app
 
     return {
@@ -82,7 +83,7 @@ def flag_names() -> dict[str, set[str]]:
 
 
 def _page_of(app: App, words: tuple[str, ...]) -> list[str] | None:
-    """The command that `words` name, if they name one; none at all name the whole."""
+    """The command that `words` name, None if they name none. No words name the whole program."""
     here = app
     for word in words:
         if word.startswith("-") or word not in list(here):
@@ -119,7 +120,7 @@ def _show(console: Console, entry: Entry) -> None:
 
 
 def _likely(entries: Iterable[Entry], words: list[str]) -> str:
-    """Names that look like what was typed."""
+    """Names that look like the words that were typed."""
     elsewhere = [known for word in words if (known := advice("--" + word.lstrip("-"))) is not None]
     if elsewhere:
         return f"; as another server's flag: {'; '.join(elsewhere)}"
@@ -161,7 +162,7 @@ def _flags(command: App) -> Iterator[Entry]:
 
 
 def _heading(group: object) -> str:
-    """What a flag stands under; cyclopts keeps one group or several."""
+    """The heading of a flag; cyclopts keeps one group or several."""
     first = next(iter(group), "") if isinstance(group, Iterable) else group
     return str(getattr(first, "name", first or ""))
 

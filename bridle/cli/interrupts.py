@@ -1,8 +1,8 @@
-"""Ctrl-C in a process of ours: one line and exit code 130, at whatever moment.
+"""Ctrl-C in a bridle process: one line and exit code 130, at any moment.
 
-While modules are imported and models loaded it ends the process on the spot. An exception would surface in the middle
-of C++ that takes it for another one, and threads that load cannot be told to stop. Nothing there needs an orderly end:
-processes that were started notice by themselves that this one is gone. At any other time it is the usual exception.
+While modules are imported and models loaded, Ctrl-C ends the process at once. An exception could surface inside C++
+code that takes it for another error, and threads that load cannot be stopped. No orderly end is needed there: child
+processes notice by themselves that this one is gone. At any other time Ctrl-C raises the usual exception.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _is_ours = False
 
 
 def listen() -> None:
-    """This process is ours: its command line was. Where Ctrl-C is ignored, or somebody else's, it stays so."""
+    """Handle Ctrl-C from now on, because this process runs bridle's command line. A handler that ignores Ctrl-C, or
+    belongs to another program, stays."""
     global _is_ours
     _is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """What goes on in here, in the main thread, is not unwound by Ctrl-C."""
+    """Let Ctrl-C end the process at once, without unwinding, inside this block in the main thread."""
     if not _is_ours:
         yield
         return

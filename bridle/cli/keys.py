@@ -120,7 +120,7 @@ def remove(which: str, /, *, keys: File = None) -> int:
 
 
 def _shown(limits: Limits) -> str:
-    """What differs from a user without limits."""
+    """The limits that differ from those of a user without any."""
     parts = []
     if limits.requests_per_minute is not None:
         parts.append(f"{limits.requests_per_minute} requests a minute")
@@ -135,7 +135,7 @@ def _shown(limits: Limits) -> str:
 
 @contextmanager
 def _store(path: Path | None, *, makes: bool = False) -> Iterator[tuple[KeyStore, Path]]:
-    """The keys in a file. Only who `makes` a key may name one that is not there yet."""
+    """The store of keys in a file. Only a command that makes a key (`makes`) may name a file that does not exist."""
     from bridle.service.control import data_folder
     from bridle.service.keys import KeyStore
 

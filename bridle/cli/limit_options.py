@@ -1,4 +1,4 @@
-"""Flags about what a server bounds: what clients may send and ask for, how many they are, how slow they may be."""
+"""Flags about a server's bounds: what clients may send and ask for, how many they may be, and how slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_THE_SERVER = ("max_connections", "max_header_bytes")
 @Parameter(name="*", group=_LIMITS)
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """What one client, and all of them together, may cost."""
+    """The bounds on one client, and on all clients together."""
 
     max_prompt_tokens: Annotated[int, Parameter(converter=count)] = 1 << 20
     "Most prompt tokens in flight, queued or running; further requests get a 429."
@@ -43,7 +43,7 @@ class LimitOptions:
     "Seconds after which a quiet stream gets a comment, so that proxies keep it open."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """A server's settings with these."""
+        """The settings of a server, with these bounds."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         own = {name: given.pop(name) for name in _OF_THE_SERVER}
         return replace(settings, http=replace(settings.http, **given), **own)

@@ -1,4 +1,4 @@
-"""`bridle lmtp`: prompts typed at a server of LMTP, answered as they come."""
+"""`bridle lmtp`: sends typed prompts to a server of LMTP, and shows the answers as they come."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _tokenizer(name: str) -> Tokenizer:
 
 @contextlib.contextmanager
 def _interrupts(session: Interactive, main: asyncio.Task[Any] | None) -> Any:
-    """Ctrl-C cuts answers; where there are none it leaves."""
+    """Let Ctrl-C cancel the answers under way, or leave if there are none."""
 
     def interrupted() -> None:
         if session.is_answering:
@@ -166,7 +166,8 @@ class Terminal:
             self._console.print(_PROMPT, end="")
 
     def _go_to(self, number: int | None, *, names: bool = True) -> None:
-        """To an unfinished line of this answer, or to the beginning of a line, which `names` says whose it is."""
+        """Move to an unfinished line of this answer, or to the beginning of a new line. `names` puts the answer's
+        number there."""
         if self._is_asking:
             self._console.file.write(_CLEAR_LINE if self._console.is_terminal else "\n")
             self._is_asking = False

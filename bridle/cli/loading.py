@@ -25,8 +25,9 @@ def loaded_model(
     control: ControlSettings | None = None,
     more_adapters: bool = False,
 ) -> Iterator[LoadedModel]:
-    """The model of `config` with its adapters, ready to generate, closed on leaving; `control` says whether Wasm
-    controllers get a runtime (None: no), `more_adapters` that further ones may come. Raises what loading raises."""
+    """The model of `config` with its adapters, ready to generate; it is closed when the block ends. `control` says
+    whether Wasm controllers get a runtime (None: no), `more_adapters` that further adapters may be added. Raises the
+    errors of loading."""
     with progress_bar(f"Loading {config.model}") as progress, ending_at_once():
         from bridle.service.loading import load_model
 
@@ -43,7 +44,7 @@ def loaded_model(
 
 
 def adapter_specs(texts: Sequence[str]) -> tuple[AdapterSpec, ...]:
-    """What `--adapter` flags name."""
+    """The adapters that `--adapter` flags name."""
     if not texts:
         return ()
     from bridle.service import parse_adapters
@@ -64,7 +65,8 @@ def _add_adapters(model: LoadedModel, adapters: Sequence[AdapterSpec]) -> None:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
-    """A callback (what is being done, share done) that moves a bar; it disappears when done."""
+    """A callback that moves a bar; it takes the present stage and its share that is done. The bar disappears at the
+    end."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 

@@ -26,7 +26,7 @@ Bytes = Annotated[int | None, Parameter(converter=byte_size)]
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Which checkpoint, and how it is loaded."""
+    """The checkpoint, and how it is loaded."""
 
     revision: str | None = None
     "Branch, tag or commit of a hub model."
@@ -75,7 +75,7 @@ class ModelOptions:
 @Parameter(name="*", group=BATCHING)
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What a step may hold, who waits for it, how long requests may be."""
+    """What a step may hold, which requests wait, and how long they may be."""
 
     max_num_seqs: Annotated[Count, Parameter(name=["--max-num-seqs", "--max-batch-size"])] = None
     "Most sequences that run at once. Default: 256."
@@ -127,7 +127,7 @@ class EngineOptions:
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
 class RoomOptions:
-    """What a shard makes room for. A router that starts its shards itself tells them."""
+    """What a shard needs room for. A router that starts its shards itself passes these."""
 
     kv_tokens: Count = None
     "Room for so many tokens in the KV cache. Default: what is left beside the largest step."

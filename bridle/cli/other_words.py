@@ -1,4 +1,4 @@
-"""What other servers call the flags of `bridle serve`: who comes from one of them types its words first.
+"""The names that other servers have for the flags of `bridle serve`, since their users type those first.
 
 Flags of vLLM, SGLang, text-generation-inference and llama.cpp's server, each with what to write here instead.
 docs/coming-from.md has them as tables. Flags that mean the same here under the same name are not listed.
@@ -102,7 +102,8 @@ OTHER_WORDS: dict[str, str] = {
 
 
 def advice(flag: str) -> str | None:
-    """What to write here instead of another server's flag, None if it is nobody's. `--flag=value` and `--a_b` count."""
+    """What to write here instead of another server's flag; None if no such server has it. `--flag=value` and `--a_b`
+    are recognized, too."""
     name = flag.partition("=")[0]
     known = OTHER_WORDS.get(name) or OTHER_WORDS.get(name.replace("_", "-"))
     if known is None:

@@ -42,7 +42,7 @@ class TextStream:
             yield from self._read(self._stream)
 
     def stop(self) -> Iterator[str]:
-        """Cancel the request; gives what was made until then and has not been read. `usage` counts all of it."""
+        """Cancel the request; gives the text that was generated until then and not read. `usage` counts all of it."""
         if self._stream is not None:
             self._stream.cancel()
             yield from self._read(self._stream)
@@ -72,7 +72,7 @@ class TextStream:
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed after the first token: the prompt's share of the time does not count."""
+        """Tokens per second after the first token, so that the prompt's time does not count."""
         seconds = self.last - self.first
         return (self.num_tokens - 1) / seconds if seconds > 0 else 0.0
 

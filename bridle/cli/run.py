@@ -1,7 +1,7 @@
 """From words on a command line to an exit code.
 
-A mistake of the user is one line on stderr and exit code 2; a failure of something else is one line and code
-1; a bug of ours keeps its traceback. Ctrl-C is one line and 130, as shells expect.
+A mistake of the user is one line on stderr and exit code 2; any other failure is one line and code 1; a bug of bridle
+keeps its traceback. Ctrl-C is one line and 130, as shells expect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EXTRAS = {
     "llama_cpp": "llamacpp",
 }
 
-#: Commands whose flags people of other servers look for.
+#: Commands for whose flags users of other servers look.
 _SERVING = ("serve", "serve-model")
 
 
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _warn_of_variables(words: Sequence[str]) -> None:
-    """A misspelled variable would do nothing and say nothing."""
+    """Warn of misspelled BRIDLE_ variables, which would otherwise be ignored without a sign."""
     if words and words[0] in _SERVING and any(name.startswith("BRIDLE_") for name in os.environ):
         from bridle.cli.setup_probes import variables
 
@@ -92,8 +92,8 @@ def _warn_of_variables(words: Sequence[str]) -> None:
 
 @contextmanager
 def _settings_file(words: list[str]) -> Iterator[None]:
-    """Let the YAML file that `--config` before the command, or BRIDLE_CONFIG, names fill in what command line and
-    environment leave open. The flag is taken out of `words`."""
+    """Let a YAML file set flags that command line and environment leave open. `--config` before the command, or
+    BRIDLE_CONFIG, names the file; the flag is removed from `words`."""
     from bridle.cli.app import app
     from bridle.cli.settings_file import SettingsFile
 
@@ -123,7 +123,8 @@ def _complain(message: str, code: int) -> int:
 
 
 def _told(error: CycloptsError, words: Sequence[str]) -> str:
-    """What the command line has wrong; of a flag that is another server's, or misplaced, what to write instead."""
+    """The mistake on the command line. For a flag of another server, or a misplaced one, it says what to
+    write instead."""
     from cyclopts import UnknownOptionError
 
     if isinstance(error, UnknownOptionError):
@@ -140,7 +141,7 @@ def _told(error: CycloptsError, words: Sequence[str]) -> str:
 
 
 def _help_hint(words: Sequence[str]) -> str:
-    """The help page nearest to what was typed."""
+    """The help page closest to what was typed."""
     from bridle.cli.app import app
 
     here: App = app

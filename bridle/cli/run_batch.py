@@ -1,4 +1,4 @@
-"""`bridle run-batch`: a file of requests in, a file of answers out, no server."""
+"""`bridle run-batch`: answers a file of requests into a file of answers, without a server."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run_batch(
 
 
 def _open(stack: ExitStack, file: Path, output: Path | None) -> tuple[list[BatchRequest], BinaryIO]:
-    """All requests of the file, and where their answers go, which `stack` closes."""
+    """All requests of the file, and the file for their answers, which `stack` closes."""
     from bridle.http.openai.batch import read_requests
 
     try:
@@ -90,7 +90,7 @@ def _open(stack: ExitStack, file: Path, output: Path | None) -> tuple[list[Batch
 def _served(
     config: ModelConfig, adapters: AdapterOptions, control: ControlSettings | None, max_in_flight: int
 ) -> Iterator[FastAPI]:
-    """What answers: a server's application over a loaded model, without a server."""
+    """The application that answers: that of a server over a loaded model, without a socket."""
     from bridle.cli.loading import loaded_model
     from bridle.http import create_app
     from bridle.http.openai.batch import batch_settings
@@ -104,7 +104,7 @@ def _served(
 
 
 async def _run(app: FastAPI, requests: list[BatchRequest], target: BinaryIO, max_in_flight: int) -> int:
-    """Write every answer; gives the number of those that are errors."""
+    """Write every answer; returns the number of those that are errors."""
     import msgspec
     from rich.console import Console
     from rich.progress import Progress

@@ -1,6 +1,7 @@
-"""What a run gave: items add up to texts, logs, variables, counts and times. Prints as the original's client does.
+"""The result of a run: adds items up to texts, logs, variables, counts and times. It prints as the original's client
+does.
 
-Knows no server: it is fed with items.
+It knows no server, and is given the items.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class RunReport:
         self._began = self.clock()
 
     def note(self, moment: str) -> None:
-        """The time of a moment; the first call counts."""
+        """Note the time of a moment; only the first call for each moment counts."""
         self.timing.setdefault(moment, self.clock() - self._began)
 
     def add(self, item: Any) -> None:
-        """Take in an item of the stream; None is its end mark."""
+        """Add an item of the stream; None is its end mark."""
         if item is None:
             self._flush_logs()
             self._say(3, "[DONE]")
@@ -70,7 +71,7 @@ class RunReport:
             self.error = self.error or fork["error"]
 
     def _store(self, write: dict[str, Any]) -> None:
-        """Appends are told piece by piece."""
+        """Apply a write of a variable. Appends come piece by piece."""
         if "name" in write:
             before = self.raw_storage.get(write["name"], "") if write.get("op") == "Append" else ""
             self.raw_storage[write["name"]] = before + write["value"]
@@ -91,7 +92,7 @@ class RunReport:
 
     @property
     def tps(self) -> dict[str, float]:
-        """Tokens per second: read until the first one was sampled, then sampled."""
+        """Tokens per second: prompt tokens until the first one was sampled, then sampled tokens."""
         first, last = self.timing.get("first_token", 0.0), self.timing.get("last_token", 0.0)
         sampled = self.usage.get("sampled_tokens", 0) - self._first_usage.get("sampled_tokens", 0)
         return {
@@ -100,7 +101,7 @@ class RunReport:
         }
 
     def save(self, path: Path) -> None:
-        """Everything as JSON."""
+        """Write the whole report as JSON."""
         names = ("request", "response", "text", "logs", "raw_storage", "storage", "error", "usage", "timing", "tps")
         path.parent.mkdir(parents=True, exist_ok=True)
         data = {name: getattr(self, name) for name in names}
@@ -120,7 +121,7 @@ class RunReport:
         self._say(3, f"Storage: {json.dumps(self.storage, ensure_ascii=False)}")
 
     def _print_logs(self, index: int, text: str) -> None:
-        """Whole lines, each with the number of its fork; what has no end yet waits for it."""
+        """Print whole lines, each with the number of its fork; a line without an end waits for it."""
         *lines, rest = (self._partial.pop(index, "") + text).split("\n")
         for line in lines:
             self._say(3, f"[{index}]: {line}")

@@ -122,7 +122,7 @@ class ShardOptions:
     "Its private key, PEM."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """The settings with the loader that these options ask for."""
+        """The settings of a server, with the loader that these options ask for."""
         self._check()
         num_shards = self.shards or int(self.isolate_model)
         if self.replicas > 1:
@@ -158,7 +158,7 @@ class ShardOptions:
 @Parameter(name="*", group=_MODELS)
 @dataclass(frozen=True, kw_only=True)
 class ModelSetOptions:
-    """What may be loaded beside the models that are named."""
+    """The models that may be loaded beside those that are named."""
 
     model_alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "NAME=MODEL: a further name for a model, or for one that is loaded when it is asked for; may be repeated."

@@ -1,6 +1,7 @@
-"""`bridle serve-model`: a model behind LMTP, with the options of LMQL's command of that name where they have a meaning.
+"""`bridle serve-model`: serves a model over LMTP, with the options of LMQL's command of that name where they have a
+meaning.
 
-It is `bridle serve` under other words: the same server, with the HTTP routes beside, or lines on standard input and
+It is `bridle serve` with other options: the same server, with the HTTP routes beside, or lines on standard input and
 output for a parent process.
 """
 
@@ -33,7 +34,7 @@ _MAX_ECHO_CHARS = 2_000
 @Parameter(name="*", group=_LMTP)
 @dataclass(frozen=True, kw_only=True)
 class LmtpOptions:
-    """LMQL's names for what they mean here."""
+    """LMQL's options, with their meaning here."""
 
     host: str = "localhost"
     "Address to listen on."

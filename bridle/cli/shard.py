@@ -44,7 +44,7 @@ class ListenOptions:
 @Parameter(name="*", show=False)
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions:
-    """Which process of several this one is, as whoever starts it says."""
+    """The number of this process among several, as the process that starts it says."""
 
     rank: Annotated[int, Parameter(show=False)] = 0
     store: Annotated[Path | None, Parameter(show=False)] = None
@@ -96,7 +96,7 @@ def shard(
 
 
 def _serve(config: ModelConfig, shards: int, listen: ListenOptions, place: PlaceOptions) -> int:
-    """Load, then compute for routers until a signal comes; gives the exit status."""
+    """Load the model, then compute for routers until a signal comes; returns the exit status."""
     from bridle.backends import load_executor
     from bridle.cluster.process import run_shard
     from bridle.deploy.group import load_group
@@ -111,5 +111,5 @@ def _serve(config: ModelConfig, shards: int, listen: ListenOptions, place: Place
         stand_by()
     with traced_process():
         executor = load_executor(config) if shards == 1 else load_group(config, shards)
-        # Loading has run the largest step.
+        # The largest step was run while loading.
         return run_shard(executor, listen.listen, tls=listen.to_tls(), warm=False, on_listening=announce)

@@ -1,4 +1,4 @@
-"""Text from elsewhere on a terminal of ours: what a server or a model says must not steer it."""
+"""Makes text from servers and models harmless before it is printed, so that it cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _CONTROLS_BUT_SPACE = {code: sign for code, sign in _CONTROLS.items() if chr(cod
 
 
 def harmless(text: str, *, on_one_line: bool = False) -> str:
-    """The text with a sign in place of escape and its like. Line ends and tabs stay, but where it keeps to one line."""
+    """The text with a visible sign in place of escape and other control characters. Line ends and tabs stay, unless
+    `on_one_line`."""
     return text.translate(_CONTROLS if on_one_line else _CONTROLS_BUT_SPACE)
 
 
 def say(text: str) -> None:
-    """A line on standard output: to a terminal a harmless one, to a file or a pipe as it is."""
+    """Print a line on standard output: a harmless one to a terminal, the exact text to a file or a pipe."""
     print(harmless(text) if sys.stdout.isatty() else text, flush=True)

@@ -1,4 +1,4 @@
-"""`bridle top`: what a server is doing, as it does it."""
+"""`bridle top`: shows what a server is doing, and updates the view."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def _print_frame(api: Api) -> None:
 
 
 def _watch(api: Api, interval: float) -> None:
-    """Frames on a screen of their own, until Ctrl-C. A server that is away may come back."""
+    """Show frames on a screen of their own until Ctrl-C. A server that cannot be reached may come back."""
     from rich.live import Live
 
     frames = _frames(api)
-    first = next(frames)  # what is wrong with the address or the key is told without a screen
+    first = next(frames)  # a wrong address or key is reported without a screen
     with Live(first, screen=True, auto_refresh=False) as live:
         try:
             while True:

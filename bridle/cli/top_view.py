@@ -1,7 +1,7 @@
-"""How `bridle top` looks: from what a server says of itself to a page of a terminal.
+"""Renders the page of `bridle top` from a server's state.
 
-Speeds are differences between two looks; at the first one they are means over the server's life. Whatever a server
-says is shown as plain text.
+Speeds are differences between two states; with only one they are means over the server's life. All text from the server
+is shown as plain text.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _requests(now: Status) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("age", "state", "user", "model", "steered by"):
         table.add_column(name, no_wrap=True)
-    for name in ("prio", "prompt", "output", "tokens/s"):  # of a narrow screen other columns lose first
+    for name in ("prio", "prompt", "output", "tokens/s"):  # on a narrow screen other columns shrink first
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     table.add_column("route", no_wrap=True)
     for row in now["requests"][:_MAX_ROWS]:

@@ -1,4 +1,5 @@
-"""`--watch`: do something again whenever a file is saved. Looks at the files' times; knows nothing of what is done."""
+"""`--watch`: repeats an action whenever a file is saved. It looks at the files' times, and knows nothing of
+the action."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from bridle.errors import BridleError
 
 _INTERVAL = 0.2  # seconds between looks
 
-#: Times and sizes: what tells one state of some files from another.
+#: Times and sizes of some files, which tell one state of them from another.
 Stamp = tuple[tuple[int, int], ...]
 
 
 def stamp(paths: Sequence[Path]) -> Stamp:
-    """The state of the files. One that is not there, as for a moment while an editor saves, has a state too."""
+    """The state of the files. A missing file, as for a moment while an editor saves, has a state, too."""
     return tuple(_one(path) for path in paths)
 
 
@@ -30,8 +31,9 @@ def _one(path: Path) -> tuple[int, int]:
 
 
 def watch(paths: Sequence[Path], run: Callable[[Callable[[], bool]], object], look: float = _INTERVAL) -> None:
-    """Run, and again whenever one of the files was saved; for ever. `run` is given a function that tells whether a
-    file was saved meanwhile, and may break off. Its errors are shown, and the next save tries again."""
+    """Call `run`, and call it again whenever one of the files was saved, for ever. `run` gets a function that tells
+    whether a file was saved meanwhile, so that it can stop early. Its errors are shown, and the next save tries again.
+    """
     shown = ", ".join(str(path) for path in paths)
     while True:
         seen = stamp(paths)

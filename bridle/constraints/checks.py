@@ -1,4 +1,4 @@
-"""Checks of what a constraint is made of. Each raises `InvalidRequest` with the value and the limit."""
+"""Checks of a constraint's parts. Each raises `InvalidRequest` with the value and the limit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _children(value: Any) -> Iterable[Any]:
 
 
 def check_text(text: Any, name: str) -> str:
-    """The text, if it is one, valid and short enough."""
+    """Return the text, if it is a string, valid Unicode and short enough."""
     if not isinstance(text, str):
         raise InvalidRequest(f"{name} is {shown(text)}; must be a text", PARAM)
     check_total(len(text), name)
@@ -68,19 +68,20 @@ def check_text(text: Any, name: str) -> str:
 
 
 def check_total(size: int, name: str) -> None:
-    """Refuse too many bytes."""
+    """Refuse a size above the limit."""
     if size > limits.MAX_BYTES:
         raise InvalidRequest(f"{name} has {size} bytes; at most {limits.MAX_BYTES}", PARAM)
 
 
 def check_count(count: int, limit: int, name: str, what: str) -> None:
-    """Refuse none, or too many."""
+    """Refuse an empty list, or one that is too long."""
     if not 1 <= count <= limit:
         raise InvalidRequest(f"{name} has {count} {what}; must have 1 to {limit}", PARAM)
 
 
 def check_brackets(text: str, name: str) -> None:
-    """Refuse towers of brackets. Escaped ones do not count; quoted ones do, and do no harm if they match."""
+    """Refuse brackets that nest too deeply. Escaped brackets do not count; quoted ones do, which is harmless if they
+    match."""
     depth = deepest = 0
     skip = False
     for char in text:
@@ -98,6 +99,6 @@ def check_brackets(text: str, name: str) -> None:
 
 
 def check_one_of(value: Any, known: tuple[Any, ...], name: str) -> None:
-    """Refuse what is not among the known values."""
+    """Refuse a value that is not one of the known ones."""
     if value not in known:
         raise InvalidRequest(f"{name} is {shown(value)}; must be {' or '.join(map(repr, known))}", PARAM)

@@ -1,8 +1,8 @@
-"""The process that tries a grammar first: it may run out of time, memory or stack, and nobody else is hurt.
+"""The process that tries a grammar first: it may run out of time, memory or stack without harm to the server.
 
 Run as a program: reads one JSON line per grammar and answers with one. It compiles the grammar, over single bytes
-instead of a model's vocabulary, and computes the first mask, on a thread whose stack is smaller than any in the
-process that asks. It therefore imports nothing but the standard library and llguidance.
+instead of a model's vocabulary, and computes the first mask, on a thread whose stack is smaller than any in the process
+that asks. It therefore imports nothing but the standard library and llguidance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EOS = 256
 
 
 class ByteVocabulary:
-    """One token for each byte, and one that ends a text: what `llguidance.TokenizerWrapper` takes."""
+    """A vocabulary of one token for each byte, and one that ends a text, as `llguidance.TokenizerWrapper` takes it."""
 
     eos_token_id = _EOS
     bos_token_id = None
@@ -42,7 +42,7 @@ def byte_tokenizer() -> Any:
 
 
 def first_line(message: str) -> str:
-    """What a person needs of llguidance's error: not its state, not the whole grammar."""
+    """The part of llguidance's error that people need: not its state, not the whole grammar."""
     lines = [line.strip() for line in message.split("<state>")[0].strip().splitlines()]
     detail = next((line.removeprefix("error:").strip() for line in lines if line.startswith("error:")), "")
     text = lines[0] if lines else "unknown error"
@@ -90,7 +90,7 @@ def _serve() -> None:
 
 
 def _bound(seconds: float, memory: int) -> None:
-    """From now on the operating system ends this process when it takes too much."""
+    """Let the operating system end this process from now on when it takes too much time or memory."""
     try:
         import resource
     except ImportError:  # not on Windows: the parent's time-out is left
@@ -114,8 +114,8 @@ class _HeapNumbers(ctypes.Structure):
 
 
 def allocated() -> int:
-    """Bytes that are in use. How large the process is tells little of that: what one grammar leaves free the next one
-    takes, so that it seems to need nothing."""
+    """The bytes that are in use. The size of the process says little: a grammar reuses memory that an earlier one left
+    free, so that it would seem to need none."""
     try:
         numbers = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):  # no glibc, or one of before 2021

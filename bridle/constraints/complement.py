@@ -17,7 +17,7 @@ Schema = Any  # an object, or a boolean
 
 _TYPES = ("object", "array", "string", "number", "boolean", "null")
 _MAX_CHARS = 100
-#: Say nothing about which values are valid.
+#: Keywords that do not affect which values are valid.
 ANNOTATIONS = frozenset(
     {
         *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"),
@@ -27,7 +27,7 @@ ANNOTATIONS = frozenset(
 
 
 class NoEquivalent(BridleError):
-    """There is no equivalent in the keywords that are understood, or none was looked for."""
+    """There is no equivalent in the keywords that llguidance understands, or none was looked for."""
 
 
 def complement(schema: Schema) -> Schema:
@@ -47,7 +47,7 @@ def complement(schema: Schema) -> Schema:
 
 
 def any_of(parts: Iterable[Schema]) -> Schema:
-    """Whatever one of these allows."""
+    """A schema that allows what any of these allows."""
     found = [part for part in parts if part is not False]
     if any(part is True or part == {} for part in found):
         return True
@@ -57,7 +57,7 @@ def any_of(parts: Iterable[Schema]) -> Schema:
 
 
 def all_of(parts: Iterable[Schema]) -> Schema:
-    """What all of these allow."""
+    """A schema that allows only what all of these allow."""
     found = [part for part in parts if part is not True and part != {}]
     if any(part is False for part in found):
         return False
@@ -67,7 +67,7 @@ def all_of(parts: Iterable[Schema]) -> Schema:
 
 
 def absent(names: Sequence[str]) -> Schema:
-    """No object that has one of these properties."""
+    """A schema that allows no object with one of these properties."""
     return {"properties": dict.fromkeys(names, False)}
 
 

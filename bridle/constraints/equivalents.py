@@ -58,12 +58,12 @@ _FORMATS: Mapping[str, Schema] = {
 
 
 def equivalent_text(schema: str) -> str:
-    """The JSON text of an equivalent; the same text if there is nothing to be said in another way."""
+    """The JSON text of an equivalent; the same text if no keyword needs another form."""
     given = json.loads(schema)
     try:
         made = equivalent(given)
     except (InvalidRequest, RecursionError, TypeError, ValueError, AttributeError):
-        return schema  # malformed, or too large: llguidance says what is wrong with the schema as it is
+        return schema  # malformed or too large: llguidance reports this for the original
     return schema if made == given else json.dumps(made, ensure_ascii=False)
 
 
@@ -77,7 +77,7 @@ def equivalent(schema: Schema) -> Schema:
 
 
 def _spelled(name: re.Match[str]) -> str:
-    """A draft's own name, which some write with another scheme or ending."""
+    """A draft's own name, for one that is written with another scheme or ending."""
     draft = name[1]
     return f"http://json-schema.org/{draft}/schema#" if draft[5] == "-" else f"https://json-schema.org/{draft}/schema"
 
@@ -116,7 +116,7 @@ class _Rewriter:
         self._num_nodes = 0
 
     def schema(self, schema: Schema) -> Schema:
-        """From the leaves up."""
+        """Rewrite a schema, from the leaves up."""
         if not isinstance(schema, Mapping):
             return schema
         made = {name: self._inner(name, value) for name, value in schema.items()}
@@ -141,7 +141,7 @@ class _Rewriter:
         return value
 
     def _count(self, made: Mapping[str, Any]) -> None:
-        """What a rule made is looked through, since it may have copied much."""
+        """Count the nodes that a rule made, since it may have copied many."""
         rest: list[Any] = [made]
         while rest:
             value = rest.pop()
@@ -213,7 +213,7 @@ def _negation(made: _Made, dialect: _Dialect) -> list[Schema]:
 
 
 def _one_of(made: _Made, dialect: _Dialect) -> list[Schema]:
-    """Of branches that exclude each other nothing need be taken away."""
+    """Branches that exclude each other can be joined as they are."""
     branches = made.get("oneOf")
     if branches is None or not 2 <= len(branches) <= _MAX_BRANCHES:
         return []
@@ -226,7 +226,7 @@ def _one_of(made: _Made, dialect: _Dialect) -> list[Schema]:
 
 
 def _exclude(one: Schema, other: Schema) -> bool:
-    """Whether no value fits both, as far as can be seen at once."""
+    """Whether no value fits both, as far as can be decided quickly."""
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return False
     if not _types(one) & _types(other):

@@ -1,6 +1,6 @@
-"""From a constraint to the grammar that llguidance reads: a list of small grammars that name each other.
+"""Converts a constraint to the grammar that llguidance reads: a list of small grammars that name each other.
 
-The first is the one that begins. Each leaf of a combination gets a grammar, and with it a lexer, of its own, so
+The text begins with the first grammar. Each leaf of a combination gets a grammar, and with it a lexer, of its own, so
 that their terminals cannot get into each other's way. Nothing is compiled here.
 """
 
@@ -35,7 +35,7 @@ def grammar_of(constraint: spec.Constraint, *, in_other_words: bool = False) -> 
 
 
 def _add(constraint: spec.Constraint, grammars: list[Grammar]) -> str:
-    """Add the constraint's grammar and those it needs; gives the name to refer to it."""
+    """Add the constraint's grammar and those it needs; returns the name by which others refer to it."""
     name = f"g{len(grammars)}"
     grammars.append({"name": name})
     if isinstance(constraint, spec.Concat):

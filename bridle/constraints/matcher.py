@@ -18,8 +18,8 @@ _MAX_SHOWN = 120
 
 
 class Matcher:
-    """Starts before the first token of the output. Raises `InvalidRequest` for a grammar that llguidance refuses;
-    whether it is harmless must have been tried before, see `trial`."""
+    """The state of a constraint on one output; it starts before the first token. Raises `InvalidRequest` for a grammar
+    that llguidance refuses; whether it is harmless must have been tried before, see `trial`."""
 
     def __init__(self, vocabulary: Vocabulary, grammar: str) -> None:
         import llguidance
@@ -43,8 +43,8 @@ class Matcher:
     # -- moving --------------------------------------------------------------------------------------------
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """These tokens followed. Raises `ControllerError` at the first that the grammar does not allow, after
-        which the matcher is of no use."""
+        """Advance by tokens that followed. Raises `ControllerError` at the first token that the grammar does not allow;
+        after that the matcher is of no use."""
         if not tokens:
             return
         count = self._backend.try_consume_tokens(list(tokens))
@@ -79,8 +79,8 @@ class Matcher:
         return row if len(row) == size and not self._vocabulary.size % 32 else self._fitted(row, size)
 
     def _spellable(self, row: bytes) -> bytes:
-        """Where the next bytes are certain, only tokens that agree with them: llguidance looks beyond the bytes that
-        must come, and takes it for granted that some token spells them."""
+        """Where the next bytes are certain, allow only tokens that agree with them. Llguidance looks beyond the bytes
+        that must come, and assumes that some token spells them."""
         must = self._backend.compute_ff_bytes()
         if not must:
             return row
@@ -114,22 +114,22 @@ class Matcher:
 
     @property
     def is_accepting(self) -> bool:
-        """The text may end here."""
+        """Whether the text may end here."""
         return bool(self._backend.is_accepting())
 
     @property
     def is_complete(self) -> bool:
-        """Nothing may follow."""
+        """Whether the text must end here."""
         return bool(self._backend.is_stopped()) and not self._backend.is_error()
 
     @property
     def is_failed(self) -> bool:
-        """The grammar cannot go on, because of its limits or of a token that it does not allow."""
+        """Whether the grammar cannot go on, because of its limits or of a token that it does not allow."""
         return bool(self._backend.is_error())
 
     @property
     def failure(self) -> str:
-        """Why it is failed, in a few words."""
+        """Why the matcher failed, in a few words."""
         return reason(self._backend)
 
     @property
@@ -140,7 +140,7 @@ class Matcher:
     # -- explaining ----------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """For an error message: what was generated so far, what the grammar allowed next, what went wrong."""
+        """Text for an error message: what was generated so far, what the grammar allowed next, and what went wrong."""
         text = self._vocabulary.text_of(self._tokens)
         parts = [f"after {_shown(text)} the grammar allows {_allowed_after(self._grammar, text)}"]
         if self._backend.is_error() and self._backend.stop_reason() not in ("NoExtensionBias", "NotStopped"):

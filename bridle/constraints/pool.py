@@ -1,9 +1,9 @@
-"""The home of constraints beside an engine: a `ControllerPool`.
+"""The `ControllerPool` that runs constraints beside an engine.
 
-Tokens are committed where they are reported, on the engine's thread, since that takes microseconds: a complete text
-stops, and tokens that must come are forced, before the next step is scheduled, without a forward pass. Where there is
-a choice, threads compute the mask while the device computes logits. A sequence whose grammar was slow once is from
-then on handled on those threads alone, so that it cannot hold up the engine.
+Tokens are committed on the engine's thread as soon as they are reported, since that takes microseconds. So a complete
+text stops, and tokens that must come are forced, before the next step is scheduled and without a forward pass. Where
+there is a choice, threads compute the mask while the device computes logits. A sequence whose grammar was slow once is
+handled only on those threads from then on, so that it cannot hold up the engine.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, InternalError
 
-#: A sequence whose commit or mask took more processor time, in seconds, is not handled on the engine's thread any more.
+#: A sequence whose commit or mask took more processor time than this, in seconds, is no longer handled on the engine's
+#: thread.
 _SLOW = 0.002
 _SLOW_MASK = 0.01
-#: A thread that has computed for so long, in seconds, tells what it has.
+#: After this much computing, in seconds, a thread publishes the answers that it has.
 _TELL = 0.0005
-#: Most masks that one thread takes at a time: the more, the fewer hand-overs; the fewer, the more even the threads.
+#: The most masks that one thread takes at a time: more mean fewer hand-overs, fewer a more even load.
 _MAX_PART = 16
 
 
@@ -71,7 +72,7 @@ class ConstraintPool:
 
     @property
     def is_busy(self) -> bool:
-        """Never: what is not asked for is dropped."""
+        """False: this pool needs no call of `collect` without an ask."""
         return False
 
     def accepts(self, controller: object) -> bool:
@@ -106,8 +107,8 @@ class ConstraintPool:
     # -- the step ------------------------------------------------------------------------------------------
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Forks first, while their parents are as they were; then what needs no mask at once, the rest on
-        threads."""
+        """Handle asks: first forks, while their parents are as they were; then answers without a mask at once, and the
+        others on threads."""
         for ask in asks:
             if ask.request is not None:
                 self._live[ask.seq_id] = self._opened.pop(ask.request.id)
@@ -137,7 +138,8 @@ class ConstraintPool:
             self._workers.submit(work)
 
     def _work(self, due: Sequence[_Due], *, is_whole: bool = False) -> Callable[[], None]:
-        """The rest of some answers, for a thread. They are told together, unless one of them takes long."""
+        """The remaining work of some answers, for a thread. The answers are published together, unless one of them
+        takes long."""
 
         def run() -> None:
             done: list[_Answered] = []
@@ -156,7 +158,7 @@ class ConstraintPool:
         return run
 
     def _advance(self, instance: _Instance, ask: Ask) -> Answer | None:
-        """Commit what became known; the answer, unless it takes a mask."""
+        """Commit the reported tokens; returns the answer, or None if it needs a mask."""
         matcher = instance.matcher
         began = time.thread_time()
         try:
@@ -197,7 +199,7 @@ class ConstraintPool:
             self._arrived.notify()
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """All answers; waits for those of `seq_ids` until `deadline`."""
+        """The answers that are ready; waits for those of `seq_ids` until `deadline`."""
         wanted = () if deadline is None else tuple(seq_ids)
         with self._arrived:
             while deadline is not None and any(seq_id in self._under_way for seq_id in wanted):
@@ -211,7 +213,7 @@ class ConstraintPool:
     # -- going ---------------------------------------------------------------------------------------------
 
     def close(self, seq_ids: Sequence[int]) -> None:
-        """Drop the matchers of these sequences; one at work is dropped when it is done."""
+        """Drop the matchers of these sequences; one in use is dropped when its work is done."""
         with self._arrived:
             for seq_id in seq_ids:
                 self._live.pop(seq_id, None)
@@ -233,7 +235,7 @@ def _parts(masks: Sequence[_Due], num_threads: int) -> list[Sequence[_Due]]:
 
 
 def _last_words(matcher: Matcher) -> str:
-    """What a client should know of a text that ended before its grammar did."""
+    """A note to the client about a text that ended before its grammar did."""
     if matcher.is_failed or matcher.is_complete or matcher.is_accepting:
         return ""
     return f"the output ended after {matcher.num_tokens} tokens, before its constraint was satisfied\n"

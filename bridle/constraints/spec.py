@@ -1,11 +1,11 @@
-"""What a text must look like: one small, checked description that all front-ends share.
+"""Constraints: small, checked descriptions of what a text must look like, which all front-ends share.
 
     Regex(r"[0-9]{3}-[0-9]{4}")
     JsonSchema({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
     Concat("The answer is ", Choice(["yes", "no"]), ".")
 
-A constraint is immutable, knows its form as plain data (`to_dict`, `parse`), and is refused with `InvalidRequest`
-when it is made if it exceeds a limit. Whether its grammar makes sense is found out when it is compiled. Knows no
+A constraint is immutable, knows its form as plain data (`to_dict`, `parse`), and is refused with `InvalidRequest` when
+it is made if it exceeds a limit. Errors in its grammar are found when it is compiled. This module knows nothing of
 tokens.
 """
 

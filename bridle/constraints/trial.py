@@ -1,7 +1,7 @@
 """Children that try grammars: started when needed, reused, replaced when they die of one.
 
-A child proves that a grammar compiles within the limits; the compiled grammar itself cannot leave it, and is made
-again where it is needed. Any thread may ask; it waits for its answer.
+A child process proves that a grammar compiles within the limits. The compiled grammar cannot leave the child, and is
+made again where it is needed. Any thread may call, and waits for its answer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bridle.errors import InvalidRequest, Overloaded
 
 _PROGRAM = Path(__file__).with_name("child.py")
 _KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "LANG")
-#: After so many grammars a child is replaced, so that what it keeps in memory stays small.
+#: After this many grammars a child process is replaced, so that its memory stays small.
 _MAX_JOBS = 500
 #: How much longer than its processor time a grammar may take by the clock, on a busy machine.
 _PATIENCE = 10.0
 
 
 class GrammarRefused(InvalidRequest):
-    """llguidance does not take it, for what it says and not for what it costs."""
+    """llguidance refuses the grammar for its content, not for its cost."""
 
 
 class Trials:
@@ -96,7 +96,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # an interrupt of the terminal is not meant for it
+            start_new_session=True,  # Ctrl-C in the terminal must not reach it
         )
 
     @property
@@ -104,7 +104,7 @@ class _Child:
         return self._num_jobs < _MAX_JOBS
 
     def ask(self, grammar: str, limits: ConstraintLimits) -> dict[str, Any]:
-        """The answer of the process. Raises `InvalidRequest` if it died of the question."""
+        """Ask the process to try a grammar; returns its answer. Raises `InvalidRequest` if the grammar killed it."""
         self._num_jobs += 1
         job = {"grammar": grammar, "seconds": limits.seconds, "memory": limits.memory, "limits": PARSER_LIMITS}
         timer = threading.Timer(limits.seconds + _PATIENCE, self._give_up)

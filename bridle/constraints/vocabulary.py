@@ -1,6 +1,6 @@
 """A model's vocabulary as llguidance wants to see it: the bytes of every token, and canonical tokenization.
 
-Built from token bytes, so that any tokenizer does, and masks and text agree by construction. Rows beyond the
+It is built from token bytes, so it works with any tokenizer, and masks and text agree by construction. Rows beyond the
 tokenizer's end, which models add for round numbers, have no bytes and are never allowed.
 """
 
@@ -50,8 +50,8 @@ class Vocabulary:
         return b"".join(self.tokens[token] for token in tokens if token not in self.special)
 
     def encode(self, data: bytes) -> list[int]:
-        """The canonical tokens of whole characters; the longest that fit, if the tokenizer would change the
-        text or its tokens do not spell it. Bytes that no token has end the list."""
+        """The canonical tokens of whole characters. If the tokenizer would change the text, or its tokens do not spell
+        it, the longest tokens that fit are taken. The list ends before bytes that no token has."""
         try:
             tokens = list(self._encode(data.decode()))
         except ValueError:
@@ -77,7 +77,7 @@ class Vocabulary:
 
     @cached_property
     def spells_every_byte(self) -> bool:
-        """Whether any text at all can be spelled."""
+        """Whether tokens can spell any text at all."""
         return all(bytes([byte]) in self._by_bytes for byte in range(256))
 
     @cached_property
@@ -86,7 +86,7 @@ class Vocabulary:
 
 
 class _Wrapper:
-    """What `llguidance.TokenizerWrapper` reads."""
+    """The object that `llguidance.TokenizerWrapper` reads."""
 
     bos_token_id = None
 

@@ -1,6 +1,6 @@
 """Threads that compute masks while the device computes logits.
 
-Work is taken piece by piece, by whoever is free; llguidance lets go of the interpreter while it computes. Threads start
+Free threads take the work piece by piece; llguidance releases the interpreter lock while it computes. Threads start
 with the first piece of work.
 """
 
@@ -25,7 +25,7 @@ class Workers:
         self._closed = False
 
     def submit(self, work: Iterable[Work]) -> None:
-        """Have these done, in this order if there is one thread. What raises must be caught in the work."""
+        """Queue work; with one thread it is done in this order. The work must catch its own errors."""
         with self._changed:
             self._queue.extend(work)
             waiting = len(self._queue)

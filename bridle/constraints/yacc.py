@@ -85,7 +85,7 @@ def _read(text: str) -> _Grammar:
     _read_head(tokens, grammar)
     for token in tokens:
         if token.kind == "mark":
-            break  # what follows is code of the programs that yacc makes
+            break  # code of programs that yacc makes follows
         if token.kind != "name":
             raise _wrong(token.line, f"a rule begins with a name, not {token.text!r}")
         grammar.rules.setdefault(token.text, []).extend(_read_rule(tokens, token))
@@ -149,7 +149,7 @@ def _terminal(text: str) -> str:
 
 
 def _ignored(alternative: Alternative) -> str:
-    """What is skipped must not be empty, or there would be no end of it."""
+    """What is skipped between tokens. It must not match the empty text, or skipping would never end."""
     if len(alternative) != 1 or alternative[0][0] not in "\"'":
         raise InvalidRequest(f"{_SKIP} holds {' '.join(alternative)!r}; must hold single terminals", "constraint")
     terminal = _terminal(alternative[0][1:-1])
@@ -157,5 +157,5 @@ def _ignored(alternative: Alternative) -> str:
 
 
 def _slashes(pattern: str) -> str:
-    """Escape those slashes that are not."""
+    """Escape the slashes that are not escaped yet."""
     return re.sub(r"\\.|/", lambda match: r"\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL)

@@ -22,8 +22,7 @@ _INVERTED = bytes(255 - byte for byte in range(256))
 
 
 class Grammar:
-    """A compiled grammar, the vocabulary that it was compiled for, and the constraint that it came of. A copy goes its
-    own way from there."""
+    """A compiled grammar, its vocabulary, and the constraint that it was made from. A copy advances independently."""
 
     def __init__(self, matcher: Matcher, vocabulary: Vocabulary, form: Constraint) -> None:
         self.matcher, self.vocabulary, self.form = matcher, vocabulary, form
@@ -32,7 +31,7 @@ class Grammar:
         return Grammar(self.matcher.copy(), self.vocabulary, self.form)
 
     def decide(self, extra: int | None = None) -> Decision:
-        """What may follow: tokens that must, a choice among those that may (and `extra`), or the end."""
+        """The decision: tokens that must come, a choice among those that may (and `extra`), or the end."""
         matcher = self.matcher
         if matcher.is_complete:
             return Decision.stop()
@@ -47,7 +46,7 @@ class Grammar:
         return Decision.sample(mask)
 
     def all_but_ends(self) -> bytes:
-        """The mask that lets everything pass but the end."""
+        """The mask that allows every token but the end tokens."""
         return end_row(self.vocabulary).translate(_INVERTED)
 
 
@@ -80,7 +79,7 @@ class FreePart(Controller):
     then: Grammar | None = None
     may_stop: bool = True
 
-    #: For those who show text as it comes.
+    #: Front-ends read this: text can be shown at once.
     max_rewind: ClassVar[int] = 0
 
     _phase: _Phase = field(default=_Phase.FREE, init=False)
@@ -113,13 +112,13 @@ class FreePart(Controller):
         return Decision.sample()
 
     def _without_end(self, view: SequenceView) -> bytes:
-        """The mask that lets everything pass but the end token: a model that was cut off still means to write it."""
+        """The mask that allows every token but the end token, which a model that was cut off still wants to write."""
         if not self._mask:
             self._mask = view.mask_of([self.end]).translate(_INVERTED)
         return self._mask
 
     def _see(self, token: int) -> None:
-        """One more token of the output."""
+        """Note one more token of the output."""
         match self._phase:
             case _Phase.BEFORE if token == self.opening:
                 self._phase = _Phase.FREE

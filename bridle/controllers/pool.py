@@ -1,4 +1,4 @@
-"""The home of plain Python controllers: calls them on the engine's thread and answers at once."""
+"""The pool that runs plain Python controllers: it calls them on the engine's thread, and answers at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PythonControllerPool:
 
     @property
     def is_busy(self) -> bool:
-        """Never: everything is said and heard at once."""
+        """False: `ask` does everything at once."""
         return False
 
     def accepts(self, controller: object) -> bool:
@@ -63,7 +63,7 @@ class PythonControllerPool:
         self._opened.pop(request.id, None)
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Forks first, while their parents are as they were; then everybody's callbacks."""
+        """Call controllers: first forks, while their parents are as they were; then all callbacks."""
         for ask in asks:
             if ask.request is not None:
                 self._live[ask.seq_id] = self._opened.pop(ask.request.id)
@@ -85,7 +85,7 @@ class PythonControllerPool:
         self._live[ask.seq_id] = _Instance(controller, view)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """All answers; they are there as soon as `ask` returns."""
+        """All answers, which are ready as soon as `ask` returns."""
         answers, self._answers = self._answers, {}
         return answers
 

@@ -21,12 +21,12 @@ from bridle.engine.interfaces import StoredValue
 
 @dataclass(slots=True)
 class SequenceView:
-    """What a controller sees of its sequence, and where it leaves logs and variables.
+    """What a controller knows of its sequence, and its way to send logs and variables.
 
     `tokens` are all tokens, the first `num_prompt` of them prompt; treat the list as read-only. `new_tokens` were
-    appended since the last call, after `num_rewound` older ones were taken back; `sampled` is the token that was
-    drawn, None if none was; `candidates` are the likeliest tokens of that draw with their log-probabilities, best
-    first, if the last decision asked for them (`top_logprobs`). `index` numbers the output within its request.
+    appended since the last call, after `num_rewound` older ones were taken back. `sampled` is the token that was drawn,
+    None if none was. `candidates` are the likeliest tokens of that draw with their log-probabilities, best first, if
+    the last decision asked for them (`top_logprobs`). `index` numbers the output within its request.
     """
 
     tokens: list[int]
@@ -76,7 +76,7 @@ class Controller:
         return None
 
     def next(self, view: SequenceView) -> Decision:
-        """Called whenever tokens become known, first with the prompt: how shall the output go on?"""
+        """Decide how the output goes on. Called whenever tokens become known, first with the prompt."""
         return Decision.sample()
 
     def fork(self, branch: int) -> Controller:

@@ -1,1 +1,1 @@
-"""Processes around a server: starting, watching and restarting what computes elsewhere."""
+"""Child processes of a server that compute for it: starting, watching and restarting them."""

@@ -1,7 +1,8 @@
 """A child process that is started again when it ends: at once, then ever more slowly if it does not stay up.
 
-A thread of its own starts the process and waits for its end, as long as it is wanted. Where another one stands by, that
-takes its place. Knows nothing of what the process does; whoever uses it says when it has done something useful.
+A thread of its own starts the process and waits for its end, until the child is closed. If a spare process stands by,
+it takes the ended one's place. This module does not know what the process does; its user calls `prove` when the process
+has done something useful.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from bridle.deploy.spare import Process, Spare, let_go
 
 _log = logging.getLogger(__name__)
 
-#: Pauses, in seconds, before a process is started again that was of no use so many times in a row; the last repeats.
+#: Pauses in seconds before a process is started again, by how many times in a row it ended without having been useful;
+#: the last one repeats.
 _PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _TERM_SECONDS = 5.0
 
@@ -46,7 +48,7 @@ class Child:
         self._is_kept = False
         self._is_proven = False  # this life was of use
         self._is_closed = False
-        # To the system this thread is the parent, so it lives as long as the process may.
+        # Linux takes this thread for the parent of the process, so the thread lives as long as the process may.
         self._thread = threading.Thread(target=self._run, name=f"bridle-{name}", daemon=True)
         self._thread.start()
 
@@ -54,23 +56,23 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process, if it runs."""
+        """The process id, if the process runs."""
         process = self._process
         return None if process is None else process.pid
 
     @property
     def has_failed(self) -> bool:
-        """Whether the first process ended before anybody wanted to `keep` it."""
+        """Whether the first process ended before `keep` was called."""
         return self.num_ends > 0 and not self._is_kept
 
     def keep(self) -> None:
-        """The process came up well: from now on it is started again."""
+        """Start the process again whenever it ends from now on, because it came up well."""
         with self._changed:
             self._is_kept = True
             self._changed.notify_all()
 
     def prove(self, pid: int) -> None:
-        """Process `pid` has done what it is for: whatever ends it, the next one need not wait."""
+        """Note that process `pid` has been useful: whatever ends it, the next one need not wait."""
         with self._changed:
             if self._process is None or self._process.pid != pid:
                 return
@@ -79,7 +81,7 @@ class Child:
             self._spare.prepare_nowait()
 
     def kill(self, pid: int | None = None) -> None:
-        """End the process, even if it is stopped; with `pid` only if it is still that one. It is started again."""
+        """End the process, even if it is stopped; with `pid` only if it still has that id. It is started again."""
         with self._changed:
             process = self._process
             if process is not None and pid in (None, process.pid):
@@ -128,14 +130,14 @@ class Child:
         return process
 
     def _launch(self) -> Process:
-        """A process under the command. In a session of its own: Ctrl-C in a terminal is for the parent, which then ends
-        its children."""
+        """Start a process. It gets a session of its own, so that Ctrl-C in a terminal reaches only the parent, which
+        then ends its children."""
         stdin = subprocess.DEVNULL if self._spare is None else subprocess.PIPE
         environment = child_environment() | self.environment
         return subprocess.Popen(self.command, stdin=stdin, env=environment, start_new_session=True)  # noqa: S603
 
     def _note_end(self, process: Process, status: int, lived: float, pause: float) -> bool:
-        """Book an end, wait; whether to start again."""
+        """Note the end of a process and wait for the pause; returns whether to start again."""
         with self._changed:
             self._process, self.status = None, status
             self.num_ends += 1

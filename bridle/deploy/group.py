@@ -18,7 +18,8 @@ from bridle.errors import InvalidRequest
 
 
 def load_group(config: ModelConfig, count: int) -> GroupExecutor:
-    """Rank 0 of `count` processes that compute a model together. Raises what loading raises."""
+    """Start `count` processes that compute a model together, this one as rank 0; returns their executor. Raises the
+    errors of loading."""
     from bridle.model import load_executor
 
     if count < 1:
@@ -40,7 +41,7 @@ def load_group(config: ModelConfig, count: int) -> GroupExecutor:
 
 
 def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -> int:
-    """What a process of rank 1 or up does, until rank 0 is gone; gives the exit status."""
+    """The main function of ranks 1 and up, until rank 0 is gone; returns the exit status."""
     from bridle.model import load_executor
 
     if store is None:
@@ -51,7 +52,7 @@ def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -
 
 
 def _join(config: ModelConfig, count: int, rank: int, store: Path) -> ModelConfig:
-    """Meet the others; gives the configuration with this rank's own device."""
+    """Meet the other ranks; returns the configuration with this rank's own device."""
     from bridle.model.loader import choose_device
     from bridle.model.tensor_parallel import join_group
 

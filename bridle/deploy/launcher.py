@@ -2,7 +2,7 @@
 
     executor = launch_shard(ModelConfig("demo"))
 
-The executor that comes out knows how to wait for its shard; whoever uses it needs to know nothing of processes.
+The resulting executor waits for its shard by itself; its user needs to know nothing of processes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from bridle.errors import InvalidRequest, ShardUnavailable, UnsupportedFeature
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that a model may take to load.
+#: The time limit for loading a model, in seconds.
 START_SECONDS = 600.0
-#: A model that was loaded once is on this machine: the next process asks nobody for it, and gets no other one.
+#: A model that was loaded once is on this machine. With this the next process does not ask the hub, and cannot get
+#: another version.
 FETCHED = {"HF_HUB_OFFLINE": "1"}
 _WHAT = {"step_tokens": "prompt tokens", "step_seqs": "sequences"}
 
@@ -75,11 +76,11 @@ class LaunchedShard(ShardExecutor):
         return ShardUnavailable(f"the {self.child.name} ended while it started, {describe(status)}; see its log above")
 
     def _end_shard(self, pid: int | None, reason: str) -> None:
-        """What is lost to us is of no use: a fresh one takes its place."""
+        """End a shard that was lost, so that a new one takes its place."""
         self.child.kill(pid)
 
     def close(self) -> None:
-        """Let the shard go, and end its process. Idempotent."""
+        """Disconnect from the shard, and end its process. Idempotent."""
         super().close()
         self._clean_up()
 
@@ -107,7 +108,7 @@ def launch_shard(
         command += ["--shards", str(shards)]
     name = "shard" if shards == 1 else f"group of {shards} shards"
     executor = LaunchedShard(command, name=name, stands_by=stands_by and shards == 1)
-    if config.num_blocks is None:  # the next one must have as much room, whatever is free by then
+    if config.num_blocks is None:  # the next shard must have as much room, whatever is free by then
         executor.child.command += ["--num-blocks", str(executor.info.num_blocks)]
     try:
         report("ready", 1.0)
@@ -120,7 +121,7 @@ def launch_shard(
 def connect_shard(
     address: str, tls: Tls | None = None
 ) -> Callable[[ModelConfig, Callable[[str, float], None] | None, Sampler | None], ShardExecutor]:
-    """What reaches a shard that somebody else runs, in place of loading a model."""
+    """A function that connects to a shard which somebody else runs, in place of loading a model."""
 
     def reach(
         config: ModelConfig, progress: Callable[[str, float], None] | None, sampler: Sampler | None
@@ -138,7 +139,7 @@ def connect_shard(
 
 
 def _check_room(executor: ShardExecutor, config: ModelConfig) -> None:
-    """Refuse steps that are larger than those for which somebody else's shard has made room."""
+    """Refuse steps that are larger than a shard started by others has room for."""
     for name, wanted, room in (
         ("step_tokens", config.step_tokens, executor.info.max_num_batched_tokens),
         ("step_seqs", config.step_seqs, executor.info.max_num_seqs),

@@ -28,7 +28,7 @@ STUCK = 77
 
 
 class ReplicaConfig(msgspec.Struct):
-    """What a replica is told, as JSON on its command line."""
+    """The settings of a replica, passed as JSON on its command line."""
 
     model: ModelConfig
     engine: EngineConfig
@@ -38,7 +38,7 @@ class ReplicaConfig(msgspec.Struct):
     log_level: str = "info"
 
     def encode(self) -> str:
-        """As `decode` reads it."""
+        """The JSON that `decode` reads."""
         return msgspec.json.encode(self, enc_hook=str).decode()
 
     @classmethod
@@ -47,7 +47,7 @@ class ReplicaConfig(msgspec.Struct):
 
 
 def main() -> int:
-    """Load, serve until a signal comes; gives the exit status."""
+    """Load the model, then serve until a signal comes; returns the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--listen", required=True, type=Path)
     parser.add_argument("--parent", required=True, type=int)
@@ -65,7 +65,7 @@ def main() -> int:
     from bridle.service import load_model
 
     configure_logs(config.log_format, config.log_level)  # type: ignore[arg-type]
-    # Nothing stands by for a shard of a replica: the other replicas take its place.
+    # A replica's shard needs no spare, since the other replicas take over its requests.
     launch = partial(launch_shard, shards=config.shards, stands_by=False)
     executors: ExecutorLoader = launch if config.shards else load_watched
     try:
@@ -85,7 +85,7 @@ def main() -> int:
 def load_watched(
     config: ModelConfig, progress: Callable[[str, float], None] | None, sampler: Sampler | None
 ) -> WatchedExecutor:
-    """A model in this process, which ends if a step hangs: its router starts it again."""
+    """Load a model into this process. The process ends if a step hangs, and its router starts it again."""
     from bridle.backends import load_executor
 
     return WatchedExecutor(load_executor(config, progress, sampler), _end_stuck)

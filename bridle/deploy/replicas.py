@@ -2,7 +2,7 @@
 
     model = load_replicated(ModelConfig("demo"), EngineConfig(), count=2)
 
-The model that comes out is used like any other. Its replicas need a weight copy each, and share the machine's cores.
+The resulting model is used like any other. Its replicas need a weight copy each, and share the machine's cores.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LaunchedReplicas(ReplicaSet):
         self.children[number].command = [*self._commands[number], "--num-blocks", str(hello.info.num_blocks)]
 
     def note_absent(self, number: int) -> None:
-        """A replica is still away. One that does not come up in time hangs: the next one may do better."""
+        """A replica is still away. One that does not come up in time counts as hung, and is started again."""
         super().note_absent(number)
         now = time.monotonic()
         if now - self._away_since.setdefault(number, now) > self._start_timeout:
@@ -133,8 +133,8 @@ def load_replicated(
 def _start(
     config: ReplicaConfig, count: int, path: Path, report: Callable[[str, float], None]
 ) -> tuple[LaunchedReplicas, RuntimePool | None]:
-    """The replicas, and the store of their controllers. If one of them does not start, or nobody wants them any more,
-    none is left behind."""
+    """Start the replicas, and the store of their controllers. If one of them does not start, or the start is cancelled,
+    all are closed."""
     control = config.control
     with ExitStack() as undo:
         report(f"starting {count} replicas", 0.0)
@@ -164,7 +164,8 @@ def _shut_down(
 
 
 def _begin_store(control: ControlSettings, config: ModelConfig, path: Path) -> ControlStart | None:
-    """The runtime of this process, on its way: it takes uploads and tags, and prepares what comes with bridle."""
+    """Start the runtime of this process in the background: it takes uploads and tags, and compiles bridle's
+    controllers."""
     if control.mode == "off":
         return None
     from bridle.model import resolve_model
@@ -174,14 +175,15 @@ def _begin_store(control: ControlSettings, config: ModelConfig, path: Path) -> C
 
 
 def _own_control(control: ControlSettings, store: ControlStart | None) -> ControlSettings:
-    """What each replica is told. One without a runtime where the others have one would refuse what they take."""
+    """The control settings of each replica. If some replicas had a runtime and others not, the others would refuse
+    requests that the first accept."""
     if store is None:
         return ControlSettings("off")
     return replace(control, mode="on", prepare=False)
 
 
 def _share(config: ModelConfig, count: int) -> ModelConfig:
-    """One replica's part of the machine: memory is divided, and so are cores unless threads are given."""
+    """One replica's share of the machine: memory is divided, and so are cores unless the number of threads is set."""
     threads = config.num_threads or max(num_cores() // count, 1)
     bound = None if config.max_kv_memory is None else max(config.max_kv_memory // count, 1)
     return replace(config, num_threads=threads, num_sharers=count, max_kv_memory=bound)

@@ -1,4 +1,5 @@
-"""Folders for what children and we meet at, mostly unix sockets: ours alone, and none is left behind for long.
+"""Folders for the unix sockets (and other files) at which parent and child processes meet. Only this user can enter
+them, and none is left behind for long.
 
 A process that is killed cannot clean up, so the next one removes the folders of those that are gone.
 """
@@ -33,7 +34,7 @@ def sweep() -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """A folder of ours that holds nothing but sockets, and where ranks meet."""
+    """Whether this is such a folder: it holds nothing but sockets and the file at which ranks meet."""
     try:
         is_own = path.lstat().st_uid == os.getuid() and path.is_dir() and not path.is_symlink()
         return is_own and all(child.is_socket() or child.name == STORE for child in path.iterdir())

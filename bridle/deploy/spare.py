@@ -1,8 +1,9 @@
-"""A process that stands by: it has been started, has imported what takes seconds, and waits for the word to go on.
+"""A spare process: it was started, has imported the slow modules, and waits for a line that tells it to go on.
 
-It takes the place of one that was lost, which is then there again in the time that loading its model takes. Until then
-it costs the memory of its imports and nothing else. Its start takes seconds of processor time, which after a loss are
-needed to compute again what everybody waits for: so it comes a while later. Knows nothing of what the process does.
+It takes the place of a process that was lost, so that the replacement only has to load its model. Until then it costs
+the memory of its imports and nothing else. Starting it takes seconds of processor time. After a loss these are needed
+to compute waiting requests again, so the next spare is started a while later. This module does not know what the
+process does.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from collections.abc import Callable
 
 Process = subprocess.Popen[bytes]
 
-#: How long after it is asked for a process is started, in seconds.
+#: How long to wait before a spare that was asked for is started, in seconds.
 PAUSE_SECONDS = 5.0
 
 _GO = b"\n"
 
 
 def stand_by() -> None:
-    """In the process itself: wait for the word on standard input. Ends the process if it will never come."""
+    """In the spare process: wait for the line on standard input. Ends the process if the line will never come."""
     if not sys.stdin.buffer.readline():
         os._exit(0)
 
 
 def let_go(process: Process) -> bool:
-    """Tell a process that stands by, or will soon, to go on; whether there was anybody to hear it."""
+    """Tell a spare process, or one that will soon be one, to go on; returns whether it could be told."""
     assert process.stdin is not None
     try:
         process.stdin.write(_GO)
@@ -39,31 +40,31 @@ def let_go(process: Process) -> bool:
 
 
 class Spare:
-    """At most one process that stands by, made by `start`, from a thread of its own."""
+    """Keeps at most one spare process, made by `start` in a thread of its own."""
 
     def __init__(self, name: str, start: Callable[[], Process]) -> None:
         self._start = start
         self._changed = threading.Condition()
         self._is_wanted = self._is_closed = False
         self._process: Process | None = None
-        # To the system this thread is the parent of what it starts, so it lives as long as that may.
+        # Linux takes this thread for the parent of the processes that it starts, so it lives as long as they may.
         self._thread = threading.Thread(target=self._run, name=f"bridle-{name}-spare", daemon=True)
         self._thread.start()
 
     @property
     def pid(self) -> int | None:
-        """The process that stands by, if there is one."""
+        """The id of the spare process, if there is one."""
         process = self._process
         return None if process is None else process.pid
 
     def prepare_nowait(self) -> None:
-        """Have one from `PAUSE_SECONDS` on, and as long as its start takes."""
+        """Start a spare after `PAUSE_SECONDS`, in the background."""
         with self._changed:
             self._is_wanted = True
             self._changed.notify_all()
 
     def take(self) -> Process | None:
-        """The one that stands by, told to go on; None if there is none, or it ended by itself."""
+        """Take the spare, which is told to go on; None if there is none, or if it has ended."""
         with self._changed:
             process, self._process = self._process, None
             self._is_wanted = False
@@ -75,7 +76,7 @@ class Spare:
         return None
 
     def close(self) -> None:
-        """End the one that stands by. Those that were taken must have ended."""
+        """End the spare. Processes that were taken must have ended."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -1,6 +1,6 @@
 """The Python API: load a model in this process, generate in batches, stream, score, chat.
 
-Nothing here talks to a network. Everything goes through the same engine and the same checks as the servers.
+This package uses no network. All requests go through the same engine and the same checks as those of the servers.
 """
 
 from bridle.llm.chat_session import ChatSession

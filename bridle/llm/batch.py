@@ -1,4 +1,5 @@
-"""Many requests at once: submitted in a window, read together, each reported when it is done."""
+"""Runs many requests at once: they are submitted in a window, read together, and reported one by one when they are
+done."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _RETRY_SECONDS = 0.05
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, also where an event loop is running already (a notebook): then in a thread of its
+    """Run a coroutine to its end, also where an event loop is running already (a notebook): then in a thread of its
     own. An interrupt cancels it, and is raised when it has ended."""
     if not in_event_loop():
         return asyncio.run(coroutine)
@@ -41,7 +42,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def _told(coroutine: Coroutine[Any, Any, T], task: Future[Any]) -> T:
-    """Run `coroutine`, having told by which task of which loop."""
+    """Run `coroutine`, after publishing its task and loop in `task`."""
     task.set_result((asyncio.get_running_loop(), asyncio.current_task()))
     return await coroutine
 
@@ -58,7 +59,8 @@ def in_event_loop() -> bool:
 async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector], report: Report) -> None:
     """Run the request of each collector to its end; `report` is called with each output when it is complete.
 
-    If one is refused, the others are cancelled and the refusal is raised. Cancelling this cancels them all.
+    If one request is refused, the others are cancelled and the refusal is raised. Cancelling this call cancels them
+    all.
     """
     waiting = deque(collectors)
     started = _start(client, waiting)
@@ -72,7 +74,7 @@ async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector],
 
 
 def _start(client: EngineClient, waiting: deque[OutputCollector]) -> list[tuple[EventStream, OutputCollector]]:
-    """Submit as many as may run at once. If one is refused, none runs."""
+    """Submit as many requests as may run at once. If one is refused, none runs."""
     started: list[tuple[EventStream, OutputCollector]] = []
     try:
         while waiting and len(started) < MAX_IN_FLIGHT:
@@ -95,7 +97,7 @@ async def _lane(
     waiting: deque[OutputCollector],
     report: Report,
 ) -> None:
-    """Read one request after the other."""
+    """Read one request after the other, submitting waiting ones."""
     while True:
         async for events in stream:
             collector.add(events)
@@ -107,7 +109,7 @@ async def _lane(
 
 
 async def _submit(client: EngineClient, collector: OutputCollector) -> EventStream:
-    """Submit as soon as there is room: somebody else may be filling the queue."""
+    """Submit a request as soon as there is room, since other callers may fill the queue."""
     while True:
         try:
             return client.submit(collector.request)

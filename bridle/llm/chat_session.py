@@ -67,7 +67,7 @@ class ChatSession:
     # -- turns -----------------------------------------------------------------------------------------------
 
     def send(self, text: str) -> str:
-        """Say something; gives the answer."""
+        """Send a message; returns the answer."""
         return self.stream(text).read()
 
     async def send_async(self, text: str) -> str:
@@ -75,15 +75,15 @@ class ChatSession:
         return await self.stream(text).read_async()
 
     def stream(self, text: str) -> TextStream:
-        """Say something and read the answer as it comes, with `for` or `async for`. The turn counts once the
-        answer was read to its end."""
+        """Send a message and read the answer as it comes, with `for` or `async for`. The turn counts once the answer
+        was read to its end."""
         said = _turn("user", text)
         return TextStream(self.llm.model.client, self._request(said), on_finish=lambda output: self._add(said, output))
 
     @staticmethod
     def together(sessions: Sequence[ChatSession], texts: Sequence[str]) -> list[str]:
-        """One turn in each of several sessions of one model, in one batch; gives the answers in their order.
-        If one fails, the others count all the same and its error is raised."""
+        """Take one turn in each of several sessions of one model, in one batch; returns the answers in order. If one
+        fails, the others count all the same, and its error is raised."""
         _check_apart(sessions, texts)
         said = [_turn("user", text) for text in texts]
         collectors = [OutputCollector(s._request(turn)) for s, turn in zip(sessions, said, strict=True)]
@@ -102,7 +102,7 @@ class ChatSession:
         return self.llm.request(tokens, self.sampling or self.llm.chat_sampling, **options)
 
     def _add(self, said: Turn, output: RequestOutput) -> None:
-        """Keep a turn, if it came to an end of its own."""
+        """Keep a turn if its output is complete."""
         if output.outputs[0].finish_reason in _OWN_ENDS:
             self.turns += [said, _turn("assistant", output.text)]
             self.last_output = output
@@ -117,12 +117,12 @@ class ChatSession:
         return twin
 
     def undo(self) -> None:
-        """Forget the last thing said and its answer; nothing if there is none."""
+        """Remove the last message and its answer, if there is one."""
         while self.turns and self.turns.pop()["role"] != "user":
             pass
 
     def reset(self) -> None:
-        """Forget all turns; the system prompt stays."""
+        """Remove all turns; the system prompt stays."""
         self.turns.clear()
 
     # -- files -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What callers may pass as prompts, options and settings, brought into one form. Runs nothing."""
+"""Converts the prompts, options and settings that callers may pass to one form. Runs nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _is_int(value: Any) -> bool:
 
 
 def refuse_media(data: Any) -> None:
-    """Raise `UnsupportedFeature` if there is anything but text."""
+    """Raise `UnsupportedFeature` if the data holds anything but text."""
     if data:
         raise UnsupportedFeature("multi_modal_data was given; bridle reads text only", "multi_modal_data")
 

@@ -90,7 +90,7 @@ class LLM:
 
     @classmethod
     def from_backend(cls, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
-        """The same as the constructor; reads better after `with_params`."""
+        """Do as the constructor; this reads better after `with_params`."""
         return cls(backend, **settings)
 
     # -- what it is ------------------------------------------------------------------------------------------
@@ -181,9 +181,9 @@ class LLM:
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True, adapter: str | None = None
     ) -> list[list[float]]:
-        """What the model makes of each text: the hidden state of its last token, brought to length 1. The closer the
-        product of two vectors is to 1, the more alike the texts are to the model; one that was trained for it is meant
-        here, such as Qwen3-Embedding. Nothing is generated."""
+        """Return a vector for each text: the hidden state of its last token, scaled to length 1. The closer the product
+        of two vectors is to 1, the more alike the texts are to the model. Use a model that was trained for this, such
+        as Qwen3-Embedding. Nothing is generated."""
         self._model.check_process()
         items = inputs.as_prompts(prompts)
         requests = [embedding_request(self._model, item, adapter=adapter) for item in items]
@@ -250,7 +250,7 @@ class LLM:
         return self._model.adapters.get(name)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; requests that use it run to their end. Raises `UnknownAdapter`."""
+        """Remove an adapter; requests that use it run to their end. Raises `UnknownAdapter`."""
         self._model.adapters.remove(name)
 
     @property
@@ -261,8 +261,8 @@ class LLM:
     # -- controllers -----------------------------------------------------------------------------------------
 
     def upload(self, wasm: bytes | str | Path, tags: Sequence[str] = ()) -> str:
-        """Compile and keep a Wasm controller, from its bytes or its file; gives the id to name it by in
-        `WasmController`. `tags` are further names for it. Needs `control`. Raises `InvalidRequest` if it is none."""
+        """Compile and keep a Wasm controller, from its bytes or its file; returns its id for `WasmController`. `tags`
+        are further names for it. Needs `control`. Raises `InvalidRequest` if `wasm` is not a controller."""
         self._model.check_process()
         data = wasm if isinstance(wasm, bytes) else Path(wasm).read_bytes()
         control = self._model.control
@@ -293,7 +293,7 @@ class LLM:
     def _collectors(
         self, given: Prompt | Sequence[Prompt], sampling: Sampling, media: Any, how: How
     ) -> list[OutputCollector]:
-        """A checked request per prompt; without `sampling`, with the model's default."""
+        """A checked request for each prompt; without `sampling`, with the model's default."""
         self._model.check_process()
         wanted = self._sampling or DEFAULT_SAMPLING if sampling is None else sampling
         return make_collectors(self._model, given, wanted, media, how)
@@ -312,7 +312,7 @@ class LLM:
 
 
 class LLMBuilder:
-    """What `LLM.with_params` gives: waits for a backend."""
+    """The result of `LLM.with_params`, which waits for a backend."""
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
@@ -356,7 +356,7 @@ def _one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:
 
 
 def _outputs_of(collectors: list[OutputCollector]) -> list[RequestOutput]:
-    """All outputs; a failure in one of them is logged, not raised: the others may have taken hours."""
+    """All outputs. An error in one of them is logged, not raised, because the others may have taken hours."""
     outputs = [collector.output for collector in collectors]
     errors = [each.error for output in outputs for each in output.outputs if each.error is not None]
     if errors:

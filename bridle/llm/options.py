@@ -1,4 +1,4 @@
-"""What calls of `LLM` take beside their prompts, as types."""
+"""The types of the options that calls of `LLM` take beside their prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From what a call takes to checked requests, one for each prompt. Runs nothing but the compilers of constraints."""
+"""Makes checked requests from the arguments of a call, one for each prompt. Runs nothing but the compilers of
+constraints."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def make_collectors(
     media: Any,
     how: How,
 ) -> list[OutputCollector]:
-    """A checked request for each prompt, with what will collect its events."""
+    """A checked request for each prompt, in the object that will collect its events."""
     inputs.refuse_media(media)
     items = inputs.as_prompts(given)
     params = inputs.per_prompt(sampling, len(items), "sampling")
@@ -67,7 +68,7 @@ def _make_request(
 
 
 def start_compiling(model: LoadedModel, collectors: Sequence[OutputCollector]) -> list[Future[Any]]:
-    """The compilations of all constraints: one that cannot be used is to be known before anything runs."""
+    """Begin to compile all constraints, so that one that cannot be used is known before any request runs."""
     pool = model.constraints
     steering = [collector.request.controller for collector in collectors]
     return [pool.compiler.compile(each) for each in steering if isinstance(each, Constraint)] if pool else []

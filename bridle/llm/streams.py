@@ -48,7 +48,7 @@ class Reader(Generic[T]):
 
 
 class _Source:
-    """A running request, what came of it so far, and whom to tell when it is over."""
+    """A running request, its output so far, and the function to call when it is over."""
 
     def __init__(
         self, stream: EventStream, collector: OutputCollector, on_finish: Callable[[RequestOutput], None] | None
@@ -86,36 +86,36 @@ class TextStream(Reader[str]):
 
     @property
     def request(self) -> Request:
-        """What was asked."""
+        """The request behind the stream."""
         return self._collector.request
 
     @property
     def output(self) -> RequestOutput:
-        """What has been read so far; complete once the iteration has ended. Do not modify."""
+        """The output as far as it was read; complete once the iteration has ended. Do not modify it."""
         return self._collector.output
 
     def deltas(self) -> Reader[Delta]:
-        """Instead of text: the changes of every output, with what a controller took back or forked."""
+        """Read changes in place of text: those of every output, including tokens taken back and forks."""
         return Reader(self._base, DeltaReader(self._collector, RewindPolicy.EVENT).take)
 
     def outputs(self) -> Reader[RequestOutput]:
-        """Instead of text: `output`, each time it has changed."""
+        """Read `output` in place of text, each time that it has changed."""
         return Reader(self._base, lambda: [self._collector.output])
 
     def read(self) -> str:
-        """Wait for the end; gives the whole text."""
+        """Wait for the end; returns the whole text."""
         for _ in self:
             pass
         return self.output.text
 
     async def read_async(self) -> str:
-        """Wait for the end; gives the whole text."""
+        """Wait for the end; returns the whole text."""
         async for _ in self:
             pass
         return self.output.text
 
     def cancel(self) -> None:
-        """Take the request back, unless it is over. Safe from any thread."""
+        """Cancel the request, unless it is over. Safe from any thread."""
         self._events.cancel()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
 """The kit for writing a controller of one's own: a folder that builds with one command, in a language of choice.
 
-A template's files end in `.in`; `@NAME@`, in them and in their own names, becomes the controller's name. Languages
-that compile to a module share what can be done with one, scripts likewise.
+A template's files end in `.in`; `@NAME@`, in them and in their own names, becomes the controller's name. Languages that
+compile to a module share common files, and so do scripts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WIT = FOLDER.parents[1] / "aici" / "runtime" / "wit" / "controller.wit"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A new folder. `first` is the file to open first."""
+    """The folder that was made. `first` is the file to open first."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -57,7 +57,8 @@ def new_controller(name: str, language: Language, parent: Path, *, as_module: bo
 
 
 def _sources(name: str, template: str) -> Iterator[tuple[Path, str]]:
-    """Files to copy and where to, the controller itself first. A template's own files come before common ones."""
+    """The files to copy, with their targets, the controller itself first. A template's own files come before common
+    ones."""
     common = _TEMPLATES / ("script" if template in _SCRIPTS else "module")
     found: dict[str, Path] = {}
     for base in (common, _TEMPLATES / template):

@@ -1,9 +1,8 @@
 """The controllers that come with bridle: their names and their bytes, as they were built.
 
-Each lies here as `NAME.wasm.xz`, the one that takes long to compile also as machine code for the most common machines.
-`manifest.json` says what every file must be; bytes that are not that are refused.
-What a module was built from is in `sources/NAME`, and `rebuild` builds it anew. Knows nothing of the runtime that
-runs them.
+Each is here as `NAME.wasm.xz`; the one that takes longest to compile is also here as machine code for the most common
+machines. `manifest.json` has the hash of every file, and other bytes are refused. A module's source is in
+`sources/NAME`, and `rebuild` builds it anew. This package knows nothing of the runtime that runs the controllers.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from bridle.errors import ControllerUnavailable, InvalidRequest
 FOLDER = Path(__file__).parent
 MANIFEST = FOLDER / "manifest.json"
 SOURCES = FOLDER / "sources"
-#: No module unpacks to more than this.
+#: The largest size of an unpacked module.
 MAX_BYTES = 64 << 20
 
 
 class ShippedCode(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of machine code. `facts` is what the compiler found out about the module, as JSON."""
+    """The manifest's entry for machine code. `facts` is what the compiler found out about the module, as JSON."""
 
     file: str
     sha256: str
@@ -35,9 +34,9 @@ class ShippedCode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shipped(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of a module. `sha256` is of the module, and so its id on every server; `sources` are
-    pinned downloads with their hashes, `tools` the packages that built it with their versions. `code` has machine code
-    by the settings that it was compiled with: a key that a runtime knows how to make."""
+    """The manifest's entry for a module. `sha256` is of the module, and so its id on every server; `sources` are pinned
+    downloads with their hashes, `tools` the packages that built it with their versions. `code` has machine code by the
+    settings that it was compiled with: a key that a runtime knows how to make."""
 
     file: str
     sha256: str
@@ -50,7 +49,7 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def manifest() -> dict[str, Shipped]:
-    """What is shipped, by name."""
+    """The entries of all shipped modules, by name."""
     try:
         return msgspec.json.decode(MANIFEST.read_bytes(), type=dict[str, Shipped])
     except (OSError, msgspec.DecodeError) as error:
@@ -63,8 +62,8 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> bytes:
-    """The module of a standard controller. Raises `InvalidRequest` for a name that is none,
-    `ControllerUnavailable` if the file is not what was shipped."""
+    """The module of a standard controller. Raises `InvalidRequest` for an unknown name, and `ControllerUnavailable` if
+    the file is not the shipped one."""
     shipped = manifest().get(name)
     if shipped is None:
         raise InvalidRequest(f"there is no standard controller {name!r}; there are {', '.join(names())}")
@@ -72,8 +71,8 @@ def load(name: str) -> bytes:
 
 
 def load_code(name: str, settings: str) -> tuple[bytes, str] | None:
-    """Machine code of a standard controller and the compiler's facts, if there is some for these settings. Raises
-    `ControllerUnavailable` if the file is not what was shipped."""
+    """Machine code of a standard controller and the compiler's facts; None if there is none for these settings. Raises
+    `ControllerUnavailable` if the file is not the shipped one."""
     shipped = manifest()[name].code.get(settings)
     return None if shipped is None else (_read(shipped), shipped.facts)
 

@@ -31,13 +31,13 @@ from bridle.controllers.standard import FOLDER, MANIFEST, MAX_BYTES, SOURCES, Sh
 from bridle.errors import BridleError, InvalidRequest
 
 _PRESET = 9 | lzma.PRESET_EXTREME
-#: Addresses of calls become smaller that way.
+#: With this filter the addresses in calls compress better.
 _FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": _PRESET}]
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Machine code; `label` says for people what for. `facts` is what the compiler found out, as JSON."""
+    """Machine code. `label` names its machine for people. `facts` is what the compiler found out, as JSON."""
 
     label: str
     code: bytes
@@ -111,7 +111,7 @@ def _check_tools(name: str, tools: dict[str, str]) -> None:
 
 
 def write(built: Built) -> None:
-    """Ship what was built: its file, then the manifest."""
+    """Ship a module that was built: write its file, then the manifest."""
     file = f"{built.name}.wasm.xz"
     packed = lzma.compress(built.wasm, preset=_PRESET)
     (FOLDER / file).write_bytes(packed)

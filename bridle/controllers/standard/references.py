@@ -1,10 +1,11 @@
-"""What people call the standard controllers: plain names, tags and `gh:` references, as AICI has them."""
+"""The names of the standard controllers: plain names, tags and `gh:` references, as AICI has them."""
 
 from __future__ import annotations
 
 from bridle.controllers.standard import names
 
-#: Where AICI's own controllers are released. A reference with a version means exactly that release, which is not ours.
+#: The repository of AICI's own controllers. A reference with a version means exactly that release, which bridle does
+#: not ship.
 _RELEASES = "gh:microsoft/aici/"
 _LATEST = "latest"
 

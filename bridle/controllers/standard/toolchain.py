@@ -1,7 +1,8 @@
 """What recipes (`sources/NAME/build.py`) share: the C compiler from a Python package, and pinned downloads from the
 package registry.
 
-A build must give the same bytes everywhere, so nothing of the machine gets in: no paths, no dates, no debug names.
+A build must give the same bytes everywhere, so the output must not depend on the machine: no paths, no dates, no debug
+names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["INCLUDE", "SMALL", "ZIG", "download", "run", "zig_cc"]
 
 #: The folder with `bridle_controller.h`.
 INCLUDE = Path(__file__).parent / "include"
-#: A core module without a C library and without traces of where it was built.
+#: Compiler flags for a core module without a C library, and without traces of where it was built.
 SMALL = (
     "--target=wasm32-freestanding",
     "-ffreestanding",

@@ -1,7 +1,7 @@
 """Adapters on a cluster: named when the application is deployed, known to every front, read by engines when wanted.
 
-An engine that has not been sent an adapter yet reads it for the first request that wants it; the router sees to it that
-few do. Names cannot be added later: nobody could tell all engines, those to come included.
+An engine reads an adapter for the first request that names it; the router keeps the number of such engines small. Names
+cannot be added later, because there is no way to tell all engines, including those started later.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from bridle.service.adapters import AdapterRegistry
 
 
 class FarAdapters:
-    """A front's `AdapterHome`: the weights are elsewhere, and requests wait for them there."""
+    """A front's `AdapterHome`. The weights are in the engines, and requests wait for them there."""
 
     def __init__(self) -> None:
         self._is_sealed = False
 
     def seal(self) -> None:
-        """All names are there."""
+        """Allow no further names."""
         self._is_sealed = True
 
     def check(self, files: AdapterFiles) -> None:
@@ -29,10 +29,10 @@ class FarAdapters:
             raise UnsupportedFeature("adapters of a cluster are named when it is deployed, in `adapters`", "adapter")
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """The engines were told the same."""
+        """Do nothing: the engines were told the same."""
 
     def remove(self, key: str) -> None:
-        """The engines keep it; no request of this front asks for it any more."""
+        """Do nothing: the engines keep the adapter, but no request of this front names it any more."""
 
     def status(self, key: str) -> AdapterStatus:
         return AdapterStatus("host")
@@ -50,7 +50,7 @@ def register(registry: AdapterRegistry, adapters: Mapping[str, str]) -> None:
 
 
 def far_registry(adapters: Mapping[str, str], base_names: Iterable[str]) -> AdapterRegistry:
-    """What a front knows of adapters."""
+    """The registry of a front's adapters."""
     home = FarAdapters()
     registry = AdapterRegistry(home, base_names)
     register(registry, adapters)

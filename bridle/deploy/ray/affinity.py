@@ -1,7 +1,7 @@
-"""Which engine of a cluster takes a request: one that has computed its beginning, one that has its adapter, one with
-little to do, in that order, as long as it is not far busier than others. No clock, no Ray.
+"""Chooses the engine of a cluster for a request: one that has computed its beginning, one that has its adapter, or one
+with little to do, in that order, as long as it is not far busier than others. No clock, no Ray.
 
-How busy an engine is it says itself, once a second; what was sent to it since then is added here.
+An engine reports its load once a second; the load sent to it since then is added here.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from bridle.cluster.prefix_router import AWAY, PrefixRouter
 
 Engine = TypeVar("Engine", bound=Hashable)
 
-#: Adapters whose engines are remembered.
+#: The number of adapters whose engines are remembered.
 _MAX_ADAPTERS = 4096
-#: What a request counts for beside the tokens of its prompt that are to be computed, in tokens of load.
+#: The load of a running request in tokens, beside the tokens of its prompt that are still to be computed.
 RUNNING_TOKENS = 32
 _SLACK_TOKENS, _SLACK_FACTOR = 1024, 1.5
 
 
 @dataclass(slots=True)
 class _Place:
-    """An engine as it was last heard of. `number` is that of its report, `load` in tokens, `since` what was sent to it
-    after that."""
+    """An engine as of its last report. `number` is that of the report, `load` is in tokens, `since` is the load sent to
+    it after the report."""
 
     slot: int
     number: int = -1
@@ -45,7 +45,7 @@ class Places(Generic[Engine]):
         self._homes: OrderedDict[str, set[int]] = OrderedDict()  # adapter: slots of engines that were sent it
 
     def keep(self, engines: Collection[Engine]) -> None:
-        """These are there now; others are forgotten with all that they knew."""
+        """Set the engines that exist now; others are forgotten, with what they had computed."""
         for gone in self._places.keys() - set(engines):
             slot = self._places.pop(gone).slot
             self._router.forget(slot)
@@ -57,8 +57,8 @@ class Places(Generic[Engine]):
                 self._places[engine] = _Place(self._free.pop())
 
     def hear(self, engine: Engine, report: Mapping[str, Any]) -> None:
-        """What an engine says of itself: `number` of the report, `load` in tokens, `is_ready`. The last one again is no
-        news."""
+        """Take in an engine's report: its `number`, its `load` in tokens, `is_ready`. A repeated report changes
+        nothing."""
         place = self._places.get(engine)
         if place is None or report.get("number", -1) == place.number:
             return
@@ -68,7 +68,7 @@ class Places(Generic[Engine]):
     def rank(
         self, prompt: Sequence[int], tenant: str, adapter: str | None, candidates: Collection[Engine]
     ) -> list[Engine]:
-        """The candidates, the best first; it is taken to have the request."""
+        """The candidates, the best first; the best is assumed to get the request."""
         by_slot = {self._places[engine].slot: engine for engine in candidates if engine in self._places}
         loads = self._loads(by_slot)
         if adapter is not None:
@@ -88,7 +88,7 @@ class Places(Generic[Engine]):
         return place.load + place.since
 
     def _loads(self, by_slot: Mapping[int, Engine]) -> list[float]:
-        """By slot; engines that are not ready are away, unless none is."""
+        """The load in each slot. Engines that are not ready count as away, unless none is ready."""
         loads = [AWAY] * self._num_slots
         ready = {slot: engine for slot, engine in by_slot.items() if self._places[engine].is_ready}
         for slot, engine in (ready or by_slot).items():
@@ -96,7 +96,7 @@ class Places(Generic[Engine]):
         return loads
 
     def _prefer(self, slots: set[int], loads: list[float]) -> list[float]:
-        """The loads of those alone, unless the others have far less to do."""
+        """The loads of these slots alone, unless the other engines have far less to do."""
         theirs = min((loads[slot] for slot in slots), default=AWAY)
         least = min(loads)
         if theirs == AWAY or theirs > max(_SLACK_FACTOR * least, least + _SLACK_TOKENS):

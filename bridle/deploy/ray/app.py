@@ -11,10 +11,10 @@ from bridle.deploy.ray.fronts import Front
 from bridle.deploy.ray.settings import RaySettings
 from bridle.deploy.replica_process import ReplicaConfig
 
-#: Both deployments leave it to bridle how many requests run and wait.
+#: Both deployments leave to bridle how many requests run and wait.
 _MANY = 100_000
 _HEALTH_PERIOD, _HEALTH_TIMEOUT = 5.0, 10.0
-#: What the router cuts prompts into where the engines choose their own size: it only guesses what they hold.
+#: The block size by which the router cuts prompts if the engines choose their own. It only guesses what they hold.
 _BLOCK_SIZE = 16
 
 
@@ -23,7 +23,8 @@ def build(settings: RaySettings) -> Application:
     told = ReplicaConfig(settings.to_model(), settings.to_engine(), settings.shards, log_format="json").encode()
     engines = serve.deployment(EngineReplica).options(
         name="engines",
-        # One bundle: a model's processes are children of the replica's, so they are where it is, with its GPUs.
+        # One bundle for all, since a model's processes are children of the replica's process and need the GPUs of its
+        # machine.
         placement_group_bundles=[settings.bundle],
         placement_group_strategy="STRICT_PACK",
         ray_actor_options={"num_cpus": settings.bundle["CPU"], "num_gpus": settings.bundle.get("GPU", 0)},

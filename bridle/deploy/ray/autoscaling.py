@@ -22,7 +22,7 @@ class QueuedTokens:
         self._target_busy = target_busy
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """The number of engines that is wanted, and no state."""
+        """The wanted number of engines, and an empty state."""
         metrics = context.aggregated_metrics or {}
         by_queue = sum(metrics.get(QUEUED_TOKENS, {}).values()) / self._target_tokens
         by_places = sum(metrics.get(BUSY_SHARE, {}).values()) / self._target_busy

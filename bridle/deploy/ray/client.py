@@ -1,7 +1,7 @@
 """An `EngineClient` over the engines of a cluster: what a front's routes submit to.
 
-Requests travel through a handle of Ray Serve, which chooses the engine. What a client has of an output is remembered
-here, so that the output goes on at another engine when its own is lost, without a token too many or too few.
+Requests travel through a handle of Ray Serve, which chooses the engine. This process remembers what the client has of
+an output, so that another engine continues the output when its own is lost, without a token too many or too few.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from bridle.outputs import Event, Finished, FinishReason, Resuming
 
 _log = logging.getLogger(__name__)
 
-#: How often engines are asked for a sign of life, and how long one may take, in seconds.
+#: How often engines are asked for a sign of life, and how long an answer may take, both in seconds.
 _LOOK_SECONDS, _LOOK_TIMEOUT = 1.0, 3.0
 _LOOKS_PER_GREETING = 10
-#: So many engines may be lost under a request before it ends, unless it gets on in between.
+#: A request ends after this many engines were lost under it without progress in between.
 _MAX_LOSSES = 10
 #: A pause before a request is sent again, in seconds.
 _PAUSE_SECONDS = 0.1
@@ -79,7 +79,7 @@ class ClusterClient:
         return cls(handle, await _greet(handle))
 
     def _learn(self, hello: Hello) -> None:
-        """What engines serve now: an update may have changed it."""
+        """Learn what the engines serve now, since an update may have changed it."""
         self._hello = hello
         self._intake = Intake(hello.info, EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting))
 
@@ -91,12 +91,12 @@ class ClusterClient:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether an engine was there a moment ago that can serve requests."""
+        """Whether an engine that can serve requests answered a moment ago."""
         return any(beat.is_healthy for beat in self._beats)
 
     @property
     def num_up(self) -> int:
-        """Engines that were there a moment ago."""
+        """The number of engines that answered a moment ago."""
         return len(self._beats)
 
     def submit(self, request: Request) -> EventStream:
@@ -123,7 +123,7 @@ class ClusterClient:
         return total
 
     def close(self, drain: float = 0.0) -> None:
-        """Take no more requests, end those that run."""
+        """Accept no more requests, and end those that run."""
         self._is_closed = True
         self._looking.cancel()
         for task in self._live.values():
@@ -137,7 +137,7 @@ class ClusterClient:
             task.cancel()
 
     async def _run(self, live: LiveRequest) -> None:
-        """One request from its first engine to its last event."""
+        """Run one request from its first engine to its last event."""
         try:
             deadline = live.request.deadline
             async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
@@ -155,13 +155,13 @@ class ClusterClient:
             del self._live[live.request.id]
 
     async def _see_through(self, live: LiveRequest) -> None:
-        """Run a request on one engine after the other, until it is over. Raises what ends it."""
+        """Run a request on one engine after the other until it is over. Raises the error that ends it."""
         while (lost := await self._run_once(live)) is not None:
             self._note_loss(live, lost)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _run_once(self, live: LiveRequest) -> str | None:
-        """Run a request on one engine; how that was lost under it, None if it was not."""
+        """Run a request on one engine. Returns how the engine was lost, or None if it was not."""
         live.begin_again()
         response = self._handle.options(stream=True).generate.remote(_packed(live))
         try:
@@ -182,7 +182,7 @@ class ClusterClient:
                 response.cancel()
 
     def _take(self, live: LiveRequest, data: bytes) -> bool:
-        """Hand on what an engine says; whether that was the last of it."""
+        """Pass on an engine's message; returns whether it was the last one."""
         message = read_by_router(data)
         if isinstance(message, Broken):
             raise _Gone(str(unpack_error(*message.error)))
@@ -213,7 +213,7 @@ class ClusterClient:
         wake_all([live.stream])
 
     async def _look(self) -> None:
-        """Ask all engines for a sign of life, again and again, and now and then one what it serves."""
+        """Ask all engines for a sign of life, again and again, and now and then one of them what it serves."""
         for number in count(1):
             try:
                 if number % _LOOKS_PER_GREETING == 0:
@@ -237,11 +237,11 @@ async def _greet(handle: Any) -> Hello:
 
 
 class _Gone(Exception):
-    """The engine says itself that it is closing."""
+    """An engine reports that it is closing."""
 
 
 def _packed(live: LiveRequest) -> bytes:
-    """The request as it goes on now, with the seconds that are left of it."""
+    """The request in its present state, with the seconds that are left of its deadline."""
     request, tokens = live.request, live.tokens
     if tokens:
         request = replace(request, generated=tokens)

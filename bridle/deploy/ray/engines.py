@@ -1,7 +1,7 @@
 """One engine of a cluster: a replica of Ray Serve that runs a whole engine for the fronts.
 
-Speaks the messages of `bridle.cluster`; what a request is for it knows as little as a local replica does. Clocks of two
-machines have nothing in common, so deadlines travel as seconds that are left.
+It uses the messages of `bridle.cluster`, and like a local replica does not know what a request is for. Clocks of two
+machines have nothing in common, so deadlines are sent as the seconds that are left.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class EngineReplica:
     # -- for fronts ------------------------------------------------------------------------------------------
 
     async def hello(self) -> bytes:
-        """What is served here."""
+        """The description of what this engine serves."""
         engine = self._config.engine
         return encode(Hello(PROTOCOL, os.getpid(), self._client.info, engine.max_forks, engine.max_waiting))
 
@@ -72,7 +72,7 @@ class EngineReplica:
         return encode(pack_beat(self._client.is_healthy, self._client.statistics()))
 
     async def generate(self, data: bytes) -> AsyncIterator[bytes]:
-        """Run a request; what its stream gives, batch by batch. Leaving it cancels the request."""
+        """Run a request; gives its stream's events, batch by batch. Leaving the iteration cancels the request."""
         message = read_by_replica(data)
         if not isinstance(message, Submit):
             raise ProtocolError(f"a {type(message).__name__} came in the place of a request")
@@ -99,7 +99,8 @@ class EngineReplica:
         return replace(request, deadline=time.monotonic() + request.deadline)
 
     def _failure(self, request_id: str, error: BridleError) -> bytes:
-        """An engine that closes leaves its requests to others; anything else is an answer."""
+        """The message for a failed request. An engine that closes leaves its requests to others; any other error is an
+        answer."""
         if self._client.is_healthy:
             return encode(Events([pack_event(Finished(request_id, 0, FinishReason.ERROR, error=error))]))
         return encode(Broken(request_id, pack_error(error)))
@@ -107,18 +108,18 @@ class EngineReplica:
     # -- for Serve -------------------------------------------------------------------------------------------
 
     def check_health(self) -> None:
-        """Raises while requests cannot be served: for longer than a few checks, and the replica is replaced."""
+        """Raise an error while requests cannot be served. After a few failed checks Serve replaces the replica."""
         if not self._client.is_healthy:
             raise ShardUnavailable("the engine cannot serve requests now")
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """What the router hears of this engine."""
+        """The engine's report to the router."""
         self._num_reports += 1
         load = sum(self._queued.values()) + RUNNING_TOKENS * self._num_live
         return {"number": self._num_reports, "load": load, "is_ready": self._client.is_healthy}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What the autoscaler hears of it."""
+        """The engine's report to the autoscaler."""
         places = self._config.engine.max_num_seqs or self._client.info.max_num_seqs
         return {QUEUED_TOKENS: float(sum(self._queued.values())), BUSY_SHARE: self._num_live / places}
 

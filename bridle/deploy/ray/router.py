@@ -14,7 +14,7 @@ from bridle.deploy.ray.affinity import Places
 
 
 class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Requests go where their beginning or their adapter is, calls without one anywhere."""
+    """Sends requests to where their beginning or their adapter is; calls without a request go anywhere."""
 
     def initialize_state(self, block_size: int, max_engines: int) -> None:
         """Called by Serve with the `request_router_kwargs` of the deployment."""

@@ -1,4 +1,4 @@
-"""What a Serve configuration file may say about a model on a cluster, checked before anything is started."""
+"""The fields of a Serve configuration file for a model on a cluster, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RaySettings(BaseModel):
 
     @classmethod
     def parse(cls, args: dict[str, Any]) -> RaySettings:
-        """Raises `InvalidRequest` with the field at fault."""
+        """Check the fields. Raises `InvalidRequest` with the field at fault."""
         try:
             return cls.model_validate(args)
         except ValidationError as error:
@@ -87,14 +87,14 @@ class RaySettings(BaseModel):
         return EngineConfig(**self.engine_options)
 
     def for_fronts(self) -> RaySettings:
-        """What a front needs to know: it is replaced when this changes, and not with the engines."""
+        """The settings that a front needs. A front is replaced when these change, and not with the engines."""
         options = {name: value for name, value in self.model_options.items() if name in ("revision", "tokenizer")}
         told = {name: getattr(self, name) for name in _OF_FRONTS}
         return RaySettings(model_options=options, **told)
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one engine takes of a machine, all its processes together."""
+        """The resources that one engine takes of a machine, all its processes together."""
         count = max(self.shards, 1)
         return {"CPU": count * self.num_cpus} | ({"GPU": count * self.num_gpus} if self.num_gpus else {})
 
