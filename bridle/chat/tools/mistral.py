@@ -10,37 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from bridle.chat.tools.call_text import CallTextReader
 from bridle.chat.tools.grammar import Form, Function, json_call, one_of
 from bridle.chat.tools.json_call import JsonCallReader
-from bridle.chat.tools.pieces import ANY_CALL, CallRules, Content, Piece, held_back
+from bridle.chat.tools.pieces import ANY_CALL, CallRules, Piece, held_back
 
 MARK, ARGS = "[TOOL_CALLS]", "[ARGS]"
 _NAME = re.compile(r"\s*([\w.\-]{1,256})(?:\[CALL_ID\][\w\-]{0,64})?(?:\[ARGS\])?\s*(?=\{)")
 
 
-class MistralReader:
+class MistralReader(CallTextReader):
     """Reads calls after the token; `is_open` says that it stood in the prompt."""
 
     def __init__(self, ends: Sequence[str] = (), is_open: bool = False, rules: CallRules = ANY_CALL) -> None:
+        super().__init__(rules)
         self._ends = tuple(ends)
-        self._rules = rules
-        self._held = ""
         self._in_calls = is_open
-        self._call: JsonCallReader | None = None
         self._name = ""  # what stood in front of the arguments of the call that is being read
-        self._num_calls = 0
 
-    def push(self, text: str, is_last: bool = False) -> list[Piece]:
-        pieces: list[Piece] = []
-        self._held += text
-        while self._step(pieces, is_last):
-            pass
-        return pieces
-
-    def _step(self, pieces: list[Piece], is_last: bool) -> bool:
-        """Go on with what is held; whether that may lead to more."""
-        if self._call is not None:
-            return self._in_call(self._call, pieces, is_last)
+    def _outside(self, pieces: list[Piece], is_last: bool) -> bool:
         if self._in_calls:
             return self._between(is_last)
         before, mark, after = self._held.partition(MARK)
@@ -50,18 +38,10 @@ class MistralReader:
         self._in_calls = bool(mark)
         return bool(mark)
 
-    def _in_call(self, call: JsonCallReader, pieces: list[Piece], is_last: bool) -> bool:
-        text, self._held = self._held, ""
-        pieces += call.push(text, is_last)
-        if not call.is_over:
-            return False
-        self._call, self._held = None, call.rest
+    def _ended(self, call: JsonCallReader, pieces: list[Piece]) -> None:
         if call.is_bad:
             self._say(self._name + call.text, pieces)
             self._in_calls = False
-        else:
-            self._num_calls += 1
-        return bool(self._held)
 
     def _between(self, is_last: bool) -> bool:
         """Before a call: brackets and commas of the list, or the name in front of the arguments."""
@@ -69,14 +49,10 @@ class MistralReader:
         if MARK.startswith(rest) and rest != MARK and not is_last:
             return False  # perhaps the token once more
         rest = rest.removeprefix(MARK).lstrip("[, \n")
-        if rest.startswith("{"):
-            self._call, self._name, self._held = JsonCallReader(self._num_calls, self._rules), "", rest
-            return True
         name = _NAME.match(rest)
-        if name is not None:
-            self._call, self._name = JsonCallReader(self._num_calls, self._rules, name[1]), name[1]
-            self._held = rest[name.end() :]
-            return True
+        if rest.startswith("{") or name is not None:
+            self._name = name[1] if name is not None else ""
+            return self._begin(rest[name.end() :], name[1]) if name is not None else self._begin(rest)
         if rest.startswith("]") or (is_last and rest):
             self._in_calls, self._held = False, rest.removeprefix("]")
             return True
@@ -85,8 +61,7 @@ class MistralReader:
     def _say(self, text: str, pieces: list[Piece]) -> None:
         for end in self._ends:
             text = text.replace(end, "")
-        if text and not (self._num_calls and not text.strip()):
-            pieces.append(Content(text))
+        super()._say(text, pieces)
 
 
 class Mistral:
