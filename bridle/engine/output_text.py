@@ -38,11 +38,6 @@ class OutputText:
         self._num_released = 0
         self._is_closed = False  # a stop string ended it
 
-    @property
-    def num_released(self) -> int:
-        """The number of characters released so far."""
-        return self._num_released
-
     def push(self, token: int) -> Released:
         """Append a token."""
         piece = self._state.push(token)

@@ -115,11 +115,6 @@ class Geometry:
         """How many numbers one token takes in the whole cache."""
         return sum(layer.numbers_per_token for layer in self.layers.values())
 
-    @property
-    def largest_window(self) -> int:
-        """The widest sliding window, 0 if there is none."""
-        return max((layer.window or 0 for layer in self.layers.values()), default=0)
-
 
 def discover_geometry(model: nn.Module, num_layers: int, device: torch.device) -> Geometry:
     """Run the dry forward pass. Raises `UnsupportedModel` with the reason if the model cannot be served."""

@@ -139,11 +139,6 @@ class AdapterRegistry:
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._entries))
 
-    @property
-    def is_supported(self) -> bool:
-        """Whether the model's backend applies adapters at all."""
-        return not isinstance(self._home, NoAdapters)
-
     # -- what is known -------------------------------------------------------------------------------------------
 
     def add(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:

@@ -8,7 +8,6 @@ controllers.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -188,8 +187,3 @@ class Ticker:
     def park(self) -> None:
         """Called from `on_tick` when nothing has run for a while: sleep until `awake`."""
         self._wanted.clear()
-
-
-def pointer_value(pointer: Any) -> int:
-    """The address in a ctypes pointer, 0 for null."""
-    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
