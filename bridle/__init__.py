@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from bridle.llm import LLM, ChatSession
-    from bridle.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, Usage
+    from bridle.outputs import ChatMessage, CompletionOutput, FinishReason, Logprob, RequestOutput, ToolCall, Usage
     from bridle.sampling import SamplingParams, Watermark
 
 __version__ = "0.1.0"
@@ -97,7 +97,15 @@ _HOMES = {
         "UnsupportedModel",
     ),
     "bridle.llm": ("LLM", "ChatSession"),
-    "bridle.outputs": ("CompletionOutput", "FinishReason", "Logprob", "RequestOutput", "Usage"),
+    "bridle.outputs": (
+        "ChatMessage",
+        "CompletionOutput",
+        "FinishReason",
+        "Logprob",
+        "RequestOutput",
+        "ToolCall",
+        "Usage",
+    ),
     "bridle.sampling": ("SamplingParams", "Watermark"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -106,6 +114,7 @@ __all__ = [
     "After",
     "Branch",
     "BridleError",
+    "ChatMessage",
     "ChatSession",
     "Choice",
     "CompletionOutput",
@@ -143,6 +152,7 @@ __all__ = [
     "ShardUnavailable",
     "Splice",
     "Substring",
+    "ToolCall",
     "UnsupportedFeature",
     "UnsupportedModel",
     "Usage",

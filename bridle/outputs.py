@@ -165,8 +165,27 @@ class Finished(Event):
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """A function that the model calls; `arguments` is JSON text, `id` what its result is sent back under."""
+
+    name: str
+    id: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ChatMessage:
+    """An output of a conversation, told apart: what the model thought, what it says, and which functions it calls."""
+
+    thoughts: str = ""
+    content: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class CompletionOutput:
-    """One finished (or growing) output of a request."""
+    """One finished (or growing) output of a request. `text` is all of what the model wrote; `message` is the same told
+    apart, once a conversation's output has ended."""
 
     index: int
     text: str = ""
@@ -177,6 +196,7 @@ class CompletionOutput:
     usage: Usage = field(default_factory=Usage)
     logs: str = ""
     error: BridleError | None = None
+    message: ChatMessage | None = None
 
 
 @dataclass(slots=True)
@@ -196,6 +216,11 @@ class RequestOutput:
     def text(self) -> str:
         """Text of the first output."""
         return self.outputs[0].text
+
+    @property
+    def message(self) -> ChatMessage | None:
+        """The first output of a conversation, told apart."""
+        return self.outputs[0].message
 
     @property
     def usage(self) -> Usage:

@@ -149,19 +149,20 @@ async def _trace_http(tracer: Tracer, model: Any, names: list[str], found: dict[
     thread.start()
     port = listener.getsockname()[1]
     try:
-        for name in names:
-            found[name] = await _traced(tracer, model, partial(asyncio.to_thread, _post, port, *HTTP[name]))
+        with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+            for name in names:
+                ask = partial(asyncio.to_thread, _post, connection, *HTTP[name])
+                found[name] = await _traced(tracer, model, ask)
     finally:
         server.should_exit = True
         thread.join(30)
 
 
-def _post(port: int, path: str, body: dict[str, Any]) -> None:
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
-    with closing(connection):
-        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        response = connection.getresponse()
-        answer = response.read()
+def _post(connection: HTTPConnection, path: str, body: dict[str, Any]) -> None:
+    """One request on a connection that stays, as clients keep theirs."""
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    response = connection.getresponse()
+    answer = response.read()
     assert response.status == 200, answer
 
 

@@ -15,7 +15,7 @@ from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_ha
 from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
-from bridle.http.transport.call import Call, CallMiddleware
+from bridle.http.transport.call import CallMiddleware
 from bridle.http.transport.door import Door
 from bridle.http.transport.head import HeadMiddleware
 from bridle.http.transport.hosts import AllowedHosts
@@ -51,7 +51,15 @@ def create_app(
         app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
     settings = settings or HttpSettings()
-    state = HttpState(registry, settings, _admission(registry, settings, keys), Metrics(registry), tracing=tracing)
+    state = HttpState(
+        registry,
+        _admission(registry, settings, keys),
+        tracing,
+        settings.max_prompts,
+        settings.max_choices,
+        settings=settings,
+        metrics=Metrics(registry),
+    )
     app = FastAPI(
         title="bridle",
         version=bridle.__version__,
@@ -89,11 +97,7 @@ def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse
             expose_headers=["x-request-id", "retry-after", CAP_HEADER],
         )
 
-    def on_end(call: Call, seconds: float) -> None:
-        state.metrics.observe(call, seconds)
-        state.note_end()
-
-    app.add_middleware(CallMiddleware, on_end=on_end, tracing=state.tracing, refuse=refuse)
+    app.add_middleware(CallMiddleware, on_end=state.end, tracing=state.tracing, refuse=refuse)
 
 
 def _admission(registry: ModelRegistry, settings: HttpSettings, keys: KeyStore | None) -> Admission:

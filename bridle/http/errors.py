@@ -1,4 +1,4 @@
-"""Errors on the wire: one table from bridle's errors to status codes, one body in OpenAI's shape.
+"""Errors over HTTP: one body in OpenAI's shape, with the words of each API for a kind of failure.
 
 Every error of any route is answered here, also those of the web framework itself, so that a client always finds
 `error.message`.
@@ -15,47 +15,23 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from bridle.errors import (
-    BridleError,
-    ControllerError,
-    ControllerUnavailable,
-    DeadlineExceeded,
-    EngineClosed,
-    InternalError,
-    InvalidRequest,
-    ModelUnavailable,
-    OutOfBlocks,
-    Overloaded,
-    ProtocolError,
-    RequestCancelled,
-    ShardUnavailable,
-    TemplateFailure,
-    Unauthorized,
-    UnknownAdapter,
-    UnknownModel,
-)
-from bridle.shown import public_text, shown
+from bridle.errors import BridleError, ControllerError, InternalError, InvalidRequest
+from bridle.failures import Kind, error_text, failure_of, retry_after
+from bridle.shown import shown
 
-# The first class that matches decides: (status, OpenAI's error type, that of text-generation-inference). Subclasses
-# come before their bases.
-_STATUS: tuple[tuple[type[BridleError], int, str, str], ...] = (
-    (Unauthorized, 401, "authentication_error", "authentication"),
-    (UnknownModel, 404, "invalid_request_error", "validation"),
-    (UnknownAdapter, 404, "invalid_request_error", "validation"),
-    (TemplateFailure, 400, "invalid_request_error", "template_error"),
-    (InvalidRequest, 400, "invalid_request_error", "validation"),
-    (ProtocolError, 400, "invalid_request_error", "validation"),
-    (ControllerUnavailable, 503, "server_error", "generation"),
-    (ControllerError, 422, "controller_error", "generation"),
-    (Overloaded, 429, "rate_limit_error", "overloaded"),
-    (RequestCancelled, 499, "cancelled", "incomplete_generation"),
-    (OutOfBlocks, 503, "server_error", "overloaded"),
-    (ShardUnavailable, 503, "server_error", "generation"),
-    (ModelUnavailable, 503, "server_error", "overloaded"),
-    (EngineClosed, 503, "server_error", "overloaded"),
-    (DeadlineExceeded, 504, "timeout_error", "incomplete_generation"),
-)
-_MAX_MESSAGE_CHARS = 4_000
+#: OpenAI's error type and that of text-generation-inference.
+_WORDS: dict[Kind, tuple[str, str]] = {
+    Kind.UNAUTHORIZED: ("authentication_error", "authentication"),
+    Kind.INVALID: ("invalid_request_error", "validation"),
+    Kind.TEMPLATE: ("invalid_request_error", "template_error"),
+    Kind.CONTROLLER: ("controller_error", "generation"),
+    Kind.OVERLOADED: ("rate_limit_error", "overloaded"),
+    Kind.BUSY: ("server_error", "overloaded"),
+    Kind.LOST: ("server_error", "generation"),
+    Kind.CANCELLED: ("cancelled", "incomplete_generation"),
+    Kind.LATE: ("timeout_error", "incomplete_generation"),
+    Kind.BUG: ("server_error", "generation"),
+}
 
 _OPENAI_ERROR = {
     "message": {"type": "string"},
@@ -88,19 +64,13 @@ class RefusedBody(HTTPException):
 
 def status_of(error: BridleError) -> tuple[int, str]:
     """Status code and OpenAI error type of an error."""
-    return _row(error)[:2]
+    failure = failure_of(error)
+    return failure.status, _WORDS[failure.kind][0]
 
 
 def error_type_of(error: BridleError) -> str:
     """The error type of an error in the words of text-generation-inference."""
-    return _row(error)[2]
-
-
-def _row(error: BridleError) -> tuple[int, str, str]:
-    for kind, status, openai_type, native_type in _STATUS:
-        if isinstance(error, kind):
-            return status, openai_type, native_type
-    return 500, "server_error", "generation"
+    return _WORDS[failure_of(error).kind][1]
 
 
 def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
@@ -108,8 +78,15 @@ def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
 
     Clients of text-generation-inference read `error_type` beside it, on every route.
     """
-    _, openai_type, native_type = _row(error)
-    body = _body(public_text(error), kind or openai_type, getattr(error, "param", None), error.code, native_type)
+    openai_type, native_type = _WORDS[failure_of(error).kind]
+    text = error_text(error, hides_bugs=False).encode("utf-8", "replace").decode()  # half characters have no JSON
+    inner = {
+        "message": text,
+        "type": kind or openai_type,
+        "param": getattr(error, "param", None),
+        "code": error.code,
+    }
+    body: dict[str, Any] = {"error": inner, "error_type": native_type}
     if isinstance(error, ControllerError) and error.logs:
         body["error"]["logs"] = error.logs
     return body
@@ -121,10 +98,9 @@ def error_response(error: BridleError, status: int | None = None) -> Response:
 
 
 def retry_headers(error: BridleError) -> dict[str, str]:
-    """The header that says when to try again, for temporary errors."""
-    if isinstance(error, (Overloaded, ModelUnavailable)):
-        return {"Retry-After": str(max(round(error.retry_after), 1))}
-    return {}
+    """When to try again, of errors that pass."""
+    seconds = retry_after(error)
+    return {} if seconds is None else {"Retry-After": str(max(round(seconds), 1))}
 
 
 def described(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
@@ -217,12 +193,6 @@ def _answer_http_error(request: Request, error: HTTPException, refuse: Refuse) -
     response = refuse(path, refusal, error.status_code)
     response.headers.update(error.headers or {})
     return response
-
-
-def _body(message: str, kind: str, param: str | None, code: str, native_type: str) -> dict[str, Any]:
-    shown = message if len(message) <= _MAX_MESSAGE_CHARS else message[:_MAX_MESSAGE_CHARS] + "..."
-    printable = shown.encode("utf-8", "replace").decode()
-    return {"error": {"message": printable, "type": kind, "param": param, "code": code}, "error_type": native_type}
 
 
 def _lower_first(text: str) -> str:

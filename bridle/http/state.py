@@ -1,4 +1,4 @@
-"""The state that the routes of one application share."""
+"""What the routes of one application share, and how a request of theirs comes to be served."""
 
 from __future__ import annotations
 
@@ -8,47 +8,40 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from bridle.errors import EngineClosed
-from bridle.heap import return_free_memory
 from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
+from bridle.http.transport.call import Call, call_of
 from bridle.http.transport.sockets import SocketFront
-from bridle.service import Admission, ModelRegistry
-from bridle.service.story import Story, Tracing
+from bridle.http.transport.sse import run_while_connected
+from bridle.service import LoadedModel
+from bridle.service.serving import Host, Serving
 from bridle.service.turns import Turns
 
-_CROWD = 16  # after this many requests in flight the heap is worth trimming
 
-
-@dataclass(slots=True)
-class HttpState:
-    """Models, limits and counters of an application, and the `fronts` at its WebSockets; `started` is a Unix time in
-    seconds.
-
-    `live` are the requests that a model works on, by id. While it `is_draining`, new generations are turned away;
-    `idle` is set once the running ones are over. Large bodies are parsed one at a time, under `parsing`: parsers that
-    take turns would keep everybody else from running. `turns` bound what clients cost that are told no, or say nothing;
-    `num_crowd` is the most that was in flight since nothing was.
+@dataclass(slots=True, kw_only=True)
+class HttpState(Host):
+    """What all front-ends of an application share, and beside it limits and counters of HTTP, and the `fronts` at its
+    WebSockets; `started` is a Unix time in seconds. Large bodies are parsed one at a time, under `parsing`: parsers
+    that take turns would keep everybody else from running. `turns` bound what clients cost that are told no, or say
+    nothing.
     """
 
-    registry: ModelRegistry
     settings: HttpSettings
-    admission: Admission
     metrics: Metrics
-    is_draining: bool = False
     num_uploads: int = 0
     fronts: list[SocketFront] = field(default_factory=list)
-    live: dict[str, Story] = field(default_factory=dict)
-    tracing: Tracing | None = None
     started: int = field(default_factory=lambda: int(time.time()))
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     turns: Turns = field(default_factory=Turns)
-    num_crowd: int = 0
 
     @property
     def is_ready(self) -> bool:
         return self.registry.is_healthy and not self.is_draining
+
+    def end(self, call: Call, seconds: float) -> None:
+        """A call is over."""
+        self.metrics.observe(call, seconds)
+        self.note_end()
 
     def begin_drain(self, seconds: float = 0.0) -> None:
         """Accept no new generations from now on; running ones have `seconds` to finish."""
@@ -62,24 +55,21 @@ class HttpState:
         for front in self.fronts:
             await front.close()
 
-    def note_end(self) -> None:
-        """Note that a call is over, and that what it had reserved is free again. After a crowd of calls, once all are
-        over, unused memory of the heap goes back to the system."""
-        self.num_crowd = max(self.num_crowd, self.admission.num_requests)
-        if self.admission.num_requests == 0 and self.num_crowd >= _CROWD:
-            self.num_crowd = 0
-            asyncio.get_running_loop().run_in_executor(None, return_free_memory)
-        if self.is_draining and self.admission.num_requests == 0:
-            self.idle.set()
-
-    def check_open(self) -> None:
-        """Raises `EngineClosed` while the server is shutting down."""
-        if self.is_draining:
-            raise EngineClosed("the server is shutting down and takes no new requests")
-
 
 def http_state(request: Request) -> HttpState:
     """The state of the application that a request came to."""
     state = request.app.state.http
     assert isinstance(state, HttpState)
     return state
+
+
+def serving_of(request: Request) -> Serving:
+    """The life of what a request asks for, which ends with its call."""
+    http, call = http_state(request), call_of(request.scope)
+    return Serving(http, call, call.resources, http.settings.load_timeout, http.settings.request_timeout)
+
+
+async def borrow(request: Request, name: str | None) -> LoadedModel:
+    """The model that a request names, which stays loaded until its call ends; that of an adapter, if the name is one's.
+    A client that leaves ends the wait for it."""
+    return await run_while_connected(request.receive, serving_of(request).borrow(name))

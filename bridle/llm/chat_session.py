@@ -10,17 +10,19 @@ Sessions share the batch: use `send_async` in several tasks, or `together`.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.engine.request import Request
 from bridle.errors import InvalidRequest
 from bridle.llm import batch
+from bridle.llm.chats import Chat, plan_chats
+from bridle.llm.options import ChatOptions, Message
 from bridle.llm.streams import TextStream
-from bridle.outputs import FinishReason, RequestOutput
+from bridle.outputs import ChatMessage, FinishReason, RequestOutput
 from bridle.sampling import SamplingParams
 from bridle.service import OutputCollector, raise_first_error
 from bridle.text.messages import prepare
@@ -34,7 +36,7 @@ MAX_FILE_BYTES = 64 << 20
 
 Turn = dict[str, Any]
 
-_PROMPT_OPTIONS = ("tools", "chat_template", "chat_template_kwargs")
+_PROMPT_OPTIONS = tuple(ChatOptions.__annotations__)
 _KEPT_OPTIONS = (*_PROMPT_OPTIONS, "adapter")
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTROLLER)
 
@@ -42,8 +44,9 @@ _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTROLLER)
 class ChatSession:
     """One conversation with a model. A turn that fails or is cancelled leaves it as it was.
 
-    `options` are those of `LLM.chat`: `tools`, `chat_template`, `chat_template_kwargs`, `controller`, and so
-    on. Not to be used for two turns at the same time.
+    `options` are those of `LLM.chat`: `tools`, `tool_choice`, `thinking_budget`, `chat_template`, `controller`, and so
+    on. When the model calls tools, `last_output.message.calls` has the calls; their results are said with messages of
+    role `tool`. Not to be used for two turns at the same time.
     """
 
     def __init__(
@@ -66,45 +69,53 @@ class ChatSession:
 
     # -- turns -----------------------------------------------------------------------------------------------
 
-    def send(self, text: str) -> str:
-        """Send a message; returns the answer."""
-        return self.stream(text).read()
+    def send(self, said: str | Sequence[Message]) -> str:
+        """Say something, a text or whole messages; gives the content of the answer."""
+        return self.stream(said).read()
 
-    async def send_async(self, text: str) -> str:
+    async def send_async(self, said: str | Sequence[Message]) -> str:
         """`send` for an event loop."""
-        return await self.stream(text).read_async()
+        turns = _turns(said)
+        return await self._stream(turns, await self._plan(turns)).read_async()
 
-    def stream(self, text: str) -> TextStream:
-        """Send a message and read the answer as it comes, with `for` or `async for`. The turn counts once the answer
-        was read to its end."""
-        said = _turn("user", text)
-        return TextStream(self.llm.model.client, self._request(said), on_finish=lambda output: self._add(said, output))
+    def stream(self, said: str | Sequence[Message]) -> TextStream:
+        """Say something and read the content of the answer as it comes, with `for` or `async for`. The turn counts
+        once the answer was read to its end."""
+        turns = _turns(said)
+        return self._stream(turns, batch.run(self._plan(turns)))
+
+    def _stream(self, said: list[Turn], chat: Chat) -> TextStream:
+        def on_finish(output: RequestOutput) -> None:
+            chat.read(output)
+            self._add(said, output)
+
+        return TextStream(self.llm.model.client, chat.request, on_finish=on_finish, turn=chat.turn)
 
     @staticmethod
-    def together(sessions: Sequence[ChatSession], texts: Sequence[str]) -> list[str]:
-        """Take one turn in each of several sessions of one model, in one batch; returns the answers in order. If one
-        fails, the others count all the same, and its error is raised."""
+    def together(sessions: Sequence[ChatSession], texts: Sequence[str | Sequence[Message]]) -> list[str]:
+        """One turn in each of several sessions of one model, in one batch; gives the answers in their order.
+        If one fails, the others count all the same and its error is raised."""
         _check_apart(sessions, texts)
-        said = [_turn("user", text) for text in texts]
-        collectors = [OutputCollector(s._request(turn)) for s, turn in zip(sessions, said, strict=True)]
-        if collectors:
-            batch.run(batch.run_batch(sessions[0].llm.model.client, collectors, lambda output: None))
-        for session, turn, collector in zip(sessions, said, collectors, strict=True):
-            session._add(turn, collector.output)
-        for collector in collectors:
-            raise_first_error(collector.output)
-        return [collector.output.text for collector in collectors]
+        said = [_turns(text) for text in texts]
+        outputs = batch.run(_run_all(sessions, said)) if sessions else []
+        for session, turns, output in zip(sessions, said, outputs, strict=True):
+            session._add(turns, output)
+        for output in outputs:
+            raise_first_error(output)
+        return [_message_of(output).content for output in outputs]
 
-    def _request(self, said: Turn) -> Request:
-        options = dict(self.options)
-        for_prompt: Any = {name: options.pop(name) for name in _PROMPT_OPTIONS if name in options}
-        tokens = self.llm.chat_prompt([*self.messages, said], **for_prompt)
-        return self.llm.request(tokens, self.sampling or self.llm.chat_sampling, **options)
+    async def _plan(self, said: list[Turn]) -> Chat:
+        how: Any = dict(self.options)
+        options: Any = {name: how.pop(name) for name in _PROMPT_OPTIONS if name in how}
+        sampling, messages = self.sampling or self.llm.chat_sampling, [*self.messages, *said]
+        self.llm.model.check_process()
+        (chat,) = await plan_chats(self.llm.model, [messages], sampling, options, how)
+        return chat
 
-    def _add(self, said: Turn, output: RequestOutput) -> None:
-        """Keep a turn if its output is complete."""
+    def _add(self, said: list[Turn], output: RequestOutput) -> None:
+        """Keep a turn, if it came to an end of its own."""
         if output.outputs[0].finish_reason in _OWN_ENDS:
-            self.turns += [said, _turn("assistant", output.text)]
+            self.turns += [*said, _answer(_message_of(output))]
             self.last_output = output
 
     # -- the history -----------------------------------------------------------------------------------------
@@ -177,11 +188,37 @@ class ChatSession:
         return cls.from_dict(llm, data)
 
 
-def _turn(role: str, text: str) -> Turn:
-    return {"role": role, "content": text}
+async def _run_all(sessions: Sequence[ChatSession], said: Sequence[list[Turn]]) -> list[RequestOutput]:
+    chats = await asyncio.gather(*(each._plan(turns) for each, turns in zip(sessions, said, strict=True)))
+    collectors = [OutputCollector(chat.request) for chat in chats]
+    await batch.run_batch(sessions[0].llm.model.client, collectors, lambda output: None)
+    for chat, collector in zip(chats, collectors, strict=True):
+        chat.read(collector.output)
+    return [collector.output for collector in collectors]
 
 
-def _check_apart(sessions: Sequence[ChatSession], texts: Sequence[str]) -> None:
+def _turns(said: str | Sequence[Message]) -> list[Turn]:
+    return [{"role": "user", "content": said}] if isinstance(said, str) else [dict(message) for message in said]
+
+
+def _message_of(output: RequestOutput) -> ChatMessage:
+    return output.message or ChatMessage(content=output.text)
+
+
+def _answer(message: ChatMessage) -> Turn:
+    """A message of the model as templates read it again."""
+    turn: Turn = {"role": "assistant", "content": message.content}
+    if message.thoughts:
+        turn["reasoning_content"] = message.thoughts
+    if message.calls:
+        turn["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
+    return turn
+
+
+def _check_apart(sessions: Sequence[ChatSession], texts: Sequence[object]) -> None:
     if len(sessions) != len(texts):
         raise InvalidRequest(f"{len(texts)} texts for {len(sessions)} sessions", "texts")
     if len({id(session) for session in sessions}) < len(sessions):

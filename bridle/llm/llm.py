@@ -15,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from bridle.chat.conversation import prompt_text
 from bridle.config import EngineConfig, ModelConfig
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.llm import batch, inputs
 from bridle.llm.chat_session import ChatSession
+from bridle.llm.chats import conversation_of, plan_chats
 from bridle.llm.inputs import Prompt
 from bridle.llm.options import Adapters, ChatOptions, How, Message, Sampling
 from bridle.llm.requests import NO_CONTROL, make_collectors, start_compiling
@@ -201,6 +203,9 @@ class LLM:
         *,
         sampling_params: Sampling = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        thinking_budget: int | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
@@ -208,19 +213,27 @@ class LLM:
     ) -> list[RequestOutput]:
         """The next message of one conversation, or of each of a list of them; otherwise as `generate`.
 
-        Without `sampling`, a message may be as long as the context allows. Raises `InvalidRequest` if the
-        model has no chat template and none is given.
+        Each output has a `message`: its thoughts, its content, and the calls of `tools` in it; `tool_choice` and the
+        other options are those of the servers (see `ChatOptions`). Without `sampling`, a message may be as long as the
+        context allows. Raises `InvalidRequest` if the model has no chat template and none is given.
         """
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations = cast(Sequence[Sequence[Message]], messages if several else [messages])
         options: ChatOptions = {
             "tools": tools,
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": parallel_tool_calls,
+            "thinking_budget": thinking_budget,
             "chat_template": chat_template,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        tokens = [self.chat_prompt(conversation, **options) for conversation in conversations]
         wanted = _one_of(sampling, sampling_params) or self.chat_sampling
-        return self._run(self._collectors(tokens, wanted, None, how), use_tqdm)
+        self._model.check_process()
+        chats = batch.run(plan_chats(self._model, conversations, wanted, options, how))
+        outputs = self._run([OutputCollector(chat.request) for chat in chats], use_tqdm)
+        for chat, output in zip(chats, outputs, strict=True):
+            chat.read(output)
+        return outputs
 
     def session(self, system: str | None = None, sampling: SamplingParams | None = None, **how: Any) -> ChatSession:
         """A conversation that remembers its turns. See `ChatSession`."""
@@ -228,12 +241,8 @@ class LLM:
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
         """The tokens of a conversation, up to where the model's next message begins."""
-        return self._model.tokenizer.encode_chat(
-            messages,
-            tools=options.get("tools"),
-            template=options.get("chat_template"),
-            **dict(options.get("chat_template_kwargs") or {}),
-        )
+        text = prompt_text(self._model, conversation_of(messages, options))
+        return self._model.tokenizer.encode(text, add_special_tokens=False)
 
     @property
     def chat_sampling(self) -> SamplingParams:

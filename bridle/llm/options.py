@@ -31,8 +31,13 @@ class How(TypedDict, total=False):
 
 
 class ChatOptions(TypedDict, total=False):
-    """How a conversation becomes a prompt. `chat_template_kwargs` are further variables of the template."""
+    """How a conversation becomes a prompt, and what is read out of the answer. `tools` are functions in OpenAI's shape;
+    `tool_choice` is `none`, `auto`, `required`, a function's name, or OpenAI's object. A model that thinks does so for
+    `thinking_budget` tokens at most. `chat_template_kwargs` are further variables of the template."""
 
     tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    thinking_budget: int | None
     chat_template: str | None
     chat_template_kwargs: Mapping[str, Any] | None

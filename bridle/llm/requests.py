@@ -3,8 +3,9 @@ constraints."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from bridle.constraints.spec import Constraint
@@ -30,41 +31,54 @@ def make_collectors(
     """A checked request for each prompt, in the object that will collect its events."""
     inputs.refuse_media(media)
     items = inputs.as_prompts(given)
-    params = inputs.per_prompt(sampling, len(items), "sampling")
-    controllers = inputs.per_prompt(how.get("controller"), len(items), "controller")
-    constraints = inputs.per_prompt(how.get("constraint"), len(items), "constraint")
-    adapters: list[Any] = inputs.per_prompt(how.get("adapter"), len(items), "adapter")
-    steering = zip(controllers, constraints, adapters, strict=True)
-    requests = [
-        _make_request(model, item, inputs.as_sampling(one), given, how)
-        for item, one, given in zip(items, params, steering, strict=True)
+    return [
+        OutputCollector(one.request(model, item), item if isinstance(item, str) else None)
+        for item, one in zip(items, each_of(model, sampling, how, len(items)), strict=True)
     ]
-    texts = [item if isinstance(item, str) else None for item in items]
-    return [OutputCollector(request, text) for request, text in zip(requests, texts, strict=True)]
 
 
-def _make_request(
-    model: LoadedModel,
-    prompt: str | list[int],
-    sampling: SamplingParams,
-    steering: tuple[object, Any, Any],
-    how: How,
-) -> Request:
-    controller, constraint, adapter = steering
-    if model.control is None and type(controller).__name__ == "WasmController":
+@dataclass(frozen=True, slots=True)
+class One:
+    """How one request of a call is run."""
+
+    sampling: SamplingParams
+    controller: object | None
+    constraint: Constraint | Mapping[str, Any] | None
+    adapter: str | None
+    how: How
+
+    def request(self, model: LoadedModel, prompt: str | Sequence[int]) -> Request:
+        """The checked request."""
+        return build_request(
+            model,
+            prompt,
+            self.sampling,
+            controller=self.controller,
+            constraint=self.constraint,
+            adapter=self.adapter,
+            stopping=inputs.as_criteria(self.how.get("stopping_criteria")),
+            timeout=self.how.get("timeout"),
+            terms=Terms(self.how.get("priority", 0), self.how.get("deadline")),
+            tenant=self.how.get("tenant", ""),
+        )
+
+
+def each_of(
+    model: LoadedModel, sampling: SamplingParams | Sequence[SamplingParams], how: How, num_prompts: int
+) -> list[One]:
+    """What a call says of each of its prompts."""
+    controllers = inputs.per_prompt(how.get("controller"), num_prompts, "controller")
+    if model.control is None and any(type(each).__name__ == "WasmController" for each in controllers):
         raise UnsupportedFeature(NO_CONTROL, "controller")
-    return build_request(
-        model,
-        prompt,
-        sampling,
-        controller=controller,
-        constraint=constraint,
-        adapter=inputs.as_name(adapter, "adapter"),
-        stopping=inputs.as_criteria(how.get("stopping_criteria")),
-        timeout=how.get("timeout"),
-        terms=Terms(how.get("priority", 0), how.get("deadline")),
-        tenant=how.get("tenant", ""),
+    adapters: list[Any] = inputs.per_prompt(how.get("adapter"), num_prompts, "adapter")
+    found = zip(
+        map(inputs.as_sampling, inputs.per_prompt(sampling, num_prompts, "sampling")),
+        controllers,
+        inputs.per_prompt(how.get("constraint"), num_prompts, "constraint"),
+        [inputs.as_name(adapter, "adapter") for adapter in adapters],
+        strict=True,
     )
+    return [One(*each, how) for each in found]
 
 
 def start_compiling(model: LoadedModel, collectors: Sequence[OutputCollector]) -> list[Future[Any]]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Generic, Self, TypeVar
 
+from bridle.chat.tools.pieces import Content, Piece
+from bridle.chat.turn import Turn
 from bridle.engine.client import EngineClient, EventStream
 from bridle.engine.request import Request
 from bridle.outputs import RequestOutput
@@ -64,7 +66,8 @@ class _Source:
 
 
 class TextStream(Reader[str]):
-    """The text of a request's first output, in pieces, as soon as it is certain.
+    """The text of a request's first output, in pieces, as soon as it is certain; of a conversation's answer its
+    content.
 
     Text that a controller may still take back is held until it cannot be; a controller that never takes
     anything back says so with an attribute `max_rewind = 0`. To see everything at once, and what is taken
@@ -77,11 +80,14 @@ class TextStream(Reader[str]):
         request: Request,
         prompt: str | None = None,
         on_finish: Callable[[RequestOutput], None] | None = None,
+        turn: Turn | None = None,
     ) -> None:
+        """`on_finish` is told the whole output; `turn` says how a conversation's is read."""
         self._collector = OutputCollector(request, prompt)
         self._events = client.submit(request)
         self._base = _Source(self._events, self._collector, on_finish)
         self._deltas = DeltaReader(self._collector, RewindPolicy.HOLD)
+        self._turn = None if turn is None else turn.reader()
         super().__init__(self._base, self._take_text)
 
     @property
@@ -102,17 +108,26 @@ class TextStream(Reader[str]):
         """Read `output` in place of text, each time that it has changed."""
         return Reader(self._base, lambda: [self._collector.output])
 
+    def pieces(self) -> Reader[Piece]:
+        """Instead of text: thoughts, content and calls of a conversation's answer, as they come."""
+        return Reader(self._base, self._take_pieces)
+
     def read(self) -> str:
         """Wait for the end; returns the whole text."""
         for _ in self:
             pass
-        return self.output.text
+        return self._whole
 
     async def read_async(self) -> str:
         """Wait for the end; returns the whole text."""
         async for _ in self:
             pass
-        return self.output.text
+        return self._whole
+
+    @property
+    def _whole(self) -> str:
+        message = self.output.message
+        return self.output.text if message is None else message.content
 
     def cancel(self) -> None:
         """Cancel the request, unless it is over. Safe from any thread."""
@@ -131,4 +146,13 @@ class TextStream(Reader[str]):
         self.cancel()
 
     def _take_text(self) -> list[str]:
-        return [delta.text for delta in self._deltas.take() if delta.index == 0 and delta.text]
+        return [piece.text for piece in self._take_pieces() if isinstance(piece, Content)]
+
+    def _take_pieces(self) -> list[Piece]:
+        found: list[Piece] = []
+        for delta in self._deltas.take():
+            if delta.index == 0 and self._turn is not None:
+                found += self._turn.push(delta.text, delta.is_last)
+            elif delta.index == 0 and delta.text:
+                found.append(Content(delta.text))
+        return found

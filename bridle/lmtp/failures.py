@@ -1,23 +1,13 @@
-"""Converts bridle's errors to what a client is told: text, code, and whether another try may help."""
+"""From bridle's errors to the answers that end streams."""
 
 from __future__ import annotations
 
-from bridle.errors import (
-    BridleError,
-    ControllerUnavailable,
-    EngineClosed,
-    InternalError,
-    ModelUnavailable,
-    OutOfBlocks,
-    Overloaded,
-    ShardUnavailable,
-)
+from bridle import failures
+from bridle.errors import BridleError
+from bridle.failures import error_text
 from bridle.lmtp.messages import Failure, StreamId
-from bridle.shown import public_text
 
-#: Errors that say nothing against the request itself.
-_RETRYABLE = (Overloaded, OutOfBlocks, ShardUnavailable, ModelUnavailable, EngineClosed, ControllerUnavailable)
-_MAX_ERROR_CHARS = 4_000
+__all__ = ["error_text", "failure_of"]
 
 
 def failure_of(stream_id: StreamId, error: BridleError) -> Failure:
@@ -26,13 +16,7 @@ def failure_of(stream_id: StreamId, error: BridleError) -> Failure:
         stream_id=stream_id,
         error=error_text(error),
         code=error.code,
-        retryable=isinstance(error, _RETRYABLE),
-        retry_after=error.retry_after if isinstance(error, (Overloaded, ModelUnavailable)) else None,
+        retryable=failures.failure_of(error).may_pass,
+        retry_after=failures.retry_after(error),
         param=getattr(error, "param", None),
     )
-
-
-def error_text(error: BridleError) -> str:
-    """The text for a client. Of a bug it says only that it is one."""
-    text = "internal error; the server's log has more" if isinstance(error, InternalError) else public_text(error)
-    return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

@@ -13,7 +13,6 @@ from bridle.service.control import (
     tag_module,
     upload_module,
 )
-from bridle.service.lease import Lease
 from bridle.service.loading import LoadedModel, load_model, model_name
 from bridle.service.model_set import AUTO, EngineLoader, ModelSet, add_adapters, build_registry
 from bridle.service.registry import ModelRegistry
@@ -28,7 +27,7 @@ from bridle.service.requests import (
     tokenize,
 )
 from bridle.service.rewind import REWIND_MARK, Delta, DeltaReader, RewindPolicy, max_rewind_of, split_at_rewinds
-from bridle.service.slot import ModelState
+from bridle.service.slot import Lease, ModelState
 
 __all__ = [
     "AUTO",

@@ -62,7 +62,8 @@ class Admission:
         """Return a ticket for `num_requests` of `user`, which must be released. Raises `Overloaded` if there is no room
         for them, or if the user's limits are used up."""
         self._check_places(num_requests, user)
-        self._rates.check(user, limits, num_requests)
+        if limits is not NO_LIMITS:
+            self._rates.check(user, limits, num_requests)
         self.num_requests += num_requests
         self._held[user] += num_requests
         return Ticket(self, num_requests, self._clock(), user, limits)
@@ -71,7 +72,8 @@ class Admission:
         """Raise the error that `admit` would raise for the smallest request of `user`, and take nothing. This comes
         before the request's body is read."""
         self._check_places(1, user)
-        self._rates.look(user, limits, 1)
+        if limits is not NO_LIMITS:
+            self._rates.look(user, limits, 1)
 
     def _check_places(self, wanted: int, user: str) -> None:
         self._check_room(wanted, self.num_requests, self.max_requests, "requests", "max_requests")
@@ -87,7 +89,8 @@ class Admission:
         others = self.num_tokens - ticket.num_tokens
         self._check_room(ticket.num_tokens + num_tokens, others, self.max_tokens, "tokens", "prompt")
         self.num_tokens += num_tokens
-        self._spend(ticket, num_tokens)
+        if ticket.limits is not NO_LIMITS:
+            self._spend(ticket, num_tokens)
         return self._queue.take(ticket.user, num_tokens, ticket.limits.weight, most)
 
     def _spend(self, ticket: Ticket, num_tokens: int) -> None:
@@ -102,7 +105,8 @@ class Admission:
         for place in ticket.places:
             output = None if ticket.num_output is None else ticket.num_output // len(ticket.places)
             self._queue.done(place, output)
-        self._spend(ticket, ticket.num_output or 0)
+        if ticket.limits is not NO_LIMITS:
+            self._spend(ticket, ticket.num_output or 0)
         self._mean_held += _SMOOTHING * (self._clock() - ticket.begun - self._mean_held)
 
     def _check_share(self, wanted: int, user: str) -> None:

@@ -94,61 +94,49 @@ class OutputCollector:
         self.request = request
         self.growing: dict[int, GrowingOutput] = {}
         self.has_prompt = False
-        self._output = RequestOutput(request.id, prompt_text, list(request.prompt), [])
-        self._add_output(0, GrowingOutput(self._new_output(0)))
-
-    @property
-    def output(self) -> RequestOutput:
-        """The outputs so far, in order of their index. Do not modify them."""
-        return self._output
+        first = CompletionOutput(0, logprobs=None if request.sampling.logprobs is None else [])
+        self.growing[0] = GrowingOutput(first)
+        #: What there is so far, outputs in order of their index. Only to look at.
+        self.output = RequestOutput(request.id, prompt_text, list(request.prompt), [first])
 
     def add(self, events: Iterable[Event]) -> None:
         """Add events, in the order in which they came."""
         for event in events:
-            self._add(event)
-
-    def _add(self, event: Event) -> None:
-        match event:
-            case TokenEvent():
-                self.growing[event.index].append(event)
-            case Rewind():
-                self.growing[event.index].take_back(event.num_tokens, event.num_chars)
-            case Forked():
-                parent = self.growing[event.parent]
-                self._add_output(event.index, parent.fork(event.index, event.num_tokens, event.text))
-            case Finished():
-                self.growing[event.index].finish(event)
-            case PromptEvent():
-                self._add_prompt(event)
-            case Embedded():
-                self._output.embedding = event.vector
-            case Log():
-                output = self.growing[event.index].output
-                output.logs = (output.logs + event.text)[-_MAX_LOG_CHARS:]
-            case Stored():
-                self._store(event)
+            match event:
+                case TokenEvent():
+                    self.growing[event.index].append(event)
+                case Rewind():
+                    self.growing[event.index].take_back(event.num_tokens, event.num_chars)
+                case Forked():
+                    parent = self.growing[event.parent]
+                    self.growing[event.index] = parent.fork(event.index, event.num_tokens, event.text)
+                    self.output.outputs = [self.growing[index].output for index in sorted(self.growing)]
+                case Finished():
+                    self.growing[event.index].finish(event)
+                case PromptEvent():
+                    self._add_prompt(event)
+                case Embedded():
+                    self.output.embedding = event.vector
+                case Log():
+                    output = self.growing[event.index].output
+                    output.logs = (output.logs + event.text)[-_MAX_LOG_CHARS:]
+                case Stored():
+                    self._store(event)
 
     def _add_prompt(self, event: PromptEvent) -> None:
         self.has_prompt = True
-        self._output.num_cached_tokens = event.num_cached
+        self.output.num_cached_tokens = event.num_cached
         if event.tokens:  # a controller may have rewritten the prompt
-            self._output.prompt_token_ids = list(event.tokens)
+            self.output.prompt_token_ids = list(event.tokens)
         if self.request.sampling.prompt_logprobs is not None:
-            self._output.prompt_logprobs = list(event.logprobs)
+            self.output.prompt_logprobs = list(event.logprobs)
 
     def _store(self, event: Stored) -> None:
-        storage = self._output.storage
+        storage = self.output.storage
         value = storage.get(event.name, b"") + event.value if event.is_append else event.value
         others = sum(len(known) for name, known in storage.items() if name != event.name)
         if others + len(value) <= _MAX_STORED_BYTES:
             storage[event.name] = value
-
-    def _add_output(self, index: int, growing: GrowingOutput) -> None:
-        self.growing[index] = growing
-        self._output.outputs = [self.growing[i].output for i in sorted(self.growing)]
-
-    def _new_output(self, index: int) -> CompletionOutput:
-        return CompletionOutput(index, logprobs=None if self.request.sampling.logprobs is None else [])
 
 
 async def collect(stream: AsyncIterable[list[Event]], collector: OutputCollector) -> RequestOutput:

@@ -62,6 +62,10 @@ class Identity:
     limits: Limits = NO_LIMITS
 
 
+#: The one user of a server without keys.
+LOCAL_USER = Identity("localhost", True)
+
+
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
     """What is known of a key: its first characters, its owner and the owner's limits, and when it was made (Unix

@@ -60,7 +60,9 @@ class LoadedModel:
 
     `created` is a Unix time in seconds. `adapters` are its registered adapters, `control` is the runtime of its Wasm
     controllers, and `constraints` compiles constraints for it. `num_bytes` is the memory that its weights and its KV
-    cache take, with the memory set aside for adapters; 0 if it is not known. `engine` has the limits that it runs with.
+    cache take, with the memory set aside for adapters; 0 if it is not known. `engine` has the limits that it runs with,
+    `batching` the settings that follow from them. `max_sequence_tokens` is the longest sequence that can be served: the
+    context window, or the whole KV cache if that is less.
     """
 
     name: str
@@ -75,14 +77,16 @@ class LoadedModel:
     engine: EngineConfig = field(default_factory=EngineConfig)
     pid: int = field(default_factory=os.getpid)  # the process that loaded it
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
+    info: ExecutorInfo = field(init=False, repr=False)
+    batching: Batching = field(init=False, repr=False)
+    max_sequence_tokens: int = field(init=False, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        info = self.info = self.client.info
         self.adapters.add_base_names((self.name,))
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return self.client.info
+        self.batching = Batching.of(self.engine, info)
+        self.max_sequence_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
 
     def check_process(self) -> None:
         """Raise `EngineClosed` in a fork of the process that loaded the model, where its threads do not run."""
@@ -90,18 +94,6 @@ class LoadedModel:
 
         if os.getpid() != self.pid:
             raise EngineClosed(FORKED)
-
-    @property
-    def max_sequence_tokens(self) -> int:
-        """The longest sequence that can be served: the context window, or the whole KV cache if that is
-        less."""
-        info = self.info
-        return min(info.max_model_len, info.num_blocks * info.block_size)
-
-    @property
-    def batching(self) -> Batching:
-        """The settings of its engine's batching, each with its value."""
-        return Batching.of(self.engine, self.info)
 
     async def in_text_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run slow text work (long prompts, chat templates) beside the event loop. A cancelled caller returns at once;

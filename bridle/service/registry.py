@@ -23,9 +23,8 @@ from bridle.service.adapter_set import AdapterCatalog
 from bridle.service.adapters import PLACEHOLDERS, is_address
 from bridle.service.catalog import ModelCatalog
 from bridle.service.keeper import ModelKeeper
-from bridle.service.lease import Lease
 from bridle.service.loading import LoadedModel
-from bridle.service.slot import ModelState, Slot
+from bridle.service.slot import Lease, ModelState, Slot
 
 _MAX_SHOWN_CHARS = 100
 _PATHS = ("/", ".", "~")
@@ -187,16 +186,16 @@ class ModelRegistry:
 
     # -- use -----------------------------------------------------------------------------------------------------
 
-    async def acquire(self, name: str | None, timeout: float | None = None) -> Lease:
-        """Return a lease on the model of that name or alias (None or empty: the default); the model stays loaded until
-        the lease is released. If it is not loaded yet, this waits until it is, at most `timeout` seconds; other
-        requests go on meanwhile.
+    async def acquire(self, name: str | Slot | None, timeout: float | None = None) -> Lease:
+        """Return a lease on the model of that name or alias (None or empty: the default), or of a slot that `slot_of`
+        found; the model stays loaded until the lease is released. If it is not loaded yet, this waits until it is, at
+        most `timeout` seconds; other requests go on meanwhile.
 
         Raises `UnknownModel` at once for a name that is not served here, and `ModelUnavailable` if the model cannot be
         loaded now: loading failed or takes too long, or there is no room beside the models in use. Cancelling the
         caller ends the wait. Call it from the event loop that uses the registry.
         """
-        slot = self.slot_of(name)
+        slot = name if isinstance(name, Slot) else self.slot_of(name)
         if slot.model is None:
             assert self._keeper is not None  # without a keeper, every slot has a model
             self._slots[slot.name] = slot

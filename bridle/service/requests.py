@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from bridle.constraints.spec import Constraint
@@ -27,15 +26,16 @@ if TYPE_CHECKING:
     from bridle.service.loading import LoadedModel
 
 
-class EmbeddingOptions(TypedDict, total=False):
-    """The options that embedding requests share with others."""
+class RequestOptions(TypedDict, total=False):
+    """What a request is beside prompt and sampling, of any kind. `adapter` is a name that `model.adapters` knows, or
+    one that means the base model; `timeout` is in seconds from now."""
 
     request_id: str | None
     adapter: str | None
     timeout: float | None
     tenant: str
     terms: Terms
-    metadata: Mapping[str, str]
+    metadata: Mapping[str, str] | None
 
 
 #: No tokenizer in use packs more characters than this into a token on average; longer texts are refused
@@ -62,48 +62,63 @@ def build_request(
     prompt: str | Sequence[int],
     sampling: SamplingParams,
     *,
-    request_id: str | None = None,
     controller: object | None = None,
     constraint: Constraint | Mapping[str, Any] | None = None,
-    adapter: str | None = None,
     stopping: Sequence[StoppingCriteria] = (),
-    timeout: float | None = None,
-    tenant: str = "",
-    terms: Terms = DEFAULT_TERMS,
-    metadata: Mapping[str, str] | None = None,
     add_special_tokens: bool = True,
     detokenize: bool = True,
+    **options: Unpack[RequestOptions],
 ) -> Request:
     """Make a request that `model` can run. It always has a seed, so that it can be run again.
 
-    `constraint` says what the text must look like, as an object or as plain data; it takes the controller's place.
-    `adapter` is a name that `model.adapters` knows, or one that means the base model. `timeout` is in seconds from now.
+    `constraint` is what the text must look like, as an object or as plain data; it takes the controller's place.
     Raises `InvalidRequest` (`UnknownAdapter` is one) or `ContextOverflow`, naming field, value and limit.
     """
     tokens = encode_prompt(model, prompt, add_special_tokens)
+    check_sampling(model, sampling)
+    steering = _steering(controller, constraint)
+    return make_request(model, tokens, sampling, steering, stopping, detokenize=detokenize, **options)
+
+
+def make_request(
+    model: LoadedModel,
+    tokens: tuple[int, ...],
+    sampling: SamplingParams,
+    controller: object | None = None,
+    stopping: Sequence[StoppingCriteria] = (),
+    *,
+    detokenize: bool = True,
+    embeds: bool = False,
+    **options: Unpack[RequestOptions],
+) -> Request:
+    """`build_request` of tokens and sampling parameters that were checked."""
     check_fits(model, len(tokens), sampling.max_tokens)
-    _check_sampling(model, sampling)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
+    adapter, terms = options.get("adapter"), options.get("terms", DEFAULT_TERMS)
     return Request(
-        id=request_id or new_request_id(),
+        id=options.get("request_id") or new_request_id(),
         prompt=tokens,
         sampling=sampling,
-        controller=_steering(controller, constraint),
-        adapter=model.adapters.resolve(adapter),
+        controller=controller,
+        adapter=None if adapter is None else model.adapters.resolve(adapter),
         stopping=tuple(stopping),
-        deadline=_deadline(terms, timeout),
-        tenant=tenant,
+        deadline=_deadline(terms, options.get("timeout")),
+        tenant=options.get("tenant", ""),
         priority=terms.priority,
         detokenize=detokenize,
-        metadata=dict(metadata or {}),
+        embeds=embeds,
+        metadata=dict(options.get("metadata") or {}),
     )
 
 
-def embedding_request(model: LoadedModel, prompt: str | Sequence[int], **options: Unpack[EmbeddingOptions]) -> Request:
-    """Make a request for the vector of a prompt. Raises as `build_request` does."""
-    sampling = SamplingParams(max_tokens=1, temperature=0.0)  # room for the token that is not drawn
-    return replace(build_request(model, prompt, sampling, detokenize=False, **options), embeds=True)
+#: Room for the token that an embedding does not draw.
+EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def embedding_request(model: LoadedModel, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Request:
+    """A request for what `model` makes of a prompt. Raises as `build_request` does."""
+    return make_request(model, encode_prompt(model, prompt), EMBEDDING, detokenize=False, embeds=True, **options)
 
 
 def _deadline(terms: Terms, timeout: float | None) -> float | None:
@@ -133,7 +148,10 @@ async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_
 
 
 async def tokenize_all(
-    model: LoadedModel, prompts: Sequence[str | Sequence[int]], truncate: int | None = None
+    model: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    truncate: int | None = None,
+    add_special_tokens: bool = True,
 ) -> list[tuple[int, ...]]:
     """Tokenize all prompts of a call; if they are long, a thread does so. A prompt that no context can hold is refused
     before any is read, unless it is to be cut."""
@@ -141,17 +159,17 @@ async def tokenize_all(
         if isinstance(prompt, str):
             check_length(model, len(prompt), "prompt")
     if sum(map(len, prompts)) <= MAX_INLINE_CHARS:
-        return _encode_all(model, prompts, truncate)
+        return _encode_all(model, prompts, truncate, add_special_tokens)
     found: list[tuple[int, ...]] = []
     for group in _groups(prompts):
-        found += await model.in_text_thread(_encode_all, model, group, truncate)
+        found += await model.in_text_thread(_encode_all, model, group, truncate, add_special_tokens)
     return found
 
 
 def _encode_all(
-    model: LoadedModel, prompts: Sequence[str | Sequence[int]], truncate: int | None
+    model: LoadedModel, prompts: Sequence[str | Sequence[int]], truncate: int | None, add_special_tokens: bool
 ) -> list[tuple[int, ...]]:
-    return [encode_prompt(model, prompt, truncate=truncate) for prompt in prompts]
+    return [encode_prompt(model, prompt, add_special_tokens, truncate) for prompt in prompts]
 
 
 def _groups(prompts: Sequence[str | Sequence[int]]) -> Iterator[list[str | Sequence[int]]]:
@@ -178,14 +196,14 @@ def encode_prompt(
             tokens = (model.tokenizer.bos_token_id,)
     else:
         if truncate is None:
-            _check_prompt_length(model, len(prompt))
+            check_num_tokens(model, len(prompt))
         tokens = tuple(prompt)
         _check_ids("prompt", tokens, model.info.vocab_size)
     if not tokens:
         raise InvalidRequest("the prompt is empty; it must have at least one token", "prompt")
     if truncate is not None:
         tokens = tokens[-truncate:]
-    _check_prompt_length(model, len(tokens))
+    check_num_tokens(model, len(tokens))
     return tokens
 
 
@@ -246,7 +264,8 @@ def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> N
     )
 
 
-def _check_prompt_length(model: LoadedModel, num_prompt: int) -> None:
+def check_num_tokens(model: LoadedModel, num_prompt: int) -> None:
+    """Refuse more tokens than the model can hold."""
     limit = model.max_sequence_tokens
     if num_prompt > limit:
         raise ContextOverflow(f"{_context(model)}; the prompt has {num_prompt} tokens", "prompt")
@@ -257,11 +276,14 @@ def _context(model: LoadedModel) -> str:
     return f"This model's maximum context length is {model.max_sequence_tokens} tokens"
 
 
-def _check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
+def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
+    """Refuse tokens that the model does not have, and stop strings that no text can hold."""
     vocab_size = model.info.vocab_size
-    bias = sampling.logit_bias
-    _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, vocab_size)
-    _check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    bias, ends = sampling.logit_bias, sampling.stop_token_ids
+    if bias:
+        _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, vocab_size)
+    if ends:
+        _check_ids("stop_token_ids", ends, vocab_size)
     for text in sampling.stop:
         check_unicode(text, "stop")
 

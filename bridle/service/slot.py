@@ -1,10 +1,13 @@
-"""One name in the registry and the model behind it, which is loaded, being loaded, or only loadable."""
+"""One name in the registry and the model behind it, which is loaded, being loaded, or only loadable; and a lease on a
+loaded model: while there is one, the model stays loaded."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,3 +66,27 @@ class Slot:
         """Whether the model is loaded, and no request uses it or waits for it."""
         unused = self.num_leases == 0 and self.num_waiting == 0
         return self.model is not None and unused and not self.is_pinned
+
+
+class Lease:
+    """A lease on a loaded model. A front-end takes it before it reads anything of a model, and keeps it until it has
+    read the last event of its request. `model` stays loaded until `release`; a `with` block gives the model and
+    releases it at its end."""
+
+    def __init__(self, model: LoadedModel, on_release: Callable[[], None] | None = None) -> None:
+        self.model = model
+        self._on_release = on_release
+
+    def release(self) -> None:
+        """Let go of the model. Idempotent."""
+        on_release, self._on_release = self._on_release, None
+        if on_release is not None:
+            on_release()
+
+    def __enter__(self) -> LoadedModel:
+        return self.model
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

@@ -6,14 +6,18 @@ are imported only when a model has one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from bridle.aici.protocol import Auth
+from bridle.constraints.spec import Constraint, parse
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.service.keys import Identity
 from bridle.service.loading import LoadedModel
+from bridle.service.rewind import RewindPolicy
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool, WasmController
@@ -21,6 +25,19 @@ if TYPE_CHECKING:
 #: The controller that does nothing: plain generation.
 NO_CONTROLLER = "none"
 MAX_NAME_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What steers a request: a controller, a constraint, or nothing. `rewind` is how text is told that a controller may
+    take back."""
+
+    controller: object | None = None
+    constraint: Constraint | None = None
+    rewind: RewindPolicy = RewindPolicy.HOLD
+
+
+PLAIN = Steering()
 
 
 def is_controlled(name: str | None) -> bool:
@@ -34,18 +51,25 @@ def ignores_eos(name: str | None, given: bool | None) -> bool:
     return is_controlled(name) if given is None else given
 
 
-def controller_of(
-    model: LoadedModel, name: str | None, argument: Any, identity: Identity, is_constrained: bool = False
-) -> WasmController | None:
-    """The controller that a request names, on behalf of `identity`; None if it names none. Raises `InvalidRequest` for
-    fields that do not go together, and `UnsupportedFeature` if the model has no control runtime."""
+def steering_of(
+    name: str | None,
+    argument: Any,
+    constraint: Constraint | Mapping[str, Any] | None,
+    model: LoadedModel,
+    identity: Identity,
+    rewind: str | None = None,
+) -> Steering:
+    """What a request asks to be steered by, on behalf of who asks. Raises `InvalidRequest` for what does not go
+    together, and `UnsupportedFeature` if the model has no control runtime."""
+    form = None if constraint is None else parse(constraint)
     if name is None or not is_controlled(name):
         if argument is not None:
             raise InvalidRequest("controller_arg needs a controller", "controller_arg")
-        return None
-    if is_constrained:
+        return PLAIN if form is None else Steering(constraint=form)
+    if form is not None:
         raise InvalidRequest("a controller and a constraint were given; a request has one of them", "controller")
-    return wasm_controller(model, name, "" if argument is None else argument, identity)
+    controller = wasm_controller(model, name, "" if argument is None else argument, identity)
+    return Steering(controller, rewind=RewindPolicy(rewind or "hold"))
 
 
 def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Identity) -> WasmController:

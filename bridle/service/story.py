@@ -79,8 +79,9 @@ class Story:
         """Note that `request` is submitted to the engine, or several of which this is the first."""
         self.submitted = time.monotonic()
         self.sampling = request.sampling
-        self.adapter = self.adapter or request.adapter  # the client's name for it, which is not the engine's key
-        self.controller, self.constraint = names_of(request.controller)
+        self.adapter = self.adapter or request.adapter  # as the client calls it, which is not as the engine does
+        if request.controller is not None:
+            self.controller, self.constraint = names_of(request.controller)
         self.num_prompt = len(request.prompt) if num_prompt is None else num_prompt
 
     def note(self, events: Iterable[Event]) -> None:

@@ -219,10 +219,10 @@ def test_unknown_routes_and_methods(client: TestClient) -> None:
 
 
 def test_a_bug_is_a_500_in_the_same_shape(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: object) -> None:
+    def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("bridle.http.openai.completions.reserve", broken)
+    monkeypatch.setattr("bridle.service.serving.Serving.hold", broken)
     answer = client.post(COMPLETIONS, json={"prompt": "a"})
     error = error_of(answer, 500)
     assert error["code"] == "internal_error"

@@ -286,7 +286,7 @@ def test_errors_reach_the_client_readable(client: openai.OpenAI) -> None:
     assert isinstance(body, dict)
     assert body["code"] == "context_length_exceeded"
     assert body["param"] == "max_tokens"
-    assert "the prompt has 3 tokens; with max_tokens of 100000 that is 100003" in refused.value.message
+    assert "the prompt has 3 tokens, and with max_tokens of 100000 that is 100003" in refused.value.message
     with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served here"):
         client.chat.completions.create(model="gpt-4", messages=HI)  # type: ignore[list-item]
     with pytest.raises(openai.BadRequestError, match="temperature is 101"):

@@ -263,10 +263,10 @@ def test_one_line_tells_the_story_of_a_request(log: Callable[[], str]) -> None:
 def test_a_bug_leaves_its_traceback_in_the_log(log: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     configure_logs("json", "info")
 
-    def broken(*arguments: object) -> None:
+    def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("bridle.http.openai.completions.reserve", broken)
+    monkeypatch.setattr("bridle.service.serving.Serving.hold", broken)
     with local_client(fake_model()) as client:
         answer = client.post("/v1/completions", json={"prompt": "a"})
     (line,) = [json.loads(line) for line in log().splitlines() if "secret detail" in line]
@@ -285,10 +285,10 @@ def test_a_request_that_is_cut_at_the_end_is_no_failure(log: Callable[[], str]) 
 def test_a_traceback_on_a_terminal_shows_no_texts(log: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     configure_logs("console", "info")
 
-    def broken(*arguments: object) -> None:
+    def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("bridle.http.openai.completions.reserve", broken)
+    monkeypatch.setattr("bridle.service.serving.Serving.hold", broken)
     with local_client(fake_model()) as client:
         client.post("/v1/completions", json={"prompt": "a word of the client"})
     told = log()

@@ -39,8 +39,10 @@ def test_many_connections_may_be_open_and_collections_are_short() -> None:
 def test_what_a_crowd_leaves_of_the_heap_goes_back_once_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[int] = []
     registry = ModelRegistry()
-    state = HttpState(registry, HttpSettings(), Admission(), Metrics(registry))
-    monkeypatch.setattr("bridle.http.state.return_free_memory", lambda: returned.append(state.admission.num_requests))
+    state = HttpState(registry, Admission(), settings=HttpSettings(), metrics=Metrics(registry))
+    monkeypatch.setattr(
+        "bridle.service.serving.return_free_memory", lambda: returned.append(state.admission.num_requests)
+    )
 
     async def serve(count: int) -> None:
         tickets = [state.admission.admit() for _ in range(count)]

@@ -69,14 +69,13 @@ def test_methods_and_paths_that_there_are_not(path: str) -> None:
     ],
 )
 def test_a_bug(path: str, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: object) -> None:
+    def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(
         "bridle.http.transport.call._log", MagicMock()
     )  # without settings, tracebacks take it many seconds
-    for module in ("anthropic.routes", "tgi.routes", "openai.completions"):
-        monkeypatch.setattr(f"bridle.http.{module}.reserve", broken)
+    monkeypatch.setattr("bridle.service.serving.Serving.hold", broken)
     client = TestClient(create_app(ModelRegistry([fake_model()])), raise_server_exceptions=False)
     answer = client.post(path, json=body)
     assert answer.status_code == 500 and "secret" not in answer.text

@@ -13,16 +13,15 @@ import pytest
 from bridle.config import EngineConfig
 from bridle.engine.request import Request
 from bridle.http import HttpSettings
-from bridle.http.generation import Generation, Part
 from bridle.http.tgi.answer import Answer
 from bridle.http.tgi.plan import plan_of
 from bridle.http.tgi.schemas import Parameters
-from bridle.http.transport.call import Call
 from bridle.http.transport.sse import SseWriter
 from bridle.outputs import Event, Finished, FinishReason, Log, Logprob, PromptEvent, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
+from bridle.service.generation import Generation, Part
 from tests.http.harness import local_client, scripted_model, served, tokenizer
-from tests.service.fakes import fake_model
+from tests.service.fakes import fake_model, served_by
 
 REPLY = "Hello there, é and the end."
 
@@ -179,8 +178,9 @@ async def _streamed(events: list[list[Event]], **parameters: Any) -> list[dict[s
     """What a stream tells of a steered request with these events."""
     model = fake_model(lambda request: events)
     request = Request("r", (97, 98), SamplingParams(max_tokens=9, logprobs=0), controller=object())
-    call = Call(id="c", route="", method="POST", path="/generate_stream")
-    generation = Generation(model, call, [Part(0, "ab", request)])
+    serving = await served_by(model)
+    parts = [Part(0, request, text="ab")]
+    generation = Generation(model, model.name, serving.story, serving.ticket, serving.held, parts)
     answer = Answer(generation, plan_of(Parameters(details=True, **parameters), is_stream=True), "ab")
     told: list[bytes] = []
 

@@ -6,19 +6,19 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fastapi import Request
 
 from bridle.aici.protocol import Auth
 from bridle.errors import InvalidRequest
-from bridle.http.control import steering_of
+from bridle.http.openai.constraint import constraint_of
 from bridle.http.openai.schemas import SamplingFields
 from bridle.lmtp.messages import Generate
-from bridle.lmtp.server.requests import generate_request
+from bridle.lmtp.server.requests import generation_of
 from bridle.service.control import upload_module
 from bridle.service.keys import Identity
 from tests.aici.guests import END, TRAP, by_branch, force, guest2, result, say, splice
 from tests.http.controlled import ENDLESS, controlled_model, ids, lent, pick
 from tests.lmtp.harness import Object, Setup, running
+from tests.service.fakes import served_by
 
 REWINDING = guest2([force(ids("wrong")), pick("!"), force(ids("right"), backtrack=1 + len(ids("wrong"))), END])
 FORKING = guest2(
@@ -125,7 +125,8 @@ async def test_an_unknown_controller(setup: Setup) -> None:
 
 async def engine_request(model: Any, **fields: Any) -> Any:
     asked = Generate(stream_id=1, model=model.name, prompt=(1, 2), **fields)
-    return await generate_request(model, asked, (), Identity("ann", False), None)
+    generation = await generation_of(await served_by(model, Identity("ann", False)), asked, ())
+    return generation.parts[0].request
 
 
 @pytest.mark.parametrize(
@@ -146,8 +147,8 @@ async def test_a_controller_decides_when_its_output_ends(model: Any, fields: Any
 @pytest.mark.parametrize("argument", [None, "text", {"a": [1, 2], "é": None}, [1.5, True]])
 async def test_an_argument_is_the_same_text_as_over_http(model: Any, argument: Any) -> None:
     fields = SamplingFields(controller="some", controller_arg=argument)
-    request = Request({"type": "http", "state": {"identity": Identity("ann", False)}})
-    over_http = steering_of(fields, request, model).controller
+    serving = await served_by(model, Identity("ann", False))
+    over_http = serving.steering(fields.controller, fields.controller_arg, constraint_of(fields)).controller
     assert (await engine_request(model, controller="some", controller_arg=argument)).controller == over_http
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,10 @@ from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest
 from bridle.outputs import Event, Finished, FinishReason, Forked, Logprob, PromptEvent, TokenEvent, Usage
-from bridle.service import LoadedModel
+from bridle.service import Admission, LoadedModel, ModelRegistry
+from bridle.service.keys import Identity
+from bridle.service.serving import Host, Serving
+from bridle.service.story import Story
 
 EOS = 256
 VOCAB_SIZE = 260
@@ -182,3 +186,11 @@ def fake_model(script: Script | None = None, name: str = "fake", **options: Any)
     client: Any = FakeClient(script or say("hello"), **options)
     tokenizer: Any = ByteTokenizer()
     return LoadedModel(name, client, tokenizer, created=1_700_000_000, shutdown=client.close)
+
+
+async def served_by(model: LoadedModel, identity: Identity | None = None) -> Serving:
+    """A call that holds a model, and a place."""
+    host = Host(ModelRegistry([model]), Admission())
+    serving = Serving(host, Story(id="c", identity=identity), ExitStack())
+    await serving.hold(None)
+    return serving

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+from bridle.outputs import ChatMessage, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +69,8 @@ class ToolReader(Protocol):
 
 
 @dataclass(slots=True)
-class Call:
-    """A whole call; `arguments` is JSON text."""
-
-    name: str
-    id: str
-    arguments: str = ""
-
-
-@dataclass(slots=True)
-class Found:
+class Found(ChatMessage):
     """Pieces put together."""
-
-    thoughts: str = ""
-    content: str = ""
-    calls: list[Call] = field(default_factory=list)
 
     def add(self, pieces: Iterable[Piece]) -> Found:
         for piece in pieces:
@@ -91,7 +80,7 @@ class Found:
                 case Content():
                     self.content += piece.text
                 case CallBegun():
-                    self.calls.append(Call(piece.name, piece.id))
+                    self.calls.append(ToolCall(piece.name, piece.id))
                 case CallArguments():
                     self.calls[piece.number].arguments += piece.text
         return self

@@ -14,10 +14,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from bridle.errors import UnknownModel, UnsupportedFeature
 from bridle.http.errors import json_response
-from bridle.http.models import hold_model, load_adapter
-from bridle.http.state import http_state
+from bridle.http.state import borrow, http_state
 from bridle.http.transport.identity import check_admin, identity_of
 from bridle.http.transport.json_body import BoundedRoute
+from bridle.http.transport.sse import run_while_connected
 from bridle.service import LoadedModel
 from bridle.service.slot import Slot
 
@@ -75,8 +75,8 @@ async def adapters(request: Request, model: str | None = None) -> Response:
 @router.post("/v1/adapters", summary="Load a LoRA adapter (admins)")
 async def load(body: AdapterBody, request: Request) -> Response:
     check_admin(request)
-    held = await hold_model(request, body.model)
-    await load_adapter(request, held, body.name, body.source or body.name, body.revision)
+    held = await borrow(request, body.model)
+    await _load(request, held, body.name, body.source or body.name, body.revision)
     return json_response(_row(http_state(request).registry.slot_of(held.name), body.name, request), 201)
 
 
@@ -101,8 +101,8 @@ async def load_lora_adapter(body: LoadBody, request: Request) -> Response:
     check_admin(request)
     if body.load_inplace:
         raise UnsupportedFeature("load_inplace is true; unload the adapter, then load the other one", "load_inplace")
-    held = await hold_model(request, body.base_model_name)
-    await load_adapter(request, held, body.lora_name, body.lora_path)
+    held = await borrow(request, body.base_model_name)
+    await _load(request, held, body.lora_name, body.lora_path)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
@@ -117,11 +117,18 @@ async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
     """The model whose adapter is meant: the one that the request names, the one that has the adapter, or else the
     default."""
     if model is not None:
-        return await hold_model(request, model)
+        return await borrow(request, model)
     try:
-        return await hold_model(request, name)
+        return await borrow(request, name)
     except UnknownModel:
-        return await hold_model(request, None)
+        return await borrow(request, None)
+
+
+async def _load(request: Request, model: LoadedModel, name: str, source: str, revision: str | None = None) -> None:
+    """Load a new adapter of a model. Raises what is wrong with it."""
+    http = http_state(request)
+    http.check_open()
+    await run_while_connected(request.receive, http.registry.adapters.load(model, name, source, revision))
 
 
 def _row(slot: Slot, name: str, request: Request) -> dict[str, Any]:

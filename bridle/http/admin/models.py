@@ -11,8 +11,7 @@ from starlette.responses import Response
 from bridle.errors import ModelUnavailable
 from bridle.http.anthropic.models import anthropic_list, anthropic_row, is_anthropic
 from bridle.http.errors import error_response, json_response
-from bridle.http.models import hold_model
-from bridle.http.state import HttpState, http_state
+from bridle.http.state import HttpState, borrow, http_state
 from bridle.http.transport.identity import check_admin
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.service import ModelState
@@ -43,7 +42,7 @@ async def models(request: Request) -> Response:
 @router.post("/v1/models/load", summary="Load a model and keep it (admins)")
 async def load(body: ModelBody, request: Request) -> Response:
     check_admin(request)
-    await hold_model(request, body.model)
+    await borrow(request, body.model)
     return json_response(_row(http_state(request), body.model))
 
 

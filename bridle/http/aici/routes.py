@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -17,8 +17,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from bridle.engine.client import EventStream
-from bridle.engine.request import Request as EngineRequest
 from bridle.errors import (
     BridleError,
     ControllerUnavailable,
@@ -30,20 +28,19 @@ from bridle.errors import (
     UnsupportedFeature,
 )
 from bridle.http.aici.shapes import RunShaper, initial_run
-from bridle.http.errors import RefusedBody, error_body, json_response, status_of
-from bridle.http.generation import reserve
-from bridle.http.models import hold, hold_model
-from bridle.http.state import HttpState, http_state
-from bridle.http.terms import take_terms
-from bridle.http.transport.call import Call, call_of
+from bridle.http.errors import RefusedBody, error_body, json_response, retry_headers, status_of
+from bridle.http.state import HttpState, http_state, serving_of
+from bridle.http.transport.call import call_of
 from bridle.http.transport.content_coding import check_plain
 from bridle.http.transport.identity import identity_of
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
-from bridle.outputs import Event, Finished, FinishReason
+from bridle.outputs import Event, Finished
 from bridle.sampling import SamplingParams
-from bridle.service import LoadedModel, build_request, list_tags, tag_module, tokenize, upload_module
-from bridle.service.steering import MAX_NAME_CHARS, NO_CONTROLLER, auth_of, control_of, ignores_eos, wasm_controller
+from bridle.service import LoadedModel, list_tags, tag_module, upload_module
+from bridle.service.generation import Generation, Part
+from bridle.service.serving import Serving
+from bridle.service.steering import MAX_NAME_CHARS, auth_of, control_of, ignores_eos, is_controlled
 from bridle.shown import public_text
 
 if TYPE_CHECKING:
@@ -130,84 +127,38 @@ async def set_tags(body: TagsBody, request: Request) -> Response:
 
 @router.post("/v1/run", summary="Run a controller")
 async def run(body: RunBody, request: Request) -> Response:
-    http, call = http_state(request), call_of(request.scope)
     try:
-        take_terms(body, request)
-        model, adapter = await hold(request, body.model, body.adapter)
-        ticket = reserve(http, call, model, 1, 1)
-        engine_request = ticket.seat(await _engine_request(body, request, model, adapter))
-        call.submit(engine_request)
-        stream = model.client.submit(engine_request)
-        call.resources.callback(stream.cancel)
-        running = _Run(stream, RunShaper(engine_request), call)
-        await run_while_connected(request.receive, running.begin())
+        generation = await run_while_connected(request.receive, _begin(body, serving_of(request)))
     except BridleError as error:
-        call.error = error
+        call_of(request.scope).error = error
         return _error(error)
+    shaper = RunShaper(generation.parts[0])
 
     async def produce(writer: SseWriter) -> None:
-        await writer.send(initial_run(str(uuid.uuid4()), adapter or model.name))
-        async for item in running.items():
-            await writer.send(item)
+        async def sink(part: Part, events: list[Event]) -> None:
+            await writer.send(shaper.take(events))
+
+        await writer.send(initial_run(str(uuid.uuid4()), generation.served_name))
+        await generation.run(sink, tells_failures=True)
         writer.end()
 
-    return SseResponse(produce, http.settings)
+    return SseResponse(produce, http_state(request).settings)
 
 
-class _Run:
-    """A submitted request. Its first events are awaited before the response begins, so that the status code can report
-    a controller that is unavailable."""
-
-    def __init__(self, stream: EventStream, shaper: RunShaper, call: Call) -> None:
-        self._shaper = shaper
-        self._call = call
-        self._batches = aiter(stream)
-        self._first: list[Event] = []
-
-    async def begin(self) -> None:
-        """Wait for the first events. Raises the error of a bad request, or of a missing runtime."""
-        self._first = await anext(self._batches)
-        for event in self._first:
-            if isinstance(event, Finished) and isinstance(event.error, _REFUSALS):
-                raise event.error
-
-    async def items(self) -> AsyncIterator[dict[str, Any]]:
-        """A `run` item for each batch of events."""
-        try:
-            yield self._take(self._first)
-            async for events in self._batches:
-                yield self._take(events)
-        finally:
-            output = self._shaper.collector.output
-            self._call.usage = output.usage
-            reasons = [each.finish_reason or FinishReason.CANCELLED for each in output.outputs]
-            self._call.finish = [reason.value for reason in reasons]
-
-    def _take(self, events: list[Event]) -> dict[str, Any]:
-        self._call.note(events)
-        return self._shaper.take(events)
-
-
-async def _engine_request(body: RunBody, request: Request, model: LoadedModel, adapter: str | None) -> EngineRequest:
-    settings = http_state(request).settings
-    is_plain = body.controller == NO_CONTROLLER
+async def _begin(body: RunBody, serving: Serving) -> Generation:
+    """A run whose first events are there, so that a controller that cannot be had is told by the status code."""
+    sampling = body.sampling()
+    model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
+    is_plain = not is_controlled(body.controller)
     prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
-    identity = identity_of(request)
-    controller = None if is_plain else wasm_controller(model, body.controller, body.controller_arg, identity)
-    tokens = await tokenize(model, prompt) if prompt else _empty_prompt(model)
-    call = call_of(request.scope)
-    return build_request(
-        model,
-        tokens,
-        body.sampling(),
-        request_id=call.id,
-        controller=controller,
-        adapter=adapter,
-        timeout=settings.request_timeout,
-        tenant=identity.user,
-        terms=call.terms,
-        metadata=call.metadata,
-    )
+    argument = "null" if body.controller_arg is None else body.controller_arg  # the field is there, so it says null
+    steering = serving.steering(body.controller, None if is_plain else argument, rewind="mark")
+    tokens = await serving.tokens([prompt]) if prompt else [_empty_prompt(model)]
+    generation = await serving.prepare(tokens, sampling, steering)
+    for event in await generation.begin():
+        if isinstance(event, Finished) and isinstance(event.error, _REFUSALS):
+            raise event.error
+    return generation
 
 
 def _empty_prompt(model: LoadedModel) -> tuple[int, ...]:
@@ -226,7 +177,8 @@ async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[
     http, call = http_state(request), call_of(request.scope)
     try:
         http.check_open()
-        control = control_of(await hold_model(request, request.query_params.get("model")))
+        # Nobody watches whether the client stays: that would take the module that is still to be read for its words.
+        control = control_of(await serving_of(request).borrow(request.query_params.get("model")))
         call.resources.enter_context(http.admission.admit(user=identity_of(request).user))
         data = await work(control)
     except (Overloaded, EngineClosed, ControllerUnavailable, ModelUnavailable) as error:
@@ -303,5 +255,5 @@ def _error(error: BridleError, status: int | None = None) -> Response:
         status = 501
     elif isinstance(error, ControllerUnavailable):
         status = 500
-    headers = {"Retry-After": str(max(round(error.retry_after), 1))} if isinstance(error, Overloaded) else None
+    headers = retry_headers(error)
     return json_response({"message": public_text(error), **error_body(error)}, status or status_of(error)[0], headers)

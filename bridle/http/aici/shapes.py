@@ -11,11 +11,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridle.engine.request import Request
 from bridle.errors import ControllerDeadlock
-from bridle.http.notes import NoteReader
 from bridle.outputs import Event, Finished, FinishReason, Forked, PromptEvent, Rewind, TokenEvent
-from bridle.service import DeltaReader, OutputCollector, RewindPolicy, split_at_rewinds
+from bridle.service.generation import Part
+from bridle.service.notes import Note
 
 _REASONS = {
     FinishReason.STOP: "eos",
@@ -75,29 +74,24 @@ class _Fork:
 
 
 class RunShaper:
-    """Turns a request's events into `run` items."""
+    """Turns the events of a part into `run` items."""
 
-    def __init__(self, request: Request) -> None:
-        self.collector = OutputCollector(request, None)
-        self._reader = DeltaReader(self.collector, RewindPolicy.MARK)
-        self._notes = NoteReader()
+    def __init__(self, part: Part) -> None:
+        self._part = part
         self._usage = RunUsage()
         self._forks: dict[int, _Fork] = {0: _Fork()}
 
     def take(self, events: list[Event]) -> dict[str, Any]:
-        """The `run` item that reports these events."""
-        self._notes.add(events)
-        for piece in split_at_rewinds(events):
-            self.collector.add(piece)
-            for event in piece:
-                self._usage.note(event)
-                self._note(event)
-            for delta in self._reader.take():
-                fork = self._forks.setdefault(delta.index, _Fork())
-                fork.text += delta.text
-                fork.was_rewound |= delta.taken_tokens > 0
-                if delta.is_last and fork.was_rewound:
-                    fork.final_text = self.collector.growing[delta.index].output.text
+        """One `run` item that tells of these events."""
+        for event in events:
+            self._usage.note(event)
+            self._note(event)
+        for delta in self._part.reader.take():
+            fork = self._forks.setdefault(delta.index, _Fork())
+            fork.text += delta.text
+            fork.was_rewound |= delta.taken_tokens > 0
+            if delta.is_last and fork.was_rewound:
+                fork.final_text = self._part.collector.growing[delta.index].output.text
         return {
             "object": "run",
             "forks": [self._shape(index) for index in sorted(self._forks)],
@@ -113,7 +107,7 @@ class RunShaper:
                 fork.error = str(event.error)
 
     def _shape(self, index: int) -> dict[str, Any]:
-        fork, note = self._forks[index], self._notes.take(index)
+        fork, note = self._forks[index], self._part.note(index) or Note()
         self._forks[index] = _Fork(reason=fork.reason, was_rewound=fork.was_rewound)
         if fork.error:
             note.log(f"{fork.error}\n" if note.logs.endswith("\n") or not note.logs else f"\n{fork.error}\n")

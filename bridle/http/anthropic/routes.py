@@ -8,21 +8,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.chat.tools.pieces import Found
+from bridle.chat.turn import Turn, TurnReader
 from bridle.http.anthropic.errors import AnthropicRoute, anthropic_body
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.anthropic.shapes import BlockWriter, blocks, stop_fields, usage_fields
 from bridle.http.errors import json_response
-from bridle.http.generation import Generation, Part, reserve
-from bridle.http.models import hold, hold_model
-from bridle.http.openai.turn import Turn, TurnReader, plan_turn, prepare_turn
-from bridle.http.state import http_state
-from bridle.http.terms import take_terms
+from bridle.http.openai.chat import turn_of
+from bridle.http.state import http_state, serving_of
 from bridle.http.transport.call import call_of
 from bridle.http.transport.named_events import send_events, with_last_event
 from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
 from bridle.outputs import Usage
-from bridle.service import LoadedModel
+from bridle.service.generation import Generation, Part
+from bridle.service.serving import Serving
 
 #: The header that says how many tokens an answer may have, if that is less than was asked for.
 CAP_HEADER = "x-max-tokens"
@@ -32,39 +30,41 @@ router = APIRouter(route_class=AnthropicRoute)
 
 @router.post("/v1/messages", summary="Answer in a conversation (Anthropic's API)")
 async def messages(body: MessagesBody, request: Request) -> Response:
-    http, call = http_state(request), call_of(request.scope)
-    take_terms(body, request)
-    served = await hold(request, body.model, body.adapter)
-    chat, prefill = body.to_chat(served.model.name)
-    sampling = chat.sampling(max_tokens=body.max_tokens)
-    ticket = reserve(http, call, served.model, 1, 1)
-    turn = await plan_turn(chat, request, served.model, sampling, prefill)
-    turn, said = _capped(turn, served.model)
-    generation = await prepare_turn(turn, request, served, ticket)
-    answer = _Answer(generation, turn, call.id)
-    if body.stream:
-        response = SseResponse(with_last_event(answer.stream, call, anthropic_body), http.settings)
-        response.headers.update(said)
-        return response
-    await run_while_connected(request.receive, generation.run())
-    return json_response(answer.whole(), headers=said)
+    answer = await run_while_connected(request.receive, _answer(body, serving_of(request)))
+    if not body.stream:
+        return json_response(answer.whole(), headers=answer.headers)
+    produce = with_last_event(answer.stream, call_of(request.scope), anthropic_body)
+    response = SseResponse(produce, http_state(request).settings)
+    response.headers.update(answer.headers)
+    return response
+
+
+async def _answer(body: MessagesBody, serving: Serving) -> _Answer:
+    """What a call is answered with; all of it unless it streams."""
+    turn, headers = _capped(await _turn(body, serving), serving.model.max_sequence_tokens)
+    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering)
+    if not body.stream:
+        await generation.run()
+    return _Answer(generation, turn, headers)
+
+
+async def _turn(body: MessagesBody, serving: Serving) -> Turn:
+    model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
+    chat, prefill = body.to_chat(model.name)
+    return await turn_of(chat, serving, chat.sampling(max_tokens=body.max_tokens), prefill)
 
 
 @router.post("/v1/messages/count_tokens", summary="How many tokens a message would have (Anthropic's API)")
 async def count_tokens(body: MessagesBody, request: Request) -> Response:
-    http, call = http_state(request), call_of(request.scope)
-    model = await hold_model(request, body.model)
     body.max_tokens = body.max_tokens or 1  # nothing is generated
-    chat, prefill = body.to_chat(model.name)
-    reserve(http, call, model, 1, 1)
-    turn = await plan_turn(chat, request, model, chat.sampling(max_tokens=body.max_tokens), prefill)
+    turn = await run_while_connected(request.receive, _turn(body, serving_of(request)))
     return json_response({"input_tokens": len(turn.prompt)})
 
 
-def _capped(turn: Turn, model: LoadedModel) -> tuple[Turn, dict[str, str]]:
-    """The turn with no more `max_tokens` than the context leaves, and the header that says so. These clients must send
-    a number, and most send the same one to every model."""
-    room, asked = model.max_sequence_tokens - len(turn.prompt), turn.sampling.max_tokens
+def _capped(turn: Turn, limit: int) -> tuple[Turn, dict[str, str]]:
+    """The turn with no more `max_tokens` than the context leaves, and the header that says so. These clients must say a
+    number, and most send the same one to every model."""
+    room, asked = limit - len(turn.prompt), turn.sampling.max_tokens
     if room < 1 or asked is None or asked <= room:
         return turn, {}
     return replace(turn, sampling=turn.sampling.with_(max_tokens=room)), {CAP_HEADER: str(room)}
@@ -76,7 +76,7 @@ class _Answer:
 
     generation: Generation
     turn: Turn
-    call_id: str
+    headers: dict[str, str]
     _reader: TurnReader = field(init=False)
     _blocks: BlockWriter = field(default_factory=BlockWriter)
 
@@ -86,7 +86,7 @@ class _Answer:
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
         output = self.generation.parts[0].outputs[0]
-        found = Found().add(self.turn.reader(is_whole=True).push(output.text, is_last=True))
+        found = self.turn.message(output.text)
         message = self._message(blocks(found), self.generation.usage)
         return message | stop_fields(output, bool(found.calls)) | self._note_fields()
 
@@ -95,9 +95,9 @@ class _Answer:
         (part,) = self.generation.parts
         has_begun = False
 
-        async def sink(part: Part) -> None:
+        async def sink(part: Part, batch: object) -> None:
             nonlocal has_begun
-            events = []
+            events: list[dict[str, Any]] = []
             if not has_begun and part.collector.has_prompt:
                 has_begun = True
                 events.append({"type": "message_start", "message": self._message([], self.generation.usage)})
@@ -117,14 +117,14 @@ class _Answer:
 
     def _note_fields(self) -> dict[str, Any]:
         """Logs and variables of a controller."""
-        return self.generation.parts[0].notes.take(0).fields()
+        return self.generation.parts[0].note_fields(0)
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
         return usage_fields(usage, self.turn.num_thinking(self.generation.parts[0].outputs[0].token_ids))
 
     def _message(self, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         return {
-            "id": f"msg_{self.call_id}",
+            "id": f"msg_{self.generation.story.id}",
             "type": "message",
             "role": "assistant",
             "model": self.generation.served_name,

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Found, Piece, Thought
+from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Piece, Thought
 from bridle.http.openai.shapes import usage_shape
-from bridle.outputs import CompletionOutput, FinishReason, Usage
+from bridle.outputs import ChatMessage, CompletionOutput, FinishReason, Usage
 
 Event = dict[str, Any]
 
 
-def blocks(found: Found) -> list[dict[str, Any]]:
+def blocks(found: ChatMessage) -> list[dict[str, Any]]:
     """The blocks of a whole answer."""
     made: list[dict[str, Any]] = []
     if found.thoughts:

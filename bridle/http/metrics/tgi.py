@@ -84,8 +84,8 @@ class TgiMetrics:
             self._durations[name].observe(value)
         self._lengths["input_length"].observe(call.usage.prompt_tokens)
         self._lengths["generated_tokens"].observe(num_output)
-        if call.max_new_tokens is not None:
-            self._lengths["max_new_tokens"].observe(call.max_new_tokens)
+        if call.sampling is not None and call.sampling.max_tokens is not None:
+            self._lengths["max_new_tokens"].observe(call.sampling.max_tokens)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"tgi_request_{name}", text, buckets=buckets, registry=self._registry)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Found, Piece, Thought
+from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Piece, Thought
+from bridle.chat.turn import Turn, TurnReader, plan_turn
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
-from bridle.http.generation import Generation, Part, reserve
-from bridle.http.models import hold
-from bridle.http.notes import Note
+from bridle.http.openai.constraint import constraint_of
 from bridle.http.openai.logprobs import chat_logprobs
 from bridle.http.openai.native_chunks import is_native_client, native_chunks
 from bridle.http.openai.schemas import ChatBody
 from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
-from bridle.http.openai.turn import Turn, TurnReader, plan_turn, prepare_turn
-from bridle.http.state import http_state
-from bridle.http.terms import take_terms
-from bridle.http.transport.call import call_of
+from bridle.http.state import http_state, serving_of
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
-from bridle.service import Delta
+from bridle.service import Delta, RewindPolicy
+from bridle.service.generation import Generation, Part
+from bridle.service.notes import Note
+from bridle.service.serving import Serving
 from bridle.shown import shown
 
 _UNKEPT = {
@@ -42,20 +42,35 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.post("/v1/chat/completions", summary="Answer in a conversation")
 async def chat_completions(body: ChatBody, request: Request) -> Response:
-    http, call = http_state(request), call_of(request.scope)
-    take_terms(body, request)
-    served = await hold(request, body.model, body.adapter)
-    _check_promises(body, served.model.name)
+    serving = serving_of(request)
+    answer = await run_while_connected(request.receive, _answer(body, serving))
+    return SseResponse(answer.stream, http_state(request).settings) if body.stream else json_response(answer.whole())
+
+
+async def _answer(body: ChatBody, serving: Serving) -> _Answer:
+    """What a call is answered with; all of it unless it streams."""
     sampling = _sampling(body)
-    ticket = reserve(http, call, served.model, 1, sampling.n)
-    turn = await plan_turn(body, request, served.model, sampling, tells_rewinds=True)
-    generation = await prepare_turn(turn, request, served, ticket, body.wants_resuming)
-    is_native = is_native_client(body)
-    answer = _Answer(generation, turn, call.id, body.top_logprobs or 0, body.wants_stream_usage, is_native)
-    if body.stream:
-        return SseResponse(answer.stream, http.settings)
-    await run_while_connected(request.receive, generation.run())
-    return json_response(answer.whole())
+    model = await serving.hold(body.model, body.adapter, n=sampling.n, priority=body.priority, deadline=body.deadline)
+    _check_promises(body, model.name)
+    turn = await turn_of(body, serving, sampling, tells_rewinds=True)
+    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, tell_resuming=body.wants_resuming)
+    if not body.stream:
+        await generation.run()
+    return _Answer(generation, turn, body)
+
+
+async def turn_of(
+    body: ChatBody, serving: Serving, sampling: SamplingParams, prefill: str = "", tells_rewinds: bool = False
+) -> Turn:
+    """The turn that a body asks for. The answer goes on after `prefill`; `tells_rewinds` says whether streams of this
+    route have a word for text that is taken back. Raises `InvalidRequest` that names the field."""
+    steering = serving.steering(body.controller, body.controller_arg, constraint_of(body), body.rewind)
+    async with serving.story.terms.bounded("its prompt was made"):
+        turn = await plan_turn(serving.model, body.conversation(prefill), sampling, steering)
+    if body.stream and steering.rewind is not RewindPolicy.HOLD and (turn.format is not None or not tells_rewinds):
+        where = "with tools" if tells_rewinds else "in streams of this route"
+        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
+    return turn
 
 
 def _check_promises(body: ChatBody, model: str) -> None:
@@ -84,41 +99,38 @@ class _Answer:
 
     generation: Generation
     turn: Turn
-    call_id: str
-    num_top: int
-    wants_usage: bool
-    is_native: bool = False
-    created: int = field(default_factory=lambda: int(time.time()))
+    body: ChatBody
+    created: int = field(init=False)
     _readers: dict[int, TurnReader] = field(default_factory=dict)
     _numbers: ChoiceNumbers = field(init=False)
 
     def __post_init__(self) -> None:
-        parts = self.generation.parts
-        self._numbers = ChoiceNumbers(len(parts), 1 if parts[0].is_steered else parts[0].request.sampling.n)
+        self.created, parts = int(time.time()), self.generation.parts
+        self._numbers = ChoiceNumbers(parts, parts[0].request.sampling.n)
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
         choices = [self._choice(part, output) for part in self.generation.parts for output in part.outputs]
-        choices.sort(key=lambda choice: int(choice["index"]))
+        choices.sort(key=itemgetter("index"))
         return self._envelope("chat.completion", choices) | {"usage": self._usage()}
 
     async def stream(self, writer: SseWriter) -> None:
         """The chunks of a call that streams."""
+        is_native = is_native_client(self.body)
+        convert = native_chunks() if is_native else None
 
-        convert = native_chunks() if self.is_native else None
-
-        async def sink(part: Part) -> None:
+        async def sink(part: Part, events: object) -> None:
             chunks = [chunk for delta, note in part.take() for chunk in self._chunks(part, delta, note)]
             await writer.send(*(map(convert, chunks) if convert else chunks))
 
         await self.generation.run(sink)
-        if self.is_native:
+        if is_native:
             return
         counts = self._envelope("chat.completion.chunk", []) | {"usage": self._usage()}
-        writer.end(*([counts] if self.wants_usage else ()))
+        writer.end(*([counts] if self.body.wants_stream_usage else ()))
 
     def _choice(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
-        found = Found().add(self.turn.reader(is_whole=True).push(output.text, is_last=True))
+        found = self.turn.message(output.text)
         message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
         if found.thoughts:
             message["reasoning_content"] = found.thoughts
@@ -126,23 +138,23 @@ class _Answer:
             message["content"] = found.content or None
             message["tool_calls"] = [_call_shape(call.id, call.name, call.arguments) for call in found.calls]
         return {
-            "index": self._numbers.of(part.number, output.index),
+            "index": self._numbers.of(part, output.index),
             "message": message,
             "logprobs": self._logprobs(part, tuple(output.token_ids), output.logprobs),
             "finish_reason": _finish(output, bool(found.calls)),
             "stop_reason": output.stop_reason,
-            **self._note_fields(part, part.notes.take(output.index)),
+            **self._numbers.fields(part, part.note(output.index)),
             "seed": part.request.sampling.seed,
         }
 
-    def _chunks(self, part: Part, delta: Delta, note: Note) -> list[dict[str, Any]]:
-        """The chunks of a delta. The first chunk of a choice carries its role, the last one how it ended."""
-        index = self._numbers.of(part.number, delta.index)
+    def _chunks(self, part: Part, delta: Delta, note: Note | None) -> list[dict[str, Any]]:
+        """The first chunk of a choice carries its role, the last one how it ended."""
+        index = self._numbers.of(part, delta.index)
         if index not in self._readers:
             self._readers[index] = self.turn.reader()
         reader = self._readers[index]
         chunks = [self._chunk(index, {"role": "assistant", "content": ""})] if delta.is_first else []
-        extra = rewind_fields(delta, part.policy) | self._note_fields(part, note)
+        extra = rewind_fields(delta, part.policy) | self._numbers.fields(part, note)
         logprobs = self._logprobs(part, delta.tokens, list(delta.logprobs)) if delta.tokens else None
         shapes = [_delta_shape(piece) for piece in reader.push(delta.text, delta.is_last)]
         if not shapes and (extra or logprobs):
@@ -156,7 +168,7 @@ class _Answer:
 
     def _last_chunk(self, part: Part, index: int, has_calls: bool) -> dict[str, Any]:
         output = part.collector.growing[index].output
-        chunk = self._chunk(self._numbers.of(part.number, index), {})
+        chunk = self._chunk(self._numbers.of(part, index), {})
         chunk["choices"][0] |= {
             "finish_reason": _finish(output, has_calls),
             "stop_reason": output.stop_reason,
@@ -173,13 +185,7 @@ class _Answer:
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None} | (extra or {})
         chunk = self._envelope("chat.completion.chunk", [choice])
-        return chunk | {"usage": None} if self.wants_usage else chunk
-
-    def _note_fields(self, part: Part, note: Note) -> dict[str, Any]:
-        """Logs, variables, and which choice this one was forked from."""
-        if note.parent is None or not part.is_steered:
-            return note.fields()
-        return {"forked_from": self._numbers.of(part.number, note.parent)} | note.fields()
+        return chunk | {"usage": None} if self.body.wants_stream_usage else chunk
 
     def _usage(self) -> dict[str, Any]:
         outputs = [output for part in self.generation.parts for output in part.outputs]
@@ -188,11 +194,11 @@ class _Answer:
     def _logprobs(self, part: Part, tokens: tuple[int, ...], entries: list[Any] | None) -> dict[str, Any] | None:
         if entries is None or part.request.sampling.logprobs is None:
             return None
-        return chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.num_top)
+        return chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.body.top_logprobs or 0)
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": f"chatcmpl-{self.call_id}",
+            "id": f"chatcmpl-{self.generation.story.id}",
             "object": kind,
             "created": self.created,
             "system_fingerprint": SYSTEM_FINGERPRINT,

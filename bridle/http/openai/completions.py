@@ -10,23 +10,21 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.http.control import Steering, steering_of
 from bridle.http.errors import json_response
-from bridle.http.generation import Generation, Part, prepare, reserve
-from bridle.http.models import hold
-from bridle.http.notes import Note
+from bridle.http.openai.constraint import constraint_of
 from bridle.http.openai.logprobs import CompletionLogprobs
 from bridle.http.openai.schemas import CompletionBody
 from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
-from bridle.http.state import http_state
-from bridle.http.terms import take_terms
-from bridle.http.transport.call import call_of
-from bridle.http.transport.identity import identity_of
+from bridle.http.state import http_state, serving_of
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
-from bridle.service import Delta, LoadedModel, RewindPolicy, best_outputs
+from bridle.service import Delta, RewindPolicy, best_outputs
+from bridle.service.generation import Generation, Part
+from bridle.service.notes import Note
+from bridle.service.serving import Serving
+from bridle.service.steering import Steering
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -35,22 +33,32 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.post("/v1/completions", summary="Continue a text")
 async def completions(body: CompletionBody, request: Request) -> Response:
-    http, call = http_state(request), call_of(request.scope)
-    take_terms(body, request)
-    model, adapter = await hold(request, body.model, body.adapter)
-    plan = _plan(body, model)
-    steering = steering_of(body, request, model)
-    _check_steering(body, plan, steering)
-    ticket = reserve(http, call, model, len(body.prompt), plan.sampling.n)
-    tenant = identity_of(request).user
-    generation = await prepare(
-        http, call, model, ticket, body.prompt, plan.sampling, tenant, steering, adapter, body.wants_resuming
+    answer = await run_while_connected(request.receive, _answer(body, serving_of(request)))
+    return SseResponse(answer.stream, http_state(request).settings) if body.stream else json_response(answer.whole())
+
+
+async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
+    """What a call is answered with; all of it unless it streams."""
+    plan = _plan(body)
+    model = await serving.hold(
+        body.model,
+        body.adapter,
+        num_prompts=len(body.prompt),
+        n=plan.sampling.n,
+        priority=body.priority,
+        deadline=body.deadline,
     )
-    answer = _Answer(generation, plan, call.id)
-    if body.stream:
-        return SseResponse(answer.stream, http.settings)
-    await run_while_connected(request.receive, generation.run())
-    return json_response(answer.whole())
+    if body.suffix:
+        raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
+    steering = serving.steering(body.controller, body.controller_arg, constraint_of(body), body.rewind)
+    _check_steering(body, plan, steering)
+    tokens = await serving.tokens(body.prompt)
+    generation = await serving.prepare(
+        tokens, plan.sampling, steering, texts=body.prompt, tell_resuming=body.wants_resuming
+    )
+    if not body.stream:
+        await generation.run()
+    return _Answer(generation, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +72,7 @@ class _Plan:
     wants_usage: bool
 
 
-def _plan(body: CompletionBody, model: LoadedModel) -> _Plan:
-    if body.suffix:
-        raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
+def _plan(body: CompletionBody) -> _Plan:
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     is_scoring = bool(body.echo) and max_tokens == 0
     prompt_logprobs = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None
@@ -102,14 +108,12 @@ class _Answer:
 
     generation: Generation
     plan: _Plan
-    call_id: str
     created: int = field(default_factory=lambda: int(time.time()))
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
     _numbers: ChoiceNumbers = field(init=False)
 
     def __post_init__(self) -> None:
-        per_part = 1 if self.generation.parts[0].is_steered else self.plan.num_wanted
-        self._numbers = ChoiceNumbers(len(self.generation.parts), per_part)
+        self._numbers = ChoiceNumbers(self.generation.parts, self.plan.num_wanted)
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
@@ -125,7 +129,7 @@ class _Answer:
     async def stream(self, writer: SseWriter) -> None:
         """The chunks of a call that streams."""
 
-        async def sink(part: Part) -> None:
+        async def sink(part: Part, events: object) -> None:
             chunks = [self._chunk(part, delta, note) for delta, note in part.take()]
             await writer.send(*(chunk for chunk in chunks if chunk is not None))
 
@@ -135,17 +139,17 @@ class _Answer:
     def _choice(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
         delta = Delta(0, output.text, tuple(output.token_ids), tuple(output.logprobs or ()), is_first=True)
         shape = CompletionLogprobs(self.generation.model.tokenizer)
-        choice = {"index": self._numbers.of(part.number, output.index)} | self._content(part, delta, shape)
+        choice = {"index": self._numbers.of(part, output.index)} | self._content(part, delta, shape)
         choice |= {"finish_reason": finish_reason(output), "stop_reason": output.stop_reason}
-        choice |= self._note_fields(part, part.notes.take(output.index))
+        choice |= self._numbers.fields(part, part.note(output.index))
         return choice | {"seed": part.request.sampling.seed}
 
-    def _chunk(self, part: Part, delta: Delta, note: Note) -> dict[str, Any] | None:
-        index = self._numbers.of(part.number, delta.index)
+    def _chunk(self, part: Part, delta: Delta, note: Note | None) -> dict[str, Any] | None:
+        index = self._numbers.of(part, delta.index)
         shape = self._logprobs.setdefault(index, CompletionLogprobs(self.generation.model.tokenizer))
         if delta.taken_tokens or delta.taken_chars:
             shape.rewind(delta.taken_chars)
-        extra = rewind_fields(delta, part.policy) | self._note_fields(part, note)
+        extra = rewind_fields(delta, part.policy) | self._numbers.fields(part, note)
         choice = {"index": index} | self._content(part, delta, shape) | extra
         output = part.collector.growing[delta.index].output
         is_last = delta.is_last
@@ -170,16 +174,9 @@ class _Answer:
         logprobs = shape.shape(text, tokens, entries, num_top > 0) if num_top is not None and entries else None
         return {"text": text, "logprobs": logprobs}
 
-    def _note_fields(self, part: Part, note: Note) -> dict[str, Any]:
-        """Logs, variables, and which choice this one was forked from."""
-        origin = {} if note.parent is None or not part.is_steered else {"forked_from": note.parent}
-        if origin:
-            origin["forked_from"] = self._numbers.of(part.number, origin["forked_from"])
-        return origin | note.fields()
-
     def _prompt_text(self, part: Part) -> str:
-        if isinstance(part.prompt, str) and not part.is_steered:
-            return part.prompt
+        if part.text is not None and not part.is_steered:
+            return part.text
         tokens = part.collector.output.prompt_token_ids  # a controller may have rewritten them
         return self.generation.model.tokenizer.decode(tokens, skip_special_tokens=False)
 
@@ -188,7 +185,7 @@ class _Answer:
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": f"cmpl-{self.call_id}",
+            "id": f"cmpl-{self.generation.story.id}",
             "object": "text_completion",
             "created": self.created,
             "system_fingerprint": SYSTEM_FINGERPRINT,

@@ -7,36 +7,26 @@ part is not computed again. A call has a few of its texts in the engine at a tim
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 from starlette.responses import Response
 
-from bridle.engine.request import Request as EngineRequest
-from bridle.errors import EngineClosed, InvalidRequest, UnsupportedFeature
-from bridle.http.generation import reserve, tokens_of
-from bridle.http.models import Served, hold
+from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.openai.schemas import PROMPTS_SCHEMA, prompts
-from bridle.http.state import HttpState, http_state
-from bridle.http.terms import take_terms
-from bridle.http.transport.call import Call, call_of
-from bridle.http.transport.identity import identity_of
+from bridle.http.state import serving_of
+from bridle.http.transport.call import call_of
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.long_list import LongListResponse
 from bridle.http.transport.sse import run_while_connected
-from bridle.outputs import Event, Finished, Usage
-from bridle.service import OutputCollector, Ticket, raise_first_error
-from bridle.service.requests import embedding_request
-
-if TYPE_CHECKING:
-    from bridle.engine.client import EngineClient
+from bridle.service.generation import Part
+from bridle.service.requests import EMBEDDING
+from bridle.service.serving import Serving
 
 MAX_INPUTS = 512
 #: How many texts of one call are in the engine at once.
@@ -63,89 +53,32 @@ class EmbeddingsBody(BaseModel):
 
 @router.post("/v1/embeddings", summary="What the model makes of texts, as vectors")
 async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
-    http, call = http_state(request), call_of(request.scope)
-    take_terms(body, request)
-    served = await hold(request, body.model, body.adapter)
-    num_inputs = len(body.input)
-    if num_inputs > MAX_INPUTS:
-        raise InvalidRequest(f"input has {num_inputs} texts; at most {MAX_INPUTS} in one call", "input")
-    ticket = reserve(http, call, served.model, min(num_inputs, MAX_AT_ONCE), 1)
-    requests = await _requests(body, request, http, served, ticket)
-    call.submit(requests[0], sum(len(one.prompt) for one in requests))
-    rows = await run_while_connected(request.receive, _run(served.model.client, call, requests, body))
+    call = call_of(request.scope)
+    rows, name = await run_while_connected(request.receive, _rows(body, serving_of(request)))
     usage = {"prompt_tokens": call.num_prompt, "total_tokens": call.num_prompt}
-    name = served.adapter or served.model.name
     call.resources.close()  # a slow reader keeps no place
     return LongListResponse(rows, "data", {"object": "list", "model": name, "usage": usage})
 
 
-async def _requests(
-    body: EmbeddingsBody, request: Request, http: HttpState, served: Served, ticket: Ticket
-) -> list[EngineRequest]:
-    """The engine requests of all texts. All are checked before any runs."""
-    call, user = call_of(request.scope), identity_of(request).user
-    found = []
-    for number, tokens in enumerate(await tokens_of(served.model, call, body.input)):
-        made = embedding_request(
-            served.model,
-            tokens,
-            request_id=f"{call.id}-{number}",
-            adapter=served.adapter,
-            timeout=http.settings.request_timeout,
-            tenant=user,
-            terms=call.terms,
-            metadata=call.metadata,
-        )
-        found.append(ticket.seat(made))
-        await asyncio.sleep(0)  # lets other requests run between many texts
-    return found
+async def _rows(body: EmbeddingsBody, serving: Serving) -> tuple[list[bytes], str]:
+    """An entry of the answer for each text, in their order, and the name of what answers."""
+    num_inputs = len(body.input)
+    if num_inputs > MAX_INPUTS:
+        raise InvalidRequest(f"input has {num_inputs} texts; at most {MAX_INPUTS} in one call", "input")
+    at_once = min(num_inputs, MAX_AT_ONCE)
+    await serving.hold(body.model, body.adapter, num_prompts=at_once, priority=body.priority, deadline=body.deadline)
+    tokens = await serving.tokens(body.input)
+    generation = await serving.prepare(tokens, EMBEDDING, detokenize=False, embeds=True, at_once=at_once)
+    rows = [b""] * num_inputs
 
+    async def sink(part: Part, events: object) -> None:
+        vector = part.collector.output.embedding
+        if vector is not None and not rows[part.number]:
+            _check_dimensions(body.dimensions, len(vector))
+            rows[part.number] = _row(part.number, vector, body.encoding_format == "base64")
 
-async def _run(
-    client: EngineClient, call: Call, requests: Sequence[EngineRequest], body: EmbeddingsBody
-) -> list[bytes]:
-    """The entries of the answer, in the order of the requests; a few requests run at once."""
-    rows = [b""] * len(requests)
-    numbered = iter(enumerate(requests))
-    usage = Usage()
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(requests), MAX_AT_ONCE)):
-                group.create_task(_work(client, call, numbered, body, rows, usage))
-    except BaseExceptionGroup as failed:  # the first says what is wrong; the others were cancelled
-        raise failed.exceptions[0] from None
-    finally:
-        call.usage, call.finish = usage, ["stop"] if all(rows) else ["cancelled"]
-    return rows
-
-
-async def _work(
-    client: EngineClient,
-    call: Call,
-    numbered: Iterator[tuple[int, EngineRequest]],
-    body: EmbeddingsBody,
-    rows: list[bytes],
-    usage: Usage,
-) -> None:
-    for number, request in numbered:
-        collector = OutputCollector(request)
-        async with client.submit(request) as stream:
-            async for events in stream:
-                collector.add(events)
-                call.note(events)
-                _add_usage(usage, events)
-                raise_first_error(collector.output)
-        vector = collector.output.embedding
-        if vector is None:
-            raise EngineClosed("the request was cancelled by the server")
-        _check_dimensions(body.dimensions, len(vector))
-        rows[number] = _row(number, vector, body.encoding_format == "base64")
-
-
-def _add_usage(usage: Usage, events: Iterable[Event]) -> None:
-    for event in events:
-        if isinstance(event, Finished):
-            usage.add(event.usage)
+    await generation.run(sink)
+    return rows, generation.served_name
 
 
 def _check_dimensions(wanted: int | None, size: int) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from bridle.chat.conversation import Conversation
 from bridle.errors import InvalidRequest
 from bridle.http.openai.biases import read_biases
 from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams, fields_on
@@ -231,29 +232,20 @@ class ChatBody(SamplingFields):
     audio: Any = None
     web_search_options: Any = None
 
-    @property
-    def budget(self) -> int | None:
-        """How many tokens the model may think; None for no limit. Raises `InvalidRequest`."""
-        asked = self.reasoning.max_tokens if self.reasoning is not None else None
-        budget = asked if self.thinking_budget is None else self.thinking_budget
-        if budget is not None and budget < 0:
-            raise InvalidRequest(f"thinking_budget is {budget}; must be at least 0", "thinking_budget")
-        return budget
-
-    @property
-    def template_options(self) -> dict[str, Any]:
-        """Variables of the chat template: the wishes about the model's thinking, under the names that templates use,
-        and the variables that the client sets itself."""
-        options: dict[str, Any] = {}
-        enabled = self.reasoning.enabled if self.reasoning is not None else None
-        if enabled is None and self.budget is not None:
-            enabled = self.budget > 0
-        effort = self.reasoning_effort or (self.reasoning.effort if self.reasoning is not None else None)
-        if enabled is not None:
-            options["enable_thinking"] = enabled
-        if effort is not None:
-            options["reasoning_effort"] = effort
-        return options | (self.chat_template_kwargs or {})
+    def conversation(self, prefill: str = "") -> Conversation:
+        """What was said, and how the model is to answer, after `prefill`. Raises `InvalidRequest`."""
+        reasoning = self.reasoning or ReasoningFields()
+        return Conversation(
+            self.messages,
+            self.tools,
+            self.tool_choice,
+            self.parallel_tool_calls,
+            thinking_budget=reasoning.max_tokens if self.thinking_budget is None else self.thinking_budget,
+            is_thinking=reasoning.enabled,
+            effort=self.reasoning_effort or reasoning.effort,
+            variables=self.chat_template_kwargs or {},
+            prefill=prefill,
+        )
 
     def num_logprobs(self) -> int | None:
         """How many alternatives the client wants; None for no log-probabilities at all."""

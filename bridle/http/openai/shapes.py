@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import bridle
 from bridle.outputs import CompletionOutput, FinishReason, Usage
 from bridle.service import Delta, RewindPolicy
+from bridle.service.generation import Part
+from bridle.service.notes import Note
 
 #: Identifies this version of the server. Clients compare it between calls with the same seed.
 SYSTEM_FINGERPRINT = f"bridle-{bridle.__version__}"
@@ -40,20 +43,27 @@ class ChoiceNumbers:
     """Numbers of choices when outputs fork: those that were asked for come first, in order of their prompts; each fork
     gets the next number when it is first seen."""
 
-    def __init__(self, num_prompts: int, num_wanted: int) -> None:
-        self._num_wanted = num_wanted
-        self._next = num_prompts * num_wanted
+    def __init__(self, parts: Sequence[Part], num_wanted: int) -> None:
+        self._num_wanted = 1 if parts[0].is_steered else num_wanted
+        self._next = len(parts) * self._num_wanted
         self._forks: dict[tuple[int, int], int] = {}
 
-    def of(self, part: int, index: int) -> int:
-        """The number of output `index` of prompt `part`."""
+    def of(self, part: Part, index: int) -> int:
+        """The number of output `index` of a part."""
         if index < self._num_wanted:
-            return part * self._num_wanted + index
-        number = self._forks.get((part, index))
+            return part.number * self._num_wanted + index
+        number = self._forks.get((part.number, index))
         if number is None:
-            number = self._forks[part, index] = self._next
+            number = self._forks[part.number, index] = self._next
             self._next += 1
         return number
+
+    def fields(self, part: Part, note: Note | None) -> dict[str, Any]:
+        """Logs, variables, and which choice this one was forked from."""
+        if note is None:
+            return {}
+        origin = {} if note.parent is None or not part.is_steered else {"forked_from": self.of(part, note.parent)}
+        return origin | note.fields()
 
 
 def rewind_fields(delta: Delta, policy: RewindPolicy) -> dict[str, Any]:

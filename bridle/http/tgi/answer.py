@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridle.http.generation import Generation, Part
 from bridle.http.tgi.plan import Plan
 from bridle.http.tgi.shapes import TokenRows, finish_word, token_texts, usage_fields
 from bridle.http.transport.sse import SseWriter
 from bridle.outputs import CompletionOutput
 from bridle.service import Delta
 from bridle.service.collect import mean_logprob
+from bridle.service.generation import Generation, Part
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Answer:
         details = _ending(part, output) | {"tokens": [self._rows.row(*row) for row in rows]}
         if self.plan.num_top:
             details["top_tokens"] = [self._rows.top(entry, self.plan.num_top) for entry in entries]
-        return details | part.notes.take(output.index).fields()
+        return details | part.note_fields(output.index)
 
     def _prefill(self) -> list[dict[str, Any]]:
         return self._rows.prefill(self._part.collector.output) if self.plan.wants_prefill else []
@@ -72,8 +72,8 @@ class Answer:
     async def stream(self, writer: SseWriter) -> None:
         """An event for each token of the first output."""
 
-        async def sink(part: Part) -> None:
-            for delta in part.reader.take():  # other output of a controller comes at the end
+        async def sink(part: Part, events: object) -> None:
+            for delta in part.reader.take():  # what a controller says beside is told in the end
                 if delta.index == 0:
                     await writer.send(*self._events(delta))
 
@@ -114,7 +114,7 @@ class Answer:
         details = None
         if self.plan.wants_details:
             num_prompt = len(self._part.collector.output.prompt_token_ids)
-            details = _ending(self._part, output) | {"input_length": num_prompt} | self._part.notes.take(0).fields()
+            details = _ending(self._part, output) | {"input_length": num_prompt} | self._part.note_fields(0)
         return {"generated_text": self._text(output), "details": details}
 
     # -- both ------------------------------------------------------------------------------------------------

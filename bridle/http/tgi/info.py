@@ -9,12 +9,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import bridle
+from bridle.chat.conversation import prompt_text
 from bridle.errors import InvalidRequest
 from bridle.http.errors import json_response
-from bridle.http.models import hold_model
-from bridle.http.openai.chat_prompt import render_prompt
 from bridle.http.openai.schemas import ChatBody
-from bridle.http.state import HttpState, http_state
+from bridle.http.state import HttpState, borrow, http_state
 from bridle.http.tgi.errors import NativeRoute
 from bridle.http.tgi.plan import MAX_BEST_OF, MAX_TOP_TOKENS, max_input_tokens
 from bridle.http.tgi.schemas import TokenizeBody, base_name
@@ -30,20 +29,20 @@ router = APIRouter(route_class=NativeRoute)
 
 @router.get("/info", summary="What is served, and its limits (text-generation-inference)")
 async def info(request: Request, model: str | None = None) -> Response:
-    return json_response(_info(http_state(request), await hold_model(request, base_name(model))))
+    return json_response(_info(http_state(request), await borrow(request, base_name(model))))
 
 
 @router.post("/tokenize", summary="The tokens of a text, with their places in it")
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
-    model = await hold_model(request, body.model)
+    model = await borrow(request, body.model)
     add_special = True if body.add_special_tokens is None else body.add_special_tokens
     return LongListResponse(await _tokens(model, body.inputs, add_special))
 
 
 @router.post("/chat_tokenize", summary="The prompt of a conversation, and its tokens")
 async def chat_tokenize(body: ChatBody, request: Request) -> Response:
-    model = await hold_model(request, base_name(body.model))
-    text = await render_prompt(body, model)
+    model = await borrow(request, base_name(body.model))
+    text = await model.in_text_thread(prompt_text, model, body.conversation())
     tokens = await _tokens(model, text, add_special_tokens=False)
     return LongListResponse(tokens, "tokenize_response", {"templated_text": text})
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from bridle.http.transport.call import Call
 from bridle.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, Usage
+from bridle.service.story import Story
 
 if TYPE_CHECKING:
     from bridle.service import LoadedModel
@@ -78,8 +78,8 @@ def usage_fields(usage: Usage) -> dict[str, int]:
     return asdict(usage)
 
 
-def headers(call: Call, model: LoadedModel, num_chars: int, usage: Usage) -> dict[str, str]:
-    """The headers of a whole answer, with counts and times; times are in milliseconds except `x-compute-time`."""
+def headers(call: Story, model: LoadedModel, num_chars: int, usage: Usage) -> dict[str, str]:
+    """What a whole answer says of itself in its headers; times in milliseconds but for `x-compute-time`."""
     now = time.monotonic()
     submitted = call.submitted or now
     inference = now - submitted

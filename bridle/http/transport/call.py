@@ -6,7 +6,6 @@ everything that it reserves (a place, an event stream) into `Call.resources`, wh
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -47,25 +46,14 @@ _ANTHROPIC = "/v1/messages"
 _QUIET = ("/health", "/ping", "/metrics", "/v1/status")
 
 
-async def _stays() -> Message:
-    """The messages of a client that sends nothing more and does not leave."""
-    await asyncio.Event().wait()
-    raise AssertionError("unreachable")
-
-
 @dataclass(slots=True, kw_only=True)
 class Call(Story):
-    """The story of a call, and its resources. `receive` reports when its client leaves."""
+    """The story of a call, and what belongs to it."""
 
     method: str
     path: str
-    receive: Receive = field(default=_stays, repr=False)
     status: int | None = None
     resources: ExitStack = field(default_factory=ExitStack)
-
-    @property
-    def max_new_tokens(self) -> int | None:
-        return None if self.sampling is None else self.sampling.max_tokens
 
     @property
     def operation(self) -> str:
@@ -100,24 +88,21 @@ class CallMiddleware:
             await self._app(scope, receive, send)
             return
         method, path = scope["method"], scope["path"][:200]
-        call = Call(id=new_request_id(), route=f"{method} {path}", method=method, path=path, receive=receive)
+        call = Call(id=new_request_id(), route=f"{method} {path}", method=method, path=path)
         if self._tracing is not None and call.method == "POST" and call.path in MODEL_ROUTES:
             call.span = self._tracing.begin(trace_headers(scope["headers"]))
         scope.setdefault("state", {})["call"] = call
+        named = _naming(call, send)
         try:
-            await self._run(call, scope, receive, _naming(call, send))
+            await self._app(scope, receive, named)
+        except Exception:
+            _log.exception("bug", id=call.id, path=call.path)
+            if call.status is None:
+                await self._refuse(call.path, internal_error(call.id), 500)(scope, receive, named)
         finally:
             call.resources.close()
             self._on_end(call, time.monotonic() - call.began)
             _tell(call)
-
-    async def _run(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._app(scope, receive, send)
-        except Exception:
-            _log.exception("bug", id=call.id, path=call.path)
-            if call.status is None:
-                await self._refuse(call.path, internal_error(call.id), 500)(scope, receive, send)
 
 
 def id_headers(call: Call) -> list[tuple[bytes, bytes]]:

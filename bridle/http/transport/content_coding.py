@@ -29,16 +29,6 @@ class Unpacker(Protocol):
         """Note that there are no more pieces. Raises `RefusedBody` if the body is incomplete."""
 
 
-class Plain:
-    """A body that is not compressed."""
-
-    def push(self, piece: bytes, limit: int) -> bytes:
-        return piece
-
-    def close(self) -> None:
-        pass
-
-
 class Gzip:
     """A body that gzip has compressed."""
 
@@ -61,19 +51,20 @@ class Gzip:
             raise _broken("it ends in the middle")
 
 
-def unpacker_of(request: Request) -> Unpacker:
-    """The unpacker for the body of a request. Raises `RefusedBody` with 415 for an unknown coding."""
+def unpacker_of(request: Request) -> Unpacker | None:
+    """How the body of a request is unpacked; None if it is taken as it is. Raises `RefusedBody` with 415 for a coding
+    that is not known here."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding in ("", "identity"):
-        return Plain()
+        return None
     if coding in ("gzip", "x-gzip"):
         return Gzip()
     raise RefusedBody(415, InvalidRequest(f"the request body is encoded as {shown(coding)}; gzip or none is taken"))
 
 
 def check_plain(request: Request) -> None:
-    """Refuse a compressed body on a route that unpacks none."""
-    if not isinstance(unpacker_of(request), Plain):
+    """Refuse a body that comes compressed where none is unpacked."""
+    if unpacker_of(request) is not None:
         raise RefusedBody(415, InvalidRequest("the body is encoded as gzip; here it is taken as it is only"))
 
 

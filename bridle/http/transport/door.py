@@ -23,9 +23,8 @@ from bridle.http.errors import Refuse
 from bridle.http.state import HttpState
 from bridle.http.transport.call import MODEL_ROUTES, Call, id_headers
 from bridle.http.transport.hosts import UnknownHost
-from bridle.http.transport.identity import LOCAL_USER
 from bridle.service import new_request_id
-from bridle.service.keys import Identity
+from bridle.service.keys import LOCAL_USER, Identity
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 _LOG_INTERVAL = 1.0  # seconds

@@ -16,9 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bridle.errors import Unauthorized
 from bridle.http.errors import Refuse, RefusedBody, refuse_plainly
 from bridle.http.transport.hosts import AllowedHosts, UnknownHost
-from bridle.service.keys import Identity, KeyStore
+from bridle.service.keys import LOCAL_USER, Identity, KeyStore
 
-LOCAL_USER = Identity("localhost", True)
 _OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
 #: Pages for browsers, which cannot send a key yet. The pages name no served model.
 _PAGES = ("/", "/docs", "/openapi.json")
@@ -71,12 +70,14 @@ class Identifier:
         """The sender of a request; None where no sender is needed. Raises `Unauthorized`."""
         if connection.scope["path"] in _OPEN_PATHS:
             return None
-        if self._is_proxy(connection) and (user := connection.headers.get("x-user-id")):
-            if len(user) > _MAX_USER_CHARS:  # if they were cut off, two users could look like one
+        if self._proxies and self._is_proxy(connection) and (user := connection.headers.get("x-user-id")):
+            if len(user) > _MAX_USER_CHARS:  # cut off, two of them could be taken for one
                 raise Unauthorized(f"x-user-id has {len(user)} characters; at most {_MAX_USER_CHARS}")
             return Identity(user, connection.headers.get("x-user-role") == "admin")
         if self._keys is None:
-            self._check_hosts(connection)
+            if self._hosts is not None:
+                for host in connection.headers.getlist("host"):
+                    self._hosts.check(host)
             return LOCAL_USER
         key = _key_of(connection)
         if key is None and _is_page(connection):
@@ -88,13 +89,8 @@ class Identifier:
             raise Unauthorized("the API key is not known here")
         return identity
 
-    def _check_hosts(self, connection: HTTPConnection) -> None:
-        if self._hosts is not None:
-            for host in connection.headers.getlist("host"):
-                self._hosts.check(host)
-
     def _is_proxy(self, connection: HTTPConnection) -> bool:
-        if not self._proxies or connection.client is None:
+        if connection.client is None:
             return False
         try:
             address = ip_address(connection.client.host)

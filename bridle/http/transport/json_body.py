@@ -55,14 +55,16 @@ class BoundedRequest(Request):
 
     async def _read_chunks(self, settings: HttpSettings) -> bytes:
         chunks, size, arrived = [], 0, 0
-        unpacker, limit = unpacker_of(self), settings.max_body_bytes
+        limit = settings.max_body_bytes
+        unpacker = unpacker_of(self) if "content-encoding" in self.headers else None
         async for chunk in self.stream():
-            made = unpacker.push(chunk, limit - size) if chunk else b""
+            made = unpacker.push(chunk, limit - size) if unpacker is not None and chunk else chunk
             size, arrived = size + len(made), arrived + len(chunk)
             if max(size, arrived) > limit:
                 raise _too_large("more", settings)
             chunks.append(made)
-        unpacker.close()
+        if unpacker is not None:
+            unpacker.close()
         return b"".join(chunks)
 
 

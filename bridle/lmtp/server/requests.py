@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from bridle.engine.request import Request
 from bridle.errors import InvalidRequest
 from bridle.lmtp.messages import Generate, Prompt, Score
 from bridle.sampling import MAX_LOGPROBS, SamplingParams, fields_on
-from bridle.service import LoadedModel, build_request, tokenize
-from bridle.service.keys import Identity
-from bridle.service.steering import controller_of, ignores_eos
-from bridle.service.terms import DEFAULT_TERMS, Terms
+from bridle.service import LoadedModel, new_seed
+from bridle.service.generation import Generation
+from bridle.service.serving import Serving
+from bridle.service.steering import ignores_eos
 
 #: What a field of GENERATE may hold, by what the sampling parameter is.
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -40,76 +39,35 @@ _IGNORED = ("length_penalty",)
 _MAX_INLINE_BIASES = 4_096
 
 
-async def generate_request(
-    model: LoadedModel,
-    asked: Generate,
-    prefix: tuple[int, ...],
-    identity: Identity,
-    timeout: float | None,
-    adapter: str | None = None,
-    terms: Terms = DEFAULT_TERMS,
-) -> Request:
-    """The engine request of a GENERATE. `prefix` are the tokens of its buffer; its adapter has been loaded."""
-    context = await context_of(model, asked.prompt, prefix) or (_first_token(model),)
-    is_constrained = asked.constraint is not None
-    controller = controller_of(model, asked.controller, asked.controller_arg, identity, is_constrained)
-    constraint = None if asked.constraint is None else await _constraint(model, asked.constraint)
-
-    def build() -> Request:
+async def generation_of(serving: Serving, asked: Generate, prefix: tuple[int, ...]) -> Generation:
+    """What a GENERATE asks for, after what its buffer holds. `serving` has its model."""
+    model = serving.model
+    context = await context_of(serving, asked.prompt, prefix) or (_first_token(model),)
+    steering = serving.steering(asked.controller, asked.controller_arg, asked.constraint, asked.rewind)
+    if len(asked.logit_bias) > _MAX_INLINE_BIASES:
+        sampling = await model.in_text_thread(_sampling, model, asked, len(context))
+    else:
         sampling = _sampling(model, asked, len(context))
-        return build_request(
-            model,
-            context,
-            sampling,
-            controller=controller,
-            constraint=constraint,
-            adapter=adapter,
-            timeout=timeout,
-            tenant=identity.user,
-            terms=terms,
-            detokenize=wants_text(asked) or bool(sampling.stop),
-        )
-
-    is_large = len(asked.logit_bias) > _MAX_INLINE_BIASES
-    return await model.in_text_thread(build) if is_large else build()
+    has_text = wants_text(asked) or bool(sampling.stop)
+    return await serving.prepare([context], sampling, steering, detokenize=has_text)
 
 
-async def score_request(
-    model: LoadedModel,
-    asked: Score,
-    prefix: tuple[int, ...],
-    identity: Identity,
-    timeout: float | None,
-    adapter: str | None = None,
-    terms: Terms = DEFAULT_TERMS,
-) -> tuple[Request, int]:
-    """The engine request of a SCORE, and how many of its last tokens must be scored."""
-    context = await context_of(model, asked.prompt, prefix)
+async def scoring_of(serving: Serving, asked: Score, prefix: tuple[int, ...]) -> tuple[Generation, int]:
+    """What a SCORE asks for, and how many of its last tokens are to be scored."""
     if not asked.scored:
         raise InvalidRequest("'scored' is empty; it must hold at least one token", "scored")
-    scored = asked.scored
-    if isinstance(scored, str):
-        scored = await tokenize(model, scored, add_special_tokens=False)
-    request = build_request(
-        model,
-        (*context, *scored),
-        SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=len(context)),
-        adapter=adapter,
-        timeout=timeout,
-        tenant=identity.user,
-        terms=terms,
-        detokenize=False,
-    )
-    return request, len(scored)
+    context = await context_of(serving, asked.prompt, prefix)
+    (scored,) = await serving.tokens([asked.scored], add_special_tokens=False)
+    sampling = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=len(context))
+    return await serving.prepare([(*context, *scored)], sampling, detokenize=False), len(scored)
 
 
-async def context_of(model: LoadedModel, prompt: Prompt, prefix: tuple[int, ...]) -> tuple[int, ...]:
-    """Prefix and prompt as tokens. Only a prompt at the beginning of the context gets the tokens that begin a text."""
-    if isinstance(prompt, str):
-        if not prompt:
-            return prefix
-        return prefix + await tokenize(model, prompt, add_special_tokens=not prefix)
-    return prefix + prompt
+async def context_of(serving: Serving, prompt: Prompt, prefix: tuple[int, ...]) -> tuple[int, ...]:
+    """Prefix and prompt as tokens. Only what begins a context gets the tokens that begin a text."""
+    if not prompt:
+        return prefix
+    (tokens,) = await serving.tokens([prompt], add_special_tokens=not prefix)
+    return prefix + tokens
 
 
 def wants_text(asked: Generate) -> bool:
@@ -153,7 +111,8 @@ def _options(asked: Generate) -> dict[str, Any]:
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise InvalidRequest(f"{name} is a {type(value).__name__}; must be {expected}", name)
     options = {name: value for name, value in given.items() if name not in _IGNORED}
-    return options | {"ignore_eos": ignores_eos(asked.controller, options.get("ignore_eos"))}
+    # A seed at once: to add one later would look at all biases again.
+    return {"seed": new_seed()} | options | {"ignore_eos": ignores_eos(asked.controller, options.get("ignore_eos"))}
 
 
 def _bias(bias: Mapping[int, float], vocab_size: int) -> Mapping[int, float]:
@@ -161,11 +120,3 @@ def _bias(bias: Mapping[int, float], vocab_size: int) -> Mapping[int, float]:
     if not bias or (min(bias) >= 0 and max(bias) < vocab_size):
         return bias
     return {token: value for token, value in bias.items() if 0 <= token < vocab_size}
-
-
-async def _constraint(model: LoadedModel, data: Mapping[str, Any]) -> Any:
-    from bridle.constraints import parse
-
-    constraint = parse(data)
-    await model.try_constraint(constraint)
-    return constraint

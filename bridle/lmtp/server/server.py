@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from bridle.errors import EngineClosed
 from bridle.lmtp.server.connection import Connection, Link
 from bridle.lmtp.server.relay import Memory
 from bridle.lmtp.server.settings import LmtpSettings
 from bridle.lmtp.server.streams import Home
-from bridle.lmtp.server.work import Host
-from bridle.service import Admission, ModelRegistry
-from bridle.service.keys import Identity
-from bridle.service.story import Story, Tracing
+from bridle.service.keys import LOCAL_USER, Identity
+from bridle.service.serving import Host
 
-LOCAL_USER = Identity("localhost", True)
 _END_SECONDS = 2.0
 
 
-@dataclass(slots=True)
-class LocalHost:
-    """The host of a server that runs without HTTP."""
-
-    registry: ModelRegistry
-    admission: Admission
-    live: dict[str, Story] = field(default_factory=dict)
-    tracing: Tracing | None = None
-
-    def check_open(self) -> None:
-        """Do nothing: this host is always open."""
-
-    def note_end(self) -> None:
-        """Do nothing: nothing waits for the end of requests."""
+#: A host for servers that stand alone, without HTTP.
+LocalHost = Host
 
 
 class LmtpServer:

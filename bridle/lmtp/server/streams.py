@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +20,13 @@ from bridle.lmtp.server.info import served_name
 from bridle.lmtp.server.relay import Key, KeyedRelay, Memory, Relay
 from bridle.lmtp.server.requests import context_of
 from bridle.lmtp.server.settings import LmtpSettings
-from bridle.lmtp.server.work import Host, Work
+from bridle.lmtp.server.work import Work
 from bridle.lmtp.session import Reattach, Session, Start, Stop, Stream
-from bridle.service import tokenize
+from bridle.service import new_request_id
 from bridle.service.keys import Identity
+from bridle.service.requests import check_num_tokens
+from bridle.service.serving import Host, Serving
+from bridle.service.story import Story
 from bridle.service.turns import Turns
 
 
@@ -167,12 +171,14 @@ class Streams:
         try:
             prefix = await parent.tokens() if parent is not None else ()
             prefix = prefix if asked.length is None else prefix[: max(asked.length, 0)]
-            timeout = self._home.settings.load_timeout
-            registry = self._home.host.registry
-            chosen = registry.choose(served_name(registry, asked.model))
-            with await registry.acquire(chosen.model, timeout) as model:
-                context = await context_of(model, asked.prompt, prefix)
-                buffer.fill(await tokenize(model, context) if context else ())  # checks them
+            host = self._home.host
+            story = Story(id=new_request_id(), route="LMTP BUFFER", identity=self._identity)
+            with ExitStack() as held:
+                serving = Serving(host, story, held, self._home.settings.load_timeout)
+                model = await serving.borrow(served_name(host.registry, asked.model))
+                context = await context_of(serving, asked.prompt, prefix)
+                check_num_tokens(model, len(context))
+                buffer.fill(context)
             tokens = await buffer.tokens()
         except BridleError as error:
             buffer.fail(error)

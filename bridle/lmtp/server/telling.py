@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from bridle.engine.request import Request
-from bridle.errors import BridleError, DeadlineExceeded, EngineClosed, InternalError, InvalidRequest
+from bridle.errors import BridleError, InvalidRequest
 from bridle.lmtp.failures import failure_of
 from bridle.lmtp.messages import Event, StreamAnswer, StreamId, Token
 from bridle.outputs import Event as EngineEvent
 from bridle.outputs import Finished, FinishReason, Forked, Log, Logprob, PromptEvent, Rewind, TokenEvent
 from bridle.service import DeltaReader, OutputCollector
+from bridle.service.generation import error_of
 
 #: How many tokens of a stream LMQL reads before it uses the first. The query sees a failure among these.
 _NUM_READ_AHEAD = 4
@@ -210,19 +211,6 @@ class FinalEvents:
                 tail = output.text[growing.ends[-1] if growing.ends else 0 :]
                 assert output.finish_reason is not None
                 yield Finished("", 0, output.finish_reason, output.usage, tail, output.stop_reason, output.error)
-
-
-def error_of(event: Finished) -> BridleError | None:
-    """The error of an output that ended badly; None for any other."""
-    if event.error is not None:
-        return event.error
-    if event.reason is FinishReason.DEADLINE:
-        return DeadlineExceeded("the stream did not finish within the server's time limit")
-    if event.reason is FinishReason.CANCELLED:
-        return EngineClosed("the stream was cancelled by the server")
-    if event.reason is FinishReason.ERROR:
-        return InternalError("the output ended in an error that was not named")
-    return None
 
 
 def _with_chosen(known: Logprob) -> dict[int, float]:

@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bridle.errors import ConnectionLost
-from bridle.lmtp.server.server import LOCAL_USER, LmtpServer
+from bridle.lmtp.server.server import LmtpServer
 from bridle.lmtp.server.settings import LmtpSettings
-from bridle.lmtp.server.work import Host
-from bridle.service.keys import Identity
+from bridle.service.keys import LOCAL_USER, Identity
+from bridle.service.serving import Host
 from bridle.service.story import trace_headers
 
 Scope = MutableMapping[str, Any]

@@ -11,40 +11,44 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from bridle.chat.turn import Turn, TurnReader
 from bridle.errors import BridleError
 from bridle.http.errors import error_body, json_response
-from bridle.http.generation import Generation, Part, reserve
-from bridle.http.models import hold
+from bridle.http.openai.chat import turn_of
 from bridle.http.openai.responses.items import Event, ItemWriter
 from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.http.openai.shapes import usage_shape
-from bridle.http.openai.turn import Turn, TurnReader, plan_turn, prepare_turn
-from bridle.http.state import http_state
-from bridle.http.terms import take_terms
+from bridle.http.state import http_state, serving_of
 from bridle.http.transport.call import call_of
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.named_events import send_events, with_last_event
 from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
 from bridle.outputs import FinishReason
+from bridle.service.generation import Generation, Part
+from bridle.service.serving import Serving
 
 router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/responses", summary="Answer in a conversation of items")
 async def responses(body: ResponsesBody, request: Request) -> Response:
-    http, call = http_state(request), call_of(request.scope)
-    take_terms(body, request)
-    served = await hold(request, body.model, body.adapter)
-    chat = body.to_chat(served.model.name)
+    answer = await run_while_connected(request.receive, _answer(body, serving_of(request)))
+    if not body.stream:
+        return json_response(answer.whole())
+    produce = with_last_event(answer.stream, call_of(request.scope), answer.failure)
+    return SseResponse(produce, http_state(request).settings)
+
+
+async def _answer(body: ResponsesBody, serving: Serving) -> _Answer:
+    """What a call is answered with; all of it unless it streams."""
+    model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
+    chat = body.to_chat(model.name)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
-    ticket = reserve(http, call, served.model, 1, 1)
-    turn = await plan_turn(chat, request, served.model, chat.sampling(max_tokens=limit))
-    generation = await prepare_turn(turn, request, served, ticket)
-    answer = _Answer(generation, turn, body, call.id)
-    if body.stream:
-        return SseResponse(with_last_event(answer.stream, call, answer.failure), http.settings)
-    await run_while_connected(request.receive, generation.run())
-    return json_response(answer.whole())
+    turn = await turn_of(chat, serving, chat.sampling(max_tokens=limit))
+    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering)
+    if not body.stream:
+        await generation.run()
+    return _Answer(generation, turn, body, serving.story.id)
 
 
 @dataclass(slots=True)
@@ -78,8 +82,8 @@ class _Answer:
             writer, [{"type": f"response.{what}", "response": begun} for what in ("created", "in_progress")]
         )
 
-        async def sink(part: Part) -> None:
-            for delta in part.reader.take():  # other output of a controller comes at the end
+        async def sink(part: Part, events: object) -> None:
+            for delta in part.reader.take():  # what a controller says beside is told in the end
                 if delta.index == 0:
                     await self._send(writer, self._items.add(self._reader.push(delta.text, delta.is_last)))
 
@@ -97,7 +101,7 @@ class _Answer:
 
     def _note_fields(self) -> dict[str, Any]:
         """Logs and variables of a controller."""
-        return self.generation.parts[0].notes.take(0).fields()
+        return self.generation.parts[0].note_fields(0)
 
     async def _send(self, writer: SseWriter, events: Iterable[Event]) -> None:
         await send_events(writer, [event | {"sequence_number": next(self._numbers)} for event in events])

@@ -1,4 +1,5 @@
-"""An assistant's turn: converts a chat body to an engine request, and its growing text to what a client gets.
+"""An assistant's turn: from a conversation to the request behind it, and from its growing text to what a
+client is told.
 
 Every API with conversations uses this path: messages become a prompt, tools and thoughts become a constraint of the
 request, and a reader separates thoughts, calls and the answer. This module knows no wire format.
@@ -7,28 +8,23 @@ request, and a reader separates thoughts, calls and the answer. This module know
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import msgspec
-from fastapi import Request
 
+from bridle.chat.conversation import Conversation, prompt_text
 from bridle.chat.reasoning import GAP, ReasoningReader, Tags, tags_of
 from bridle.chat.tools.formats import ToolFormat, format_of
-from bridle.chat.tools.offer import Offer, offer_of
-from bridle.chat.tools.pieces import CallArguments, CallBegun, CallRules, Content, Piece, Thought, ToolReader
+from bridle.chat.tools.offer import Offer
+from bridle.chat.tools.pieces import CallArguments, CallBegun, CallRules, Content, Found, Piece, Thought, ToolReader
 from bridle.constraints import Constraint, OneOf
 from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.http.control import Steering, steering_of
-from bridle.http.generation import Generation, prepare
-from bridle.http.models import Served
-from bridle.http.openai.chat_prompt import render_prompt
-from bridle.http.openai.schemas import ChatBody
-from bridle.http.state import http_state
-from bridle.http.transport.call import call_of
-from bridle.http.transport.identity import identity_of
-from bridle.http.transport.waiting import wait_for
+from bridle.outputs import ChatMessage
 from bridle.sampling import SamplingParams
-from bridle.service import LoadedModel, RewindPolicy, Ticket
+from bridle.service import LoadedModel, RewindPolicy
+from bridle.service.steering import PLAIN, Steering
+from bridle.text import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,7 @@ class Turn:
     client takes. `ends` are special tokens that may end an output and show as text. `functions` may be called, and
     `is_vouched` says that a grammar holds the calls."""
 
-    prompt: list[int]
+    prompt: tuple[int, ...]
     sampling: SamplingParams
     steering: Steering
     format: ToolFormat | None
@@ -56,6 +52,12 @@ class Turn:
         tools = None if self.format is None else self.format.reader(self.is_calling, rules)
         thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
         return TurnReader(thoughts, tools, self.calls_once, self.ends)
+
+    def message(self, text: str) -> ChatMessage:
+        """A whole output, told apart."""
+        if self.format is None and self.tags is None:
+            return ChatMessage(content=text)
+        return Found().add(self.reader(is_whole=True).push(text, is_last=True))
 
     def num_thinking(self, tokens: list[int]) -> int:
         """How many of an output's tokens are thoughts, tags included."""
@@ -111,41 +113,28 @@ class TurnReader:
 
 
 async def plan_turn(
-    body: ChatBody,
-    request: Request,
-    model: LoadedModel,
-    sampling: SamplingParams,
-    prefill: str = "",
-    tells_rewinds: bool = False,
+    model: LoadedModel, conversation: Conversation, sampling: SamplingParams, steering: Steering = PLAIN
 ) -> Turn:
-    """Check, render and compile everything; nothing is submitted. The answer continues `prefill`; `tells_rewinds` says
-    whether streams of this route can report text that is taken back. Raises `InvalidRequest` that names the field."""
-    planning = _plan_turn(body, request, model, sampling, prefill, tells_rewinds)
-    return await wait_for(call_of(request.scope), "its prompt was made", planning)
-
-
-async def _plan_turn(
-    body: ChatBody, request: Request, model: LoadedModel, sampling: SamplingParams, prefill: str, tells_rewinds: bool
-) -> Turn:
-    steering = steering_of(body, request, model)
-    offer = offer_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    _check(body, steering, offer, tells_rewinds)
-    text = await render_prompt(body, model, has_tools=bool(offer.functions)) + prefill
-    prompt = await model.in_text_thread(model.tokenizer.encode, text, False)
+    """Check, render and compile everything; nothing is submitted. Raises `InvalidRequest` that names the field."""
+    offer = conversation.offer()
+    _check(conversation, steering, offer)
+    text, prompt = await model.in_text_thread(_prompt, model, conversation, offer)
     kind = format_of(model.tokenizer) if offer.functions else None
-    tags = tags_of(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
+    tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
     is_thinking = tags is not None and text.rstrip().endswith(tags.opening)
-    plan = _Plan(model, tags, is_thinking, body.budget)
+    plan = _Plan(model, tags, is_thinking, conversation.thinking_budget)
     is_calling = kind is not None and offer.is_required and kind.opening_token is not None
     if kind is not None and kind.opening_token is not None:
         token = model.tokenizer.id_of(kind.opening_token)
         if token is None:
             raise UnsupportedFeature(f"{model.name!r} has no token {kind.opening_token}, so it cannot call", "tools")
         sampling = sampling.with_(skip_special_tokens=False)
-        prompt = [*prompt, token] if is_calling else prompt
+        prompt = (*prompt, token) if is_calling else prompt
         plan = replace(plan, call_token=token, tags=None if is_calling else tags)
     is_vouched = False
-    if steering.controller is None:
+    budget = conversation.thinking_budget
+    is_planned = kind is not None or budget is not None or (is_thinking and steering.constraint is not None)
+    if steering.controller is None and is_planned:
         steering, is_vouched = await plan.steer(steering, kind, offer)
     ends: tuple[str, ...] = ()
     if tags is not None and tags.are_special:
@@ -155,33 +144,28 @@ async def _plan_turn(
     return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling, once, ends, names, is_vouched)
 
 
-async def prepare_turn(
-    turn: Turn, request: Request, served: Served, ticket: Ticket, tell_resuming: bool = False
-) -> Generation:
-    """Prepare the turn's request, ready to run."""
-    return await prepare(
-        http_state(request),
-        call_of(request.scope),
-        served.model,
-        ticket,
-        [turn.prompt],
-        turn.sampling,
-        identity_of(request).user,
-        turn.steering,
-        served.adapter,
-        tell_resuming=tell_resuming,
-    )
+#: What was found out about tokenizers, as long as they are there.
+_TAGS: WeakKeyDictionary[Tokenizer, Tags | None] = WeakKeyDictionary()
 
 
-def _check(body: ChatBody, steering: Steering, offer: Offer, tells_rewinds: bool) -> None:
-    """Refuse fields that do not go together with a controller, which decides by itself, and may take text back."""
+def _known_tags(tokenizer: Tokenizer) -> Tags | None:
+    if tokenizer not in _TAGS:
+        _TAGS[tokenizer] = tags_of(tokenizer)
+    return _TAGS[tokenizer]
+
+
+def _prompt(model: LoadedModel, conversation: Conversation, offer: Offer) -> tuple[str, tuple[int, ...]]:
+    """The text of the prompt, and its tokens."""
+    text = prompt_text(model, conversation, offer)
+    return text, tuple(model.tokenizer.encode(text, False))
+
+
+def _check(conversation: Conversation, steering: Steering, offer: Offer) -> None:
+    """Refuse what does not go together with a controller, which decides by itself."""
     if steering.controller is not None and offer.is_required:
         raise InvalidRequest("tool_choice does not go with a controller, which decides by itself", "tool_choice")
-    if steering.controller is not None and body.budget is not None:
+    if steering.controller is not None and conversation.thinking_budget is not None:
         raise InvalidRequest("a thinking budget does not go with a controller", "thinking_budget")
-    if body.stream and steering.rewind is not RewindPolicy.HOLD and (offer.functions or not tells_rewinds):
-        where = "with tools" if tells_rewinds else "in streams of this route"
-        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
 
 
 @dataclass(frozen=True, slots=True)

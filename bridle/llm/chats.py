@@ -1,0 +1,80 @@
+"""Conversations of the Python API: planned as the servers plan theirs, and read as they read them.
+
+Whatever a chat template, tools, thoughts and a budget make of a request is decided in `bridle.chat`; here calls become
+that, and outputs get their `message`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bridle.chat.conversation import Conversation
+from bridle.chat.turn import Turn, plan_turn
+from bridle.constraints import parse
+from bridle.engine.request import Request
+from bridle.llm.options import ChatOptions, How, Message
+from bridle.llm.requests import One, each_of
+from bridle.outputs import RequestOutput
+from bridle.sampling import SamplingParams
+from bridle.service import LoadedModel
+from bridle.service.steering import Steering
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One conversation, ready to run: the request for its next message, and how that is read."""
+
+    request: Request
+    turn: Turn
+
+    def read(self, output: RequestOutput) -> None:
+        """Tell the ended outputs apart."""
+        for each in output.outputs:
+            each.message = self.turn.message(each.text)
+            ending = next(filter(each.text.endswith, self.turn.ends), "")
+            each.text = each.text.removesuffix(ending)
+
+
+async def plan_chats(
+    model: LoadedModel,
+    conversations: Sequence[Sequence[Message]],
+    sampling: SamplingParams | Sequence[SamplingParams],
+    options: ChatOptions,
+    how: How,
+) -> list[Chat]:
+    """A checked request for each conversation; nothing is submitted. Raises what is wrong with any of them."""
+    ones = each_of(model, sampling, how, len(conversations))
+    asked = [conversation_of(messages, options) for messages in conversations]
+    return await asyncio.gather(*(_plan(model, each, one) for each, one in zip(asked, ones, strict=True)))
+
+
+async def _plan(model: LoadedModel, conversation: Conversation, one: One) -> Chat:
+    form = None if one.constraint is None else parse(one.constraint)
+    turn = await plan_turn(model, conversation, one.sampling, Steering(one.controller, form))
+    steered = replace(
+        one, sampling=turn.sampling, controller=turn.steering.controller, constraint=turn.steering.constraint
+    )
+    return Chat(steered.request(model, turn.prompt), turn)
+
+
+def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conversation:
+    """What was said, and how the model is to answer."""
+    tools = options.get("tools")
+    return Conversation(
+        messages,
+        tools,
+        options.get("tool_choice"),
+        options.get("parallel_tool_calls"),
+        options.get("thinking_budget"),
+        variables=options.get("chat_template_kwargs") or {},
+        template=options.get("chat_template"),
+        reads_calls=all(_is_function(tool) for tool in tools or ()),
+    )
+
+
+def _is_function(tool: Any) -> bool:
+    """Whether a tool has OpenAI's shape; templates of one's own may expect another one."""
+    return isinstance(tool, Mapping) and "function" in tool

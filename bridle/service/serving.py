@@ -1,0 +1,256 @@
+"""One life of a request, whichever API it came through: terms, a place, a model that stays, tokens, checked requests.
+
+    with ExitStack() as held:
+        serving = Serving(host, Story(id=new_request_id()), held)
+        model = await serving.hold("llama")
+        tokens = await serving.tokens(["Hello"])
+        generation = await serving.prepare(tokens, SamplingParams(max_tokens=8))
+        await generation.run()
+
+What is wrong with a request is told on the way, before anything is submitted; what it holds is given back when `held`
+closes. A front-end whose client may leave meanwhile cancels the task that waits here. Knows no wire format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from bridle.errors import EngineClosed, InvalidRequest
+from bridle.heap import return_free_memory
+from bridle.sampling import MAX_SEED, SamplingParams
+from bridle.service.admission import Admission, Ticket, max_output
+from bridle.service.generation import Generation, Part
+from bridle.service.keys import LOCAL_USER, Identity
+from bridle.service.loading import LoadedModel
+from bridle.service.registry import ModelRegistry
+from bridle.service.requests import check_sampling, make_request, tokenize_all
+from bridle.service.slot import Slot
+from bridle.service.steering import PLAIN, Steering, steering_of
+from bridle.service.story import Story, Tracing
+from bridle.service.terms import make_terms
+
+if TYPE_CHECKING:
+    from bridle.constraints.spec import Constraint
+
+_CROWD = 16  # requests in flight that leave something worth giving back
+#: Told what is waited for: `loading` or `loaded`, and the adapter that it is about, None for the model.
+Notice = Callable[[str, str | None], None]
+
+
+@dataclass(slots=True)
+class Host:
+    """What the front-ends of a process share: models, room, and the word whether new requests are taken.
+
+    `live` are the requests that a model works on, by id; `tracing` is where their spans go, if anywhere. One call may
+    bring `max_prompts` and ask for `max_choices`. While the host `is_draining`, new requests are turned away; `idle` is
+    set once the running ones are over. `num_crowd` is the most that was in flight since nothing was.
+    """
+
+    registry: ModelRegistry
+    admission: Admission
+    tracing: Tracing | None = None
+    max_prompts: int = 128
+    max_choices: int = 256
+    live: dict[str, Story] = field(default_factory=dict)
+    is_draining: bool = False
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    num_crowd: int = 0
+
+    def check_open(self) -> None:
+        """Raises `EngineClosed` while the server is shutting down."""
+        if self.is_draining:
+            raise EngineClosed("the server is shutting down and takes no new requests")
+
+    def note_end(self) -> None:
+        """A request is over, and what it had reserved is free again. What a crowd has left of the heap goes back to the
+        system once all of it is gone."""
+        self.num_crowd = max(self.num_crowd, self.admission.num_requests)
+        if self.admission.num_requests == 0 and self.num_crowd >= _CROWD:
+            self.num_crowd = 0
+            asyncio.get_running_loop().run_in_executor(None, return_free_memory)
+        if self.is_draining and self.admission.num_requests == 0:
+            self.idle.set()
+
+
+@dataclass(slots=True)
+class Serving:
+    """One call of a client. `load_timeout` is how long it waits for a model and for an adapter, `request_timeout` how
+    long its requests may run, both in seconds. `model` and `adapter` are there once it holds them."""
+
+    host: Host
+    story: Story
+    held: ExitStack
+    load_timeout: float | None = None
+    request_timeout: float | None = None
+    adapter: str | None = None
+    identity: Identity = field(init=False)
+    model: LoadedModel = field(init=False)
+    ticket: Ticket = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.identity = self.story.identity or LOCAL_USER
+
+    # -- what is held ----------------------------------------------------------------------------------------
+
+    async def hold(
+        self,
+        name: str | None,
+        adapter: str | None = None,
+        *,
+        num_prompts: int = 1,
+        n: int = 1,
+        priority: int | None = None,
+        deadline: float | None = None,
+        notice: Notice | None = None,
+    ) -> LoadedModel:
+        """A place for so many prompts, and the model and the adapter that a request names, which stay until the end.
+        `name` may be an adapter's, too.
+
+        What has to be loaded is waited for. Raises `InvalidRequest` (`UnknownModel`, `UnknownAdapter` and
+        `AdapterRefused` are some), `Overloaded`, `ModelUnavailable`, `DeadlineExceeded`, and `EngineClosed` while the
+        host is shutting down.
+        """
+        host, story, identity = self.host, self.story, self.identity
+        host.check_open()
+        story.terms = make_terms(priority, deadline, identity, story.began)
+        chosen = host.registry.choose(name, adapter)
+        slot = host.registry.slot_of(chosen.model)
+        story.model = slot.name
+        self._check_counts(num_prompts, n)
+        self.ticket = host.admission.admit(num_prompts, identity.user, identity.limits)
+        self.held.callback(self.ticket.release)
+        host.live[story.id] = story
+        self.held.callback(host.live.pop, story.id, None)
+        async with story.terms.bounded("its model was loaded"):
+            await self._load(slot, chosen.adapter, notice)
+        # One prompt that fits the model is always taken, whatever was loaded when the limit was set.
+        host.admission.max_tokens = max(host.admission.max_tokens, self.model.max_sequence_tokens)
+        return self.model
+
+    async def borrow(self, name: str | None) -> LoadedModel:
+        """The model that a request names (an adapter's name means its model), for work that takes no place; but to have
+        one loaded does."""
+        registry = self.host.registry
+        slot = registry.slot_of(registry.choose(name).model)
+        if slot.model is None:
+            return await self.hold(name)
+        await self._load(slot)
+        return self.model
+
+    async def _load(self, slot: Slot, adapter: str | None = None, notice: Notice | None = None) -> None:
+        """Have both, and keep them."""
+        registry, say = self.host.registry, notice or _say_nothing
+        is_loaded = slot.model is not None
+        if not is_loaded:
+            say("loading", None)
+        lease = await registry.acquire(slot, self.load_timeout)
+        self.held.callback(lease.release)
+        self.model = lease.model
+        if adapter:
+            is_ready = registry.adapters.is_ready(lease.model, adapter)
+            if is_loaded and not is_ready:
+                say("loading", adapter)
+            self.adapter = self.story.adapter = await registry.adapters.fetch(lease.model, adapter, self.load_timeout)
+            if is_loaded and not is_ready:
+                say("loaded", adapter)
+        if not is_loaded:
+            say("loaded", None)
+
+    def _check_counts(self, num_prompts: int, n: int) -> None:
+        host, num_choices = self.host, num_prompts * n
+        if num_prompts > host.max_prompts:
+            raise InvalidRequest(f"prompt has {num_prompts} prompts; at most {host.max_prompts}", "prompt")
+        if num_choices > host.max_choices:
+            raise InvalidRequest(
+                f"{num_prompts} prompts with n = {n} make {num_choices} choices; at most {host.max_choices}", "n"
+            )
+
+    # -- what is asked for -----------------------------------------------------------------------------------
+
+    def steering(
+        self,
+        name: str | None,
+        argument: Any,
+        constraint: Constraint | Mapping[str, Any] | None = None,
+        rewind: str | None = None,
+    ) -> Steering:
+        """What the fields of a request ask to be steered by. Raises as `steering_of` does."""
+        return steering_of(name, argument, constraint, self.model, self.identity, rewind)
+
+    async def tokens(
+        self, prompts: Sequence[str | Sequence[int]], truncate: int | None = None, add_special_tokens: bool = True
+    ) -> list[tuple[int, ...]]:
+        """The tokens of a call's prompts, checked; of each the last `truncate` ones."""
+        async with self.story.terms.bounded("its prompts were tokenized"):
+            return await tokenize_all(self.model, prompts, truncate, add_special_tokens)
+
+    async def prepare(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        steering: Steering = PLAIN,
+        *,
+        texts: Sequence[str | Sequence[int]] = (),
+        tell_resuming: bool = False,
+        apart: bool = False,
+        detokenize: bool = True,
+        embeds: bool = False,
+        at_once: int | None = None,
+    ) -> Generation:
+        """Check everything; nothing is submitted yet. Prompts are tokens that were checked; `texts` are what they came
+        from. With `tell_resuming` a loss of the device is told. Choices are forks of one request; with a controller, or
+        if they are to be `apart`, each is a request of its own, which its seed alone repeats. Of those that `embeds`
+        wants vectors of, and of all others, so many run `at_once`."""
+        model, story = self.model, self.story
+        if steering.constraint is not None:
+            async with story.terms.bounded("its constraint was compiled"):
+                await model.try_constraint(steering.constraint)
+        check_sampling(model, sampling)
+        num_copies = sampling.n if apart or steering.controller is not None else 1
+        if num_copies > 1:
+            sampling = sampling.with_(n=1)
+        parts: list[Part] = []
+        for number, tokens in enumerate(prompts):
+            if number:
+                await asyncio.sleep(0)  # many prompts must not keep others waiting
+            request = make_request(
+                model,
+                tokens,
+                sampling,
+                steering.controller or steering.constraint,
+                detokenize=detokenize,
+                embeds=embeds,
+                request_id=f"{story.id}-{number * num_copies}",
+                adapter=self.adapter,
+                timeout=self.request_timeout,
+                tenant=self.identity.user,
+                terms=story.terms,
+                metadata=story.metadata,
+            )
+            place = self.ticket.charge(len(tokens) * num_copies, max_output(sampling, num_copies))
+            text = texts[number] if number < len(texts) else None
+            first = Part(
+                number * num_copies,
+                replace(request, place=place, tell_resuming=tell_resuming),
+                steering.rewind,
+                text if isinstance(text, str) else None,
+            )
+            parts += [first, *(_choice(first, story.id, copy) for copy in range(1, num_copies))]
+        name = self.adapter or model.name
+        return Generation(model, name, story, self.ticket, self.held, parts, at_once)
+
+
+def _say_nothing(what: str, adapter: str | None) -> None:
+    """For clients that hear nothing while they wait."""
+
+
+def _choice(first: Part, call_id: str, copy: int) -> Part:
+    """A further choice for a prompt: a request of its own, whose seed follows the first one's."""
+    number = first.number + copy
+    seed = ((first.request.sampling.seed or 0) + copy) % MAX_SEED
+    request = replace(first.request, id=f"{call_id}-{number}", sampling=first.request.sampling.with_(seed=seed))
+    return Part(number, request, first.policy, first.text, shares=first)

@@ -1,0 +1,154 @@
+"""One life of a request: what it holds is given back on every way, and its story knows what it cost."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from bridle.errors import BridleError, EngineClosed, InvalidRequest, Overloaded, UnknownModel
+from bridle.outputs import Event
+from bridle.sampling import SamplingParams
+from bridle.service import Admission, ModelRegistry, new_request_id
+from bridle.service.generation import Part
+from bridle.service.keys import Identity
+from bridle.service.requests import EMBEDDING
+from bridle.service.serving import Host, Serving
+from bridle.service.story import Story
+from tests.http.harness import saying, scripted_model
+
+SHORT = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+ANN = Identity("ann", False)
+
+
+@pytest.fixture(scope="module")
+def host() -> Any:
+    registry = ModelRegistry([scripted_model(next_token=saying("abc"), embedding_size=4)])
+    yield Host(registry, Admission(max_requests=4), max_prompts=8, max_choices=8)
+    registry.close()
+
+
+def begin(host: Host, held: ExitStack) -> Serving:
+    return Serving(host, Story(id=new_request_id(), identity=ANN), held)
+
+
+async def test_what_a_request_holds_is_given_back(host: Host) -> None:
+    with ExitStack() as held:
+        serving = begin(host, held)
+        await serving.hold(None)
+        (tokens,) = await serving.tokens(["x"])
+        generation = await serving.prepare([tokens], SHORT)
+        assert host.admission.num_requests == 1 and host.admission.num_tokens == len(tokens)
+        assert host.live == {serving.story.id: serving.story} and serving.story.model == "scripted"
+        await generation.run()
+        story = serving.story
+        assert story.usage is not None and story.usage.completion_tokens == 4 and story.finish == ["length"]
+        assert generation.parts[0].request.tenant == "ann" and serving.ticket.num_output == 4
+    assert (host.admission.num_requests, host.admission.num_tokens, host.live) == (0, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"name": "nobody"}, UnknownModel),
+        ({"name": None, "num_prompts": 9}, InvalidRequest),
+        ({"name": None, "n": 9}, InvalidRequest),
+        ({"name": None, "num_prompts": 5}, InvalidRequest),
+        ({"name": None, "priority": -101}, InvalidRequest),
+        ({"name": None, "priority": -1}, InvalidRequest),
+        ({"name": None, "deadline": -1.0}, InvalidRequest),
+        ({"name": None, "adapter": "nobody"}, InvalidRequest),
+    ],
+)
+async def test_a_refusal_leaves_nothing(host: Host, asked: Any, error: type[BridleError]) -> None:
+    with ExitStack() as held, pytest.raises(error):
+        await begin(host, held).hold(**asked)
+    assert (host.admission.num_requests, host.live) == (0, {})
+
+
+async def test_a_full_house_refuses_before_it_waits(host: Host) -> None:
+    with ExitStack() as held, ExitStack() as other:
+        await begin(host, held).hold(None, num_prompts=4)
+        with pytest.raises(Overloaded):
+            await begin(host, other).hold(None)
+        assert (await begin(host, other).borrow(None)).name == "scripted"  # takes no place
+    host.is_draining = True
+    with ExitStack() as held, pytest.raises(EngineClosed):
+        await begin(host, held).hold(None)
+    host.is_draining = False
+
+
+async def test_what_was_broken_off_is_counted(host: Host) -> None:
+    """A sink that has seen enough ends the request; what was made is told and charged."""
+    seen = 0
+
+    async def sink(part: Part, events: list[Event]) -> bool:
+        nonlocal seen
+        seen = len(part.outputs[0].token_ids)
+        return seen >= 2
+
+    with ExitStack() as held:
+        serving = begin(host, held)
+        await serving.hold(None)
+        generation = await serving.prepare(await serving.tokens(["x"]), SHORT.with_(max_tokens=300))
+        await generation.run(sink)
+        assert serving.story.finish == ["cancelled"]
+        assert serving.story.usage is not None and serving.story.usage.completion_tokens == seen
+        assert serving.ticket.num_output == seen
+
+
+async def test_first_events_come_again(host: Host) -> None:
+    with ExitStack() as held:
+        serving = begin(host, held)
+        await serving.hold(None)
+        generation = await serving.prepare(await serving.tokens(["x"]), SHORT)
+        assert await generation.begin()
+        told: list[Event] = []
+
+        async def sink(part: Part, events: list[Event]) -> None:
+            told.extend(events)
+
+        await generation.run(sink)
+        assert generation.parts[0].outputs[0].text == "".join(getattr(event, "text", "") for event in told)
+        assert serving.story.num_tokens == 4
+
+
+async def test_few_run_at_once(host: Host) -> None:
+    client = host.registry.default.client
+    most = 0
+
+    async def sink(part: Part, events: list[Event]) -> None:
+        nonlocal most
+        now = client.statistics()
+        most = max(most, now.num_running + now.num_waiting)
+
+    with ExitStack() as held:
+        serving = begin(host, held)
+        await serving.hold(None, num_prompts=2)
+        tokens = await serving.tokens([f"text {number}" for number in range(6)])
+        generation = await serving.prepare(tokens, EMBEDDING, detokenize=False, embeds=True, at_once=2)
+        await generation.run(sink)
+        assert all(part.collector.output.embedding is not None for part in generation.parts)
+    assert most <= 2
+
+
+async def test_a_cancelled_call_lets_go(host: Host) -> None:
+    begun = asyncio.Event()
+
+    async def sink(part: Part, events: list[Event]) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    with ExitStack() as held:
+        serving = begin(host, held)
+        await serving.hold(None)
+        generation = await serving.prepare(await serving.tokens(["x"]), SHORT.with_(max_tokens=300))
+        task = asyncio.create_task(generation.run(sink))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert serving.story.finish == ["cancelled"]
+    assert host.admission.num_requests == 0

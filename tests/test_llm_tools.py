@@ -1,0 +1,127 @@
+"""Tools and thoughts of the Python API: calls and thoughts are told apart as the server tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bridle import LLM, ChatSession, SamplingParams, ToolCall
+from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Thought
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from tests.http.harness import local_client, saying, scripted_model
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
+QUESTION = [{"role": "user", "content": "What is the weather in Rome?"}]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=120)
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", kv_memory=32 << 20, sampling=GREEDY) as loaded:
+        yield loaded
+
+
+def calls_of(message: Any) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in message.calls]
+
+
+def test_a_call_is_told_apart(llm: LLM) -> None:
+    (output,) = llm.chat(QUESTION, tools=TOOLS)
+    assert output.message is not None
+    assert calls_of(output.message) == [("get_weather", {"city": "Rome"})]
+    assert output.message.content == "" and "get_weather" in output.text
+
+
+@pytest.mark.parametrize("choice", ["required", "get_weather"])
+def test_a_call_can_be_demanded(llm: LLM, choice: str) -> None:
+    sampling = GREEDY.with_(temperature=2.0, seed=3)
+    (output,) = llm.chat([{"role": "user", "content": "Tell me a story."}], sampling, tools=TOOLS, tool_choice=choice)
+    assert output.message is not None
+    assert {name for name, _ in calls_of(output.message)} == {"get_weather"}
+    assert all(arguments["city"] in ("Rome", "Oslo") for _, arguments in calls_of(output.message))
+
+
+def test_a_choice_without_tools_is_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="there are no tools"):
+        llm.chat(QUESTION, tool_choice="required")
+    with pytest.raises(InvalidRequest, match="thinking_budget is -1"):
+        llm.chat(QUESTION, thinking_budget=-1)
+    scripted = LLM(scripted_model(next_token=saying("x")))
+    with scripted, pytest.raises(UnsupportedFeature, match="no thoughts to put a budget on"):
+        scripted.chat(QUESTION, thinking_budget=4)
+
+
+def test_thoughts_end_with_their_budget(llm: LLM) -> None:
+    long, short = (llm.chat(QUESTION, thinking_budget=budget)[0] for budget in (60, 3))
+    assert long.message is not None and short.message is not None
+    assert long.message.thoughts.startswith(short.message.thoughts) and short.message.thoughts
+    assert len(short.message.thoughts) < len(long.message.thoughts)
+    assert "think>" not in long.message.content + short.message.content
+
+
+@pytest.mark.parametrize("options", [{"tools": TOOLS}, {"tools": TOOLS, "thinking_budget": 20}, {}])
+def test_the_server_says_the_same(llm: LLM, options: Any) -> None:
+    """One way of planning and reading, whatever the front-end."""
+    (ours,) = llm.chat(QUESTION, **options)
+    body = {"messages": QUESTION, "temperature": 0, "max_tokens": GREEDY.max_tokens, **options}
+    model = llm.model
+    close, model.shutdown = model.shutdown, lambda drain: None  # the client ends with its registry, not this model
+    try:
+        with local_client(model) as client:
+            theirs = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    finally:
+        model.shutdown = close
+    assert ours.message is not None
+    assert (theirs.get("reasoning_content") or "") == ours.message.thoughts
+    assert (theirs["content"] or "") == ours.message.content
+    told = [
+        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in theirs.get("tool_calls") or ()
+    ]
+    assert told == calls_of(ours.message)
+
+
+def test_a_session_calls_and_hears_the_result(llm: LLM) -> None:
+    session = llm.session(tools=TOOLS)
+    assert session.send(QUESTION[0]["content"]) == ""
+    assert session.last_output is not None and session.last_output.message is not None
+    (call,) = session.last_output.message.calls
+    assert session.turns[1]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": call.arguments}
+    answer = session.send([{"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'}])
+    assert [turn["role"] for turn in session.turns] == ["user", "assistant", "tool", "assistant"]
+    assert session.turns[3]["content"] == answer != ""
+    assert ChatSession.from_dict(llm, session.to_dict()).options["tools"] == TOOLS
+    session.undo()
+    assert session.turns == []
+
+
+def test_a_session_streams_its_pieces() -> None:
+    with LLM(scripted_model(next_token=saying(f"Well: {CALL}")), sampling=GREEDY) as llm:
+        stream = llm.session(tools=TOOLS).stream("x")
+        pieces = list(stream.pieces())
+        assert "".join(piece.text for piece in pieces if isinstance(piece, Content)) == "Well: "
+        assert [piece.name for piece in pieces if isinstance(piece, CallBegun)] == ["get_weather"]
+        told = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
+        assert json.loads(told) == {"city": "Rome"} and not any(isinstance(piece, Thought) for piece in pieces)
+        assert stream.output.message is not None
+        assert stream.output.message.calls == [ToolCall("get_weather", stream.output.message.calls[0].id, told)]
+        assert stream.read() == "Well: "
+
+        async def ask() -> list[str]:
+            sessions = [llm.session(tools=TOOLS) for _ in range(2)]
+            return [await sessions[0].send_async("x"), sessions[1].stream("x").read()]
+
+        assert asyncio.run(ask()) == ["Well: ", "Well: "]
+        assert ChatSession.together([llm.session(tools=TOOLS)], ["x"]) == ["Well: "]
+
+
+def test_tools_of_another_shape_are_for_the_template_alone() -> None:
+    with LLM(scripted_model(next_token=saying(CALL)), sampling=GREEDY) as llm:
+        (output,) = llm.chat(QUESTION, tools=[{"name": "f"}], chat_template="{{ tools[0].name }}:")
+        assert llm.tokenizer.decode(output.prompt_token_ids) == "f:"
+        assert output.message is not None and not output.message.calls and output.message.content == CALL
