@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def load_executor(
     config: ModelConfig, progress: Callable[[str, float], None] | None = None, sampler: Sampler | None = None
 ) -> LocalExecutor | LlamaExecutor:
-    """Load a model and make it ready to compute. Raises what the backend raises."""
+    """Load a model with its backend and make it ready to compute. Raises the backend's errors."""
     if config.backend == "llamacpp":
         from bridle.llamacpp import load_executor as load_into_llamacpp
 

@@ -14,11 +14,11 @@ from bridle.errors import InvalidRequest
 Quantization = Literal["none", "auto", "int8", "q8_0", "q4_0"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
-#: What adapters may take on the device and on the host, in bytes, where nothing is said and there is enough.
+#: The most memory that adapters take by default, on the device and on the host, in bytes.
 ADAPTER_MEMORY = 1 << 30
 ADAPTER_HOST_MEMORY = 4 << 30
 
-#: Without chunks, and where nothing else is said, a step has room for a prompt of so many tokens.
+#: By default, a step without chunked prefill has room for a prompt of this many tokens.
 WHOLE_PROMPT_TOKENS = 1024
 
 _MODEL_COUNTS = (
@@ -90,7 +90,7 @@ class ModelConfig:
         _check_positive(self, _MODEL_COUNTS)
 
     def sized_for(self, engine: EngineConfig) -> ModelConfig:
-        """The same with room for what an engine with those limits will ask of it. What is set here stays."""
+        """The same settings, with room for what an engine with these limits needs. Values that are set here stay."""
         is_sized = self.num_blocks is not None or self.kv_memory is not None
         step_tokens = engine.max_batch_prefill_tokens or engine.max_num_batched_tokens
         if not engine.chunked_prefill and engine.max_batch_prefill_tokens is None:

@@ -1,5 +1,5 @@
-"""What the machine gives this process: how much memory and processor time its control groups leave it, which are what
-containers and service managers set, and how many cores it may run on.
+"""The resources of this process: how much memory and processor time its control groups allow (containers and service
+managers set these), and how many cores it may run on.
 
 Linux has two versions of control groups, which may be mounted at once. Elsewhere there are no such limits.
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
-#: By version: the files with the limit and with what is in use, and the statistic of what the kernel can drop of that.
+#: By version of control groups: the files with the limit and with the memory in use, and the statistic of what the
+#: kernel can drop of it.
 _MEMORY_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
@@ -21,21 +22,21 @@ _MEMORY_FILES = {
 
 
 def memory_room(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """Bytes that may still be taken before the tightest limit; None if there is none."""
+    """The bytes that may still be taken before the tightest limit; None if there is no limit."""
     rooms = (_room(folder, version) for folder, version in _folders("memory", root, membership))
     return min((room for room in rooms if room is not None), default=None)
 
 
 def num_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int:
-    """Cores that this process may use, which can be fewer than there are: those it may run on, or what its share of
-    processor time comes to if that is less. At least 1."""
+    """The number of cores that this process may use, at least 1. It is the number that it may run on, or its share of
+    processor time if that is less."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = (_share(folder, version) for folder, version in _folders("cpu", root, membership))
     return max(min([allowed, *(math.ceil(share) for share in shares if share is not None)]), 1)
 
 
 def _folders(controller: str, root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
-    """The groups that this process is in, each with those around it."""
+    """The control groups of this process, from the innermost to the outermost."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -47,7 +48,7 @@ def _folders(controller: str, root: Path, membership: Path) -> Iterator[tuple[Pa
             mounts, version = [root / controller] if controller in controllers.split(",") else [], 1
         inner = Path(path.lstrip("/"))
         for mount in mounts:
-            # In a container the mount may show its own group as the top: what is not there is passed over.
+            # In a container the mount may show its own group as the top; missing folders are skipped.
             yield from ((mount / part, version) for part in (inner, *inner.parents))
 
 
@@ -65,7 +66,7 @@ def _room(folder: Path, version: int) -> int | None:
 
 
 def _share(folder: Path, version: int) -> float | None:
-    """Seconds of processor time in a second."""
+    """The allowed processor time, in seconds per second."""
     try:
         if version == 2:
             quota, period = (folder / "cpu.max").read_text().split()

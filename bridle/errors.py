@@ -65,8 +65,8 @@ class UnsupportedFeature(InvalidRequest):
 
 
 class TemplateFailure(InvalidRequest):
-    """A conversation cannot become a prompt: the model has no chat template, or it refuses these messages or fails on
-    them."""
+    """A conversation cannot be rendered as a prompt: the model has no chat template, or the template refuses these
+    messages or fails on them."""
 
     code = "template_error"
 
@@ -91,7 +91,7 @@ class AdapterRefused(InvalidRequest):
 
 
 class UnknownStream(InvalidRequest):
-    """No stream can be resumed under that key, or not from that position: it is forgotten, or never was."""
+    """No stream can be resumed under that key, or not from that position: it is forgotten, or never existed."""
 
     code = "unknown_stream"
 
@@ -180,8 +180,8 @@ class ConnectionLost(BridleError):
 
 
 class RemoteError(BridleError):
-    """A server answered with an error whose kind is its own; `code` is its name there. `is_retryable` is its word on
-    whether asking again may help."""
+    """A server answered with an error of a kind that is not known here; `code` is its name there. `is_retryable` says
+    whether another try may help, according to the server."""
 
     code = "error"
 

@@ -1,8 +1,7 @@
-"""The C library's heap, which libraries in other languages share: what is taken of it, and giving back what is free.
+"""Returns free memory of the C library's heap, which libraries in other languages share, to the system.
 
-What was freed stays with the process, in pieces between what is in use; nothing returns it but asking. A server whose
-clients make it build and drop hundreds of megabytes would keep all of them. Elsewhere than with glibc nothing is known
-and nothing can be done.
+Freed memory stays with the process, in pieces between what is in use, until it is returned explicitly. A server whose
+clients make it build and drop hundreds of megabytes would keep all of them. Without glibc these functions do nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import ctypes
 
 
 def return_free_memory() -> None:
-    """Give the system what is free. Takes some milliseconds for each hundred megabytes; other threads run on."""
+    """Return free memory to the system. This takes some milliseconds for each hundred megabytes; other
+    threads run on."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

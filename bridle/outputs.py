@@ -1,7 +1,7 @@
-"""What comes back: events while a request runs, and the outputs they add up to.
+"""The results of a request: events while it runs, and the outputs that they add up to.
 
-Every front-end (HTTP, LMTP, the Python API) reads the same events and turns them into its own format. Events
-are plain data. Positions count generated tokens of one output, from 0.
+Every front-end (HTTP, LMTP, the Python API) reads the same events and turns them into its own format. Events are plain
+data. Positions count generated tokens of one output, from 0.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class FinishReason(str, Enum):
 class Logprob:
     """Log-probability (natural logarithm) of one token, and the best alternatives, best first.
 
-    `top` holds (token, log-probability) pairs. `rank` counts from 1; None where it was not computed. `text` is what the
-    token spells by itself, `top_texts` the same for each of `top`: an engine with a tokenizer fills them in.
+    `top` holds (token, log-probability) pairs. `rank` counts from 1; None where it was not computed. `text` is the
+    token's own text, `top_texts` are those of `top`; an engine with a tokenizer fills them in.
     """
 
     token: int
@@ -41,22 +41,22 @@ class Logprob:
     top_texts: tuple[str, ...] = ()
 
     def spelled(self, text_of: Callable[[int], str]) -> Logprob:
-        """The same with its texts."""
+        """The same value with its texts filled in."""
         texts = tuple([text_of(token) for token, _ in self.top])
         return Logprob(self.token, self.logprob, self.top, self.rank, text_of(self.token), texts)
 
 
 @dataclass(slots=True)
 class Usage:
-    """Exact counts of one output. `completion_tokens` is what is left of the sampled and forced ones."""
+    """Exact counts of one output. `completion_tokens` counts the sampled and forced tokens that were not taken back."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     completion_tokens: int = 0
-    sampled_tokens: int = 0  # draws, also of tokens taken back later
+    sampled_tokens: int = 0  # draws, including those of tokens that were taken back
     forced_tokens: int = 0  # appended by a controller without a draw
     rewound_tokens: int = 0  # taken back
-    shared_tokens: int = 0  # computed once, by the sequence this one was forked from
+    shared_tokens: int = 0  # tokens computed once, by the sequence that this one was forked from
 
     def add(self, other: Usage) -> None:
         """Add `other`'s counts to these: the usage of a request is the sum over its outputs."""
@@ -93,8 +93,8 @@ class PromptEvent(Event):
 
 @dataclass(slots=True)
 class TokenEvent(Event):
-    """One more token. `text` is what became certain with it: text that could still be part of a stop string or
-    of an unfinished character arrives with a later event."""
+    """One more token. `text` is the text that became certain with it: text that could still be part of a stop string or
+    of an unfinished character comes with a later event."""
 
     token: int = 0
     text: str = ""
@@ -112,8 +112,8 @@ class Rewind(Event):
 
 @dataclass(slots=True)
 class Forked(Event):
-    """Output `index` came into being as a copy of `parent`, which had `num_tokens` tokens and the text
-    `text` (released so far) at that moment."""
+    """Output `index` was created as a copy of `parent`, which had `num_tokens` tokens and the text `text` (released so
+    far) at that moment."""
 
     parent: int = 0
     num_tokens: int = 0
@@ -138,22 +138,22 @@ class Stored(Event):
 
 @dataclass(slots=True)
 class Embedded(Event):
-    """What the model makes of a prompt: a vector of length 1."""
+    """The vector of a prompt, which has length 1."""
 
     vector: array[float] = field(default_factory=lambda: array("f"))
 
 
 @dataclass(slots=True)
 class Resuming(Event):
-    """The device that computed this output is lost. The output goes on where it was once there is one again. Sent only
-    to requests that ask for it."""
+    """The device that computed this output is lost; the output continues once there is a device again. Sent only to
+    requests that ask for it."""
 
 
 @dataclass(slots=True)
 class Finished(Event):
-    """The output is complete; no event follows for it. `text` is text held back until now. `stop` is the token
-    or the string that ended it, `error` what went wrong. `is_last` ends the whole request. `held` is how long, in
-    seconds, its controller kept it from going on."""
+    """The output is complete; no event follows for it. `text` is text held back until now. `stop` is the token or the
+    string that ended it, `error` the error that did. `is_last` ends the whole request. `held` is how long, in seconds,
+    its controller kept it from going on."""
 
     reason: FinishReason = FinishReason.STOP
     usage: Usage = field(default_factory=Usage)

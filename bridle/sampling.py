@@ -43,11 +43,11 @@ class LogitBias(Mapping[int, float]):
             if not (set(map(type, bias)) <= {int} and set(map(type, bias.values())) <= {int, float}):
                 raise ValueError
             packed = cls(array("q", bias), array("d", bias.values()))
-            # An infinity or a NaN shows in the sum, and so does nothing else that is not worth a second look.
+            # The sum is infinite or NaN exactly if an entry may be; only then is each entry checked.
             if bias and (min(packed.tokens) < 0 or not math.isfinite(sum(packed.addends))):
                 raise ValueError
         except (ValueError, OverflowError):
-            _check_biases(bias)  # says what is wrong with which entry, if anything is
+            _check_biases(bias)  # raises an error that names the bad entry, if there is one
             packed = cls(array("q", bias), array("d", bias.values()))
         return packed
 

@@ -1,8 +1,8 @@
-"""Values in messages: short, and cheap whatever they hold.
+"""Values in messages: short, and cheap to show whatever they hold.
 
-A client may send a list of a million numbers where a name belongs. The error shows how it begins; writing out the rest
-of it would take longer than the request that is refused. And where things lie on the server's machine is no business of
-the network: what libraries and the operating system say likes to name files, and of a path its last part is left.
+A client may send a list of a million numbers in the place of a name. The error shows its beginning; writing all of it
+would take longer than handling the request. And the network need not know paths on the server's machine. Messages of
+libraries and of the operating system often name files, so only the last part of each path is kept.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from bridle.errors import AdapterRefused, BridleError, ControllerError, ControllerUnavailable, InvalidRequest
 
 MAX_SHOWN_CHARS = 80
-#: A path in quotes may have spaces; the address of a socket is one, too. An address in the web is none.
+#: A path in quotes may contain spaces; the address of a socket is a path, too. A URL is not.
 _QUOTED = re.compile(r"""(?<=['"])(?:unix:)?/(?:[^'"/\n]+/)+(?=[^'"/\n]+['"])""")
 _PLAIN = re.compile(r"""(?:\bunix:(?://)?/?|(?<![\w/:.])/)(?:[^\s'"`/,;()<>]+/)+""")
 
 
 class _Short(Repr):
-    """`repr`, of the beginnings of things."""
+    """`repr`, but only of the beginning of long values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Short(Repr):
         return repr(x[: MAX_SHOWN_CHARS + 1])
 
     def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
-        """In their own order: the base class sorts all keys first."""
+        """Show the first entries in their own order; the base class would sort all keys."""
         if level <= 0 and x:
             return "{...}"
         pairs = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
@@ -54,14 +54,14 @@ def shown(value: object) -> str:
 
 
 def public_text(error: BridleError) -> str:
-    """What a client reads of an error. One about a request says what the request said, and is told as it is; all others
-    lose the server's folders."""
+    """An error's message for a client. A message about the request is passed on as it is; all others lose the server's
+    folders."""
     text = str(error)
     return text if _is_about_the_request(error) else without_folders(text)
 
 
 def without_folders(text: str) -> str:
-    """Paths in a text, cut down to their last part."""
+    """The text with each path cut to its last part."""
     return _PLAIN.sub("", _QUOTED.sub("", text))
 
 

@@ -1,8 +1,7 @@
-"""OpenTelemetry's SDK for a process that wants traces: when it does, and where they go.
+"""Sets up OpenTelemetry's SDK in a process that sends traces.
 
-A process wants traces if it is told an endpoint, or if one of the standard variables names one. Which sampler, which
-resource, how large batches are and all else is what `OTEL_*` say, as the SDK reads them. Nothing of OpenTelemetry is
-imported before that.
+A process sends traces if it is given an endpoint, or if one of the standard variables names one. The `OTEL_*` variables
+set everything else (sampler, resource, size of batches), as the SDK reads them. OpenTelemetry is imported only then.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def wants_traces(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def check_endpoint(endpoint: str) -> str:
-    """The address of a collector, as it is. Raises `InvalidRequest`."""
+    """Return the address of a collector after checking it. Raises `InvalidRequest`."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidRequest(
@@ -67,8 +66,8 @@ def start_traces(environment: Mapping[str, str] = os.environ) -> TracerProvider:
 
 @contextmanager
 def traced_process() -> Iterator[TracerProvider | None]:
-    """Let everything in this process that makes spans send them, if the standard variables ask for that; what is left
-    is sent at the end."""
+    """Send the spans of everything in this process inside the block, if the standard variables ask for that; the rest
+    is sent at its end."""
     if not wants_traces():
         yield None
         return
@@ -83,7 +82,8 @@ def traced_process() -> Iterator[TracerProvider | None]:
 
 
 def shut_down(provider: TracerProvider) -> None:
-    """Send what is left, for a few seconds at most: a collector that is away must not hold up the end."""
+    """Send the spans that were not sent yet, for a few seconds at most: an absent collector must not hold
+    up the end."""
     closing = threading.Thread(target=provider.shutdown, name="bridle-traces-end", daemon=True)
     closing.start()
     closing.join(_CLOSE_SECONDS)

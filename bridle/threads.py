@@ -41,7 +41,7 @@ def run_apart(function: Callable[[], T], name: str = "bridle-apart") -> T:
 
 
 class ThreadPerCall(Executor):
-    """Gives each call a new thread. Whoever uses it bounds the calls."""
+    """Gives each call a new thread. The caller bounds the number of calls."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,7 +1,8 @@
-"""From constraints to matchers, off the engine's thread: tried in a child first, then compiled here, and kept.
+"""Compiles constraints to matchers, off the engine's thread: a child process tries a grammar first, then it is compiled
+here and kept.
 
-A grammar that a child survived compiles here as well, since llguidance does the same work twice: it has no state
-between grammars. What is kept is the compiled matcher at its start; each request works on a copy, which takes
+A grammar that a child process survived compiles here as well, since llguidance does the same work twice: it has no
+state between grammars. What is kept is the compiled matcher at its start; each request works on a copy, which takes
 microseconds. Grammars that are not usable are remembered too, so that asking again costs nothing. What is kept is
 bounded in bytes that are really in use, and what building and dropping leaves free goes back to the system.
 """
@@ -24,25 +25,25 @@ from bridle.constraints.vocabulary import Vocabulary, load_llguidance
 from bridle.errors import InvalidRequest, Overloaded
 from bridle.heap import return_free_memory
 
-#: What a compiled grammar takes at least, in bytes, and what a refusal does.
+#: The least size that a kept grammar, or a refusal, counts for, in bytes.
 _MIN_WEIGHT = 160 * 1024
 _REFUSAL_WEIGHT = 1024
-#: A grammar with more than this part of the room is not kept: it would drive out everybody else's.
+#: A grammar that needs more than the room divided by this is not kept, since it would drive out all others.
 _MAX_PART = 4
-#: After so many bytes of grammars built and dropped, free memory goes back to the system.
+#: After this many bytes of grammars were built and dropped, free memory goes back to the system.
 _LOOSE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A compiled grammar, or why there is none: kind of error, message and field. An error itself is not kept, since
-    every raise would tie more to it."""
+    """A compiled grammar, or why there is none: kind of error, message and field. The error object itself is not kept,
+    since each raise would attach more data to it."""
 
     result: Matcher | tuple[type[InvalidRequest], str, str | None]
     weight: int
 
     def future(self) -> Future[Matcher]:
-        """The result, for one who asks."""
+        """The result as a future, for one caller."""
         if isinstance(self.result, Matcher):
             return _done(self.result)
         kind, message, param = self.result
@@ -81,12 +82,13 @@ class Compiler:
 
     @property
     def cached_bytes(self) -> int:
-        """About how much memory they take."""
+        """About how many bytes the kept grammars take."""
         return self._weight
 
     def compile(self, constraint: Constraint) -> Future[Matcher]:
-        """The compiled grammar, to be copied, never moved. The future raises `InvalidRequest` for a grammar that
-        cannot be used, `Overloaded` if the compiler is shut down. Do not cancel it: it may be shared."""
+        """Return the compiled grammar. Callers copy it, and never advance it itself. The future raises `InvalidRequest`
+        for a grammar that cannot be used, `Overloaded` if the compiler is shut down. Do not cancel it: it may be
+        shared."""
         key = constraint.key
         with self._lock:
             entry = self._entries.get(key)
@@ -121,7 +123,8 @@ class Compiler:
                 self._pending.pop(key, None)
 
     def _usable(self, constraint: Constraint) -> tuple[str, int]:
-        """A grammar that a child survived, and its size. A schema that is refused gets a second try in other words."""
+        """A grammar that a child process survived, and its size. A schema that is refused is tried again in equivalent
+        keywords."""
         grammar = grammar_of(constraint)
         try:
             return grammar, self._trials.try_grammar(grammar)
@@ -132,10 +135,10 @@ class Compiler:
             try:
                 return other, self._trials.try_grammar(other)
             except InvalidRequest:
-                raise refusal from None  # what is wrong with the schema as its author knows it
+                raise refusal from None  # the error for the schema as its author wrote it
 
     def _keep(self, key: str, entry: _Entry) -> None:
-        """Remember it, and forget what was not used for the longest time."""
+        """Keep an entry, and drop those that were not used for the longest time."""
         limits = self._limits
         with self._lock:
             self._loose += entry.weight  # building takes about as much again

@@ -1,6 +1,6 @@
-"""GGUF files: read with distrust, written, and told apart into a configuration, a tokenizer and weights.
+"""GGUF files: reads them with distrust, writes them, and separates them into a configuration, a tokenizer and weights.
 
-Nothing here knows a model class or an executor: `bridle.model` puts the tensors into one. A file is mapped, never
+This package knows no model class or executor; `bridle.model` puts the tensors into one. A file is mapped, never
 executed; what its header claims is checked against what the file holds before a single number is read.
 """
 

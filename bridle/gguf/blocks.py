@@ -29,7 +29,7 @@ def decode_blocks(kind: str, rows: Tensor) -> Tensor:
 
 
 def can_decode(kind: str) -> bool:
-    """Whether numbers can be had of type `kind`, with what is installed."""
+    """Whether type `kind` can be decoded with the packages that are installed."""
     return kind in TYPES or kind in _DECODERS or (kind in RARE and find_spec("gguf") is not None)
 
 

@@ -14,7 +14,7 @@ from bridle.errors import InvalidRequest
 from bridle.gguf.format import TYPES_BY_NAME
 from bridle.native.ggml import TYPES, quantize
 
-#: Rows in work at once, by numbers: the search keeps some dozen copies.
+#: How many numbers are worked on at once, in whole rows; the search keeps some dozen copies of them.
 _MAX_NUMBERS = 1 << 21
 
 

@@ -1,8 +1,9 @@
-"""Which architectures of GGUF files are which families here: names of tensors and fields of configurations, both ways.
+"""The architectures of GGUF files and the families of the library that they are: names of tensors and fields of
+configurations, both ways.
 
-A tensor of the library's model is made of tensors of the file by a rule. Some files hold another form than the
-library: queries and keys of families that llama.cpp rotates in pairs have their rows in another order, and Gemma's
-norms are stored with the one that the library adds. One table serves reading and writing.
+A rule makes a tensor of the library's model from tensors of the file. Some files hold another form than the library:
+queries and keys of families that llama.cpp rotates in pairs have their rows in another order, and Gemma's norms are
+stored with the one that the library adds. One table serves reading and writing.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-#: How the library's form of a tensor comes about: as it is; rows of query or key heads in another order; less one;
-#: flattened to a line; or the first and the second half of a pair.
+#: How the library's form of a tensor is made: unchanged; with the rows of query or key heads in another order; minus
+#: one; flattened to a line; or as the first or second half of a pair.
 Change = Literal["", "query", "key", "offset", "line"]
 
 
@@ -25,7 +26,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An architecture: the library's name of it, its tensors, and what else tells it apart."""
+    """An architecture: the library's name of it, its tensors, and its further properties."""
 
     arch: str
     model_type: str
@@ -159,7 +160,7 @@ FAMILIES = (
 
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 
-#: Tensors that say how positions are rotated, and those that nothing here needs.
+#: Tensors that describe the rotation of positions, and tensors that are not needed here.
 ROTATION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 

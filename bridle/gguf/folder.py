@@ -1,8 +1,8 @@
-"""A GGUF file as a model folder: configuration, tokenizer and chat template written out as the files that everything
-else reads, and the weights left where they are.
+"""A GGUF file as a model folder: configuration, tokenizer and chat template are written out as the usual files, and the
+weights stay in the GGUF file.
 
-Folders are named after what the file's header says, so that the same file is unpacked once. They lie in the user's
-cache, and anything in them can be made anew.
+A folder is named after a digest of the file's header, so that the same file is unpacked once. The folders lie in the
+user's cache, and everything in them can be made anew.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bridle.gguf.settings import find_family, read_config
 from bridle.gguf.shards import GgufModel, open_model
 from bridle.gguf.vocabulary import Vocabulary, read_vocabulary
 
-#: What points from a folder to the file whose weights it stands for.
+#: The file that names the GGUF file whose weights a folder stands for.
 POINTER = "gguf.json"
-#: What a configuration says where torch has no class for the model.
+#: The field of a configuration that says why torch cannot compute the model.
 REFUSED = "bridle_refused"
-#: Of the folders' contents: a change makes all of them anew.
+#: The version of the folders' contents: a change makes all of them anew.
 _EDITION = b"1"
 _MAX_LINKS = 4096
 
@@ -43,7 +43,7 @@ def unpack(path: Path) -> Path:
 
 
 def _config(model: GgufModel) -> dict[str, Any]:
-    """The configuration; of an architecture that only llama.cpp computes, why it is refused elsewhere."""
+    """The configuration. For an architecture that only llama.cpp computes, it says why other backends refuse it."""
     try:
         family = find_family(model)
     except UnsupportedModel as error:
@@ -53,7 +53,7 @@ def _config(model: GgufModel) -> dict[str, Any]:
 
 
 def cache_folder() -> Path:
-    """Where folders of GGUF files lie: `$BRIDLE_CACHE` or the user's cache."""
+    """The cache folder for GGUF files: `$BRIDLE_CACHE`, or in the user's cache."""
     own = os.environ.get("BRIDLE_CACHE")
     base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bridle"
     return base / "gguf"
@@ -78,7 +78,7 @@ def is_adapter_file(source: str) -> bool:
 
 
 def _name_of(model: GgufModel) -> str:
-    """Of the header's bytes and of where the file is: a copy elsewhere may be changed by itself."""
+    """The folder's name, from the header's bytes and the file's path: a copy elsewhere may be changed independently."""
     digest = hashlib.blake2b(_EDITION, digest_size=12)
     for file in model.files:
         digest.update(str(file.path).encode())

@@ -18,14 +18,14 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10
 
 
 class TensorType(NamedTuple):
-    """How numbers are packed: `values` of them in `size` bytes."""
+    """How numbers are packed: `values` of them take `size` bytes."""
 
     name: str
     values: int
     size: int
 
 
-#: Type number of a tensor -> what it is.
+#: Type number of a tensor -> its name and packing.
 TENSOR_TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),

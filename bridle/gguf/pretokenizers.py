@@ -129,7 +129,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 def name_of(spec: dict[str, Any] | None, is_whole: bool, is_composed: bool) -> str | None:
-    """The name under which files have such a pre-tokenizer; None if there is none."""
+    """The name that files use for this pre-tokenizer; None if there is none."""
     wanted = _canonical(spec)
     for name, rule in PRE_TOKENIZERS.items():
         if (rule.is_whole, rule.is_composed) == (is_whole, is_composed) and _canonical(

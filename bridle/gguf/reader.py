@@ -1,8 +1,7 @@
 """One GGUF file, mapped, with a header that was checked against the file before anything else is read.
 
-Every length, count, offset and type is held against the bytes that are really there, and against a bound of ours, so
-that a damaged or hostile file becomes one clear sentence and never a read outside of the file. It knows nothing of
-models.
+Every length, count, offset and type is compared with the bytes that are really there, and with a bound. So a damaged or
+hostile file gives one clear sentence, and never a read outside of the file. This module knows nothing of models.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _ARRAY_TYPES = {number: np.dtype(f"<{code}") for number, code in SCALARS.items()
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies. `shape` has rows first, as everywhere in Python; the file has it the other way around."""
+    """The place of a tensor. `shape` has rows first, as everywhere in Python; the file has the opposite order."""
 
     name: str
     kind: TensorType
@@ -113,7 +112,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 class _Scan:
-    """A position in the file. Each step says first what it needs, and is refused if that is not there."""
+    """A position in the file. Each step first says how many bytes it needs, and is refused if they are not there."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data = path, data
@@ -124,7 +123,7 @@ class _Scan:
         return UnsupportedModel(f"{self.path} is damaged: {what}")
 
     def skip(self, size: int, what: str) -> int:
-        """Move on by `size` bytes; gives where they begin."""
+        """Move on by `size` bytes; returns where they begin."""
         start = self.at
         if size > self.size - start:
             raise self.fail(f"{what} needs {size} bytes at byte {start}, and the file ends at {self.size}")
@@ -267,7 +266,7 @@ def _read_entry(scan: _Scan, name: str) -> tuple[TensorType, tuple[int, ...], in
 
 
 def _check_apart(scan: _Scan, entries: Mapping[str, TensorEntry]) -> None:
-    """No tensor lies on another one."""
+    """Refuse tensors that overlap."""
     end, before = 0, ""
     for entry in sorted(entries.values(), key=lambda entry: entry.start):
         if entry.start < end:

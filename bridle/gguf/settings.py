@@ -41,7 +41,7 @@ def find_family(model: GgufModel) -> Family:
 
 
 def read_config(model: GgufModel, family: Family) -> Config:
-    """The fields of `config.json`. Raises `UnsupportedModel` for what is missing, or has no counterpart."""
+    """The fields of `config.json`. Raises `UnsupportedModel` for a field that is missing, or has no counterpart."""
     arch = family.arch
     config: Config = {"model_type": family.model_type}
     for key, field in _COUNTS.items():
@@ -400,8 +400,8 @@ _FURTHER: dict[str, tuple[Reader, Writer]] = {
 
 
 def write_config(config: Any, family: Family, put: Put) -> None:
-    """The library's configuration as metadata; `put` is given keys without the architecture. Raises
-    `UnsupportedModel` for what a GGUF file cannot say."""
+    """Write the library's configuration as metadata; `put` gets keys without the architecture. Raises
+    `UnsupportedModel` for settings that a GGUF file cannot express."""
     for key, field in _COUNTS.items():
         put(key, int(getattr(config, field)))
     put("attention.head_count_kv", int(config.num_key_value_heads or config.num_attention_heads))

@@ -1,4 +1,4 @@
-"""A model in one GGUF file or in several: the pieces found by their names, checked to belong together."""
+"""A model in one GGUF file or in several. Several files are found by their names, and checked to belong together."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from bridle.shown import shown
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MAX_TOKEN_CHARS = 1 << 16
 
-#: Control tokens that end a turn in some family or other: files name one end of a text, chats have others.
+#: Control tokens that end a turn in some family. Files name one token that ends a text; chats have others.
 END_NAMES = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>"),
@@ -46,7 +46,7 @@ class Vocabulary:
 
 
 def read_vocabulary(model: GgufModel) -> Vocabulary:
-    """Raises `UnsupportedModel` if the file has no tokenizer that can be used."""
+    """Read the vocabulary. Raises `UnsupportedModel` if the file has no usable tokenizer."""
     kind = model.text("tokenizer.ggml.model")
     build = _BUILDERS.get(kind or "")
     if build is None:
@@ -110,7 +110,7 @@ class _Pieces:
         ]
 
     def ends(self) -> tuple[int, ...]:
-        """What the file says, first, then tokens that are known to end turns."""
+        """The token that the file names, first, then tokens that are known to end turns."""
         named = [self.by_role[role] for role in ("eos", "eot", "eom") if role in self.by_role]
         known = [self.ids[name] for name in sorted(END_NAMES & self.ids.keys())]
         return tuple(dict.fromkeys([*named, *(token for token in known if self.kinds[token] == CONTROL)]))

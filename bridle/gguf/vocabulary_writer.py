@@ -55,8 +55,8 @@ class VocabularyFields:
 def vocabulary_fields(
     spec: Mapping[str, Any], roles: Mapping[str, str], num_rows: int, chat_template: str | None
 ) -> VocabularyFields:
-    """What a file says of the tokenizer `spec`, for an embedding of `num_rows`. Raises `UnsupportedModel` for what no
-    file can say."""
+    """The fields that describe the tokenizer `spec`, for an embedding of `num_rows`. Raises `UnsupportedModel` for a
+    tokenizer that a file cannot describe."""
     model = spec["model"]
     if model.get("type") == "Unigram":
         fields = _unigram(spec)
@@ -106,7 +106,7 @@ def _sentencepiece(spec: Mapping[str, Any]) -> VocabularyFields:
 
 
 def _has_prefix(spec: Mapping[str, Any]) -> bool:
-    """Whether a blank is put in front of a text. Only the usual ways of SentencePiece can be said."""
+    """Whether a blank is put in front of a text. Only SentencePiece's usual ways can be expressed."""
     normalizer, splitter = spec.get("normalizer") or {}, spec.get("pre_tokenizer") or {}
     steps = [step.get("type") for step in normalizer.get("normalizers", [normalizer] if normalizer else [])]
     if splitter.get("type") == "Metaspace" and not steps:
@@ -180,7 +180,7 @@ def _pad(fields: VocabularyFields, num_rows: int) -> None:
 
 
 def _say_around(fields: VocabularyFields, spec: Mapping[str, Any]) -> None:
-    """Whether a beginning and an end are put around a text, by looking at what the tokenizer does."""
+    """Find out whether a beginning and an end are put around a text, from the tokenizer's results."""
     around = tokenizers.Tokenizer.from_str(json.dumps(spec)).encode("", add_special_tokens=True).ids
     begins = bool(around) and around[0] == fields.ids.get("bos")
     ends = bool(around) and around[-1] == fields.ids.get("eos") and len(around) > begins

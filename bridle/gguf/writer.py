@@ -1,6 +1,6 @@
 """A model of the library's as a GGUF file, in the layout that llama.cpp's converter writes.
 
-Knows names, orders and types; the tensors come from whoever has loaded the model, one at a time.
+This module knows names, orders and types; the caller, which has loaded the model, passes in the tensors one at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bridle.gguf.rows import file_order, heads_of
 from bridle.gguf.settings import write_config
 from bridle.gguf.vocabulary_writer import VocabularyFields
 
-#: Types of a whole file -> its number, the type of most tensors, the type of those that lose most, that of the head.
+#: Types of a whole file -> its number, the type of most tensors, the type of the most sensitive ones, that of the head.
 FILE_TYPES: dict[str, tuple[int, str, str, str]] = {
     "F32": (0, "F32", "F32", "F32"),
     "F16": (1, "F16", "F16", "F16"),
@@ -37,7 +37,7 @@ FILE_TYPES: dict[str, tuple[int, str, str, str]] = {
     "Q5_K_M": (17, "Q5_K", "Q6_K", "Q6_K"),
     "Q6_K": (18, "Q6_K", "Q6_K", "Q6_K"),
 }
-#: What takes the place of a type whose blocks do not divide a row.
+#: The type that replaces one whose blocks do not divide a row.
 _NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _SENSITIVE = ("attn_v", "ffn_down", "ffn_down_exps")
 
@@ -45,13 +45,13 @@ Progress = Callable[[float], None]
 
 
 def check_type(name: str) -> None:
-    """Raises `InvalidRequest` for a type that no file is written in."""
+    """Raise `InvalidRequest` for a type that files cannot be written in."""
     if name not in FILE_TYPES:
         raise InvalidRequest(f"type is {name!r}; must be one of {', '.join(FILE_TYPES)}", "type")
 
 
 def family_to_write(model_type: str) -> Family:
-    """Raises `UnsupportedModel` for a family that no GGUF file is written of."""
+    """The family of a model type. Raises `UnsupportedModel` for one that cannot be written as a GGUF file."""
     family = BY_MODEL_TYPE.get(model_type)
     if family is None:
         raise UnsupportedModel(
@@ -69,7 +69,8 @@ def write_gguf(
     name: str,
     progress: Progress = lambda share: None,
 ) -> None:
-    """Write the model of `tensors`, by the library's names, to `path`. The file appears when it is complete."""
+    """Write the model of `tensors`, by the library's names, to `path`. The file appears under its name once it is
+    complete."""
     check_type(file_type)
     try:
         from gguf import GGMLQuantizationType, GGUFWriter
@@ -144,7 +145,7 @@ class _Source:
 
 
 def _plan(family: Family, config: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
-    """The file's tensors in order. Raises `UnsupportedModel` if one of the model's finds no place."""
+    """The file's tensors in order. Raises `UnsupportedModel` if one of the model's tensors has no place in the file."""
     left = dict.fromkeys(tensors)
     if config.tie_word_embeddings:
         left.pop("lm_head.weight", None)
@@ -184,7 +185,7 @@ def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _kind(name: str, source: _Source, file_type: str, config: Any) -> str:
-    """The type of one tensor: rows of norms and biases stay as they are, and so does what chooses experts."""
+    """The type of one tensor. Norms, biases and the tensors that choose experts are not quantized."""
     _, usual, careful, head = FILE_TYPES[file_type]
     if len(source.shape) < 2 or "ffn_gate_inp" in name:
         return "F32"

@@ -1,5 +1,5 @@
-"""The kernels of one shared object, called with everything checked: no pointer leaves Python before its tensor has the
-type, the place and the size that the C code takes for granted."""
+"""The kernels of one shared object, called with checked arguments: a tensor's pointer leaves Python only if its type,
+place and size are those that the C code expects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bridle.native.packing import BLOCK, KINDS, Packed
 
 #: The version of the C functions' arguments.
 VERSION = 1
-#: Sums of 32 bits hold so many products of 8 bits.
+#: A sum in 32 bits can hold this many products of 8-bit numbers.
 MAX_INPUTS = 1 << 16
 _MAX_ROWS = 1 << 20
 
@@ -84,13 +84,13 @@ class Kernels:
         self.threads = 1
 
     def function(self, name: str, *arguments: Any) -> Any:
-        """The C function of that name, which gives nothing. Its caller checks what it hands over."""
+        """The C function of that name, which returns nothing. Its caller checks the arguments."""
         function = getattr(self._library, name)
         function.argtypes, function.restype = arguments, None
         return function
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many from now on, if there are not more already."""
+        """Compute with this many threads from now on, unless there are more already."""
         self.threads = self._library.bridle_threads(threads)
 
     def matrix(self, packed: Packed, bias: Tensor | None) -> Matrix:
@@ -110,7 +110,7 @@ class Kernels:
 
 
 def scratch_bytes(matrix: Matrix, num_rows: int) -> int:
-    """What quantized rows take: integers, a scale and two sums of 4 bytes per block."""
+    """The memory for quantized rows: integers, a scale and two sums of 4 bytes per block."""
     return num_rows * (matrix.inputs + matrix.inputs // BLOCK * 12)
 
 
@@ -124,7 +124,7 @@ def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
 
 
 def check_tensor(tensor: Tensor, dtype: torch.dtype, size: int, what: str) -> None:
-    """Raises `InternalError` if `tensor` is not plain memory of so many numbers of that type."""
+    """Raise `InternalError` if `tensor` is not contiguous memory of `size` numbers of that type."""
     _require(
         tensor.device.type == "cpu" and tensor.dtype is dtype and tensor.is_contiguous() and tensor.numel() == size,
         f"{what}: {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}, contiguous: {tensor.is_contiguous()}; "

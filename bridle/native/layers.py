@@ -1,4 +1,5 @@
-"""All layers of a dense model in one call of the kernels, and attention by itself: what C reads, checked.
+"""All layers of a dense model in one call of the kernels, and attention alone. The arguments of the C functions are
+checked here.
 
 The order of the fields is that of sources/layer.h and sources/attention.h.
 """
@@ -58,7 +59,7 @@ class Heads:
     dim: int
 
     def fit(self, lanes: int) -> bool:
-        """Whether kernels with so many lanes can attend with them."""
+        """Whether kernels with this many lanes can attend with them."""
         is_even = self.kv_heads > 0 and self.heads % self.kv_heads == 0
         is_small = self.dim <= MAX_DIM and self.heads <= MAX_GROUP * max(self.kv_heads, 1)
         return is_even and is_small and self.dim % lanes == 0
@@ -66,7 +67,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, all in float32 but for the packed ones."""
+    """One layer's weights, all in float32 except the packed ones."""
 
     norm: Tensor  # [hidden]
     mlp_norm: Tensor  # [hidden]
@@ -84,7 +85,7 @@ class Layer:
 
 
 class Rows:
-    """Who attends to what: for each sequence of a step its packed tokens, its context, and where that lies.
+    """The rows of a step for attention: for each sequence its packed tokens, its context, and where its KV lies.
 
     `sequences` are (offset, length, context, spans), spans (slot, count) from position 0 on.
     """
@@ -209,7 +210,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [heads]
 ) -> Tensor:
-    """What each token gets from what it sees: [T, heads, dim]"""
+    """The result of attention for each token: [T, heads, dim]."""
     tokens, num_heads, dim = query.shape
     num_slots, kv_heads, _ = cache[0].shape
     heads = Heads(num_heads, kv_heads, dim)

@@ -1,9 +1,8 @@
 """A controller runtime for tests: programs are plain functions, slowness is made of fake time.
 
-`FakeControllerPool` implements `ControllerPool`. It also keeps the engine's side of the bargain under watch:
-each sequence has at most one question open, forks arrive with their parents, the tokens it is told add up,
-nothing is asked after its end. Breaches are collected in `violations`. It knows nothing of sandboxes and
-processes.
+`FakeControllerPool` implements `ControllerPool`. It also checks that the engine keeps the rules: each sequence has at
+most one open question, forks come with their parents, the tokens that it is told add up, nothing is asked after its
+end. Breaches are collected in `violations`. It knows nothing of sandboxes and processes.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from bridle.engine.request import Request
 from bridle.errors import ControllerError
 from bridle.testing.clock import FakeClock
 
-#: One step of a fork path: (how often the parent had been asked, branch number).
+#: One step of a fork path: (how many times the parent had been asked, branch number).
 Turn = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a program sees. `tokens` are all of the sequence, `path` tells forks apart, `num_asks` counts from
+    """The state that a program sees. `tokens` are all of the sequence, `path` tells forks apart, `num_asks` counts from
     0."""
 
     tokens: tuple[int, ...]
@@ -37,7 +36,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer with its circumstances: `delay` in seconds of the pool's clock; None never comes."""
+    """An answer, and after how many seconds of the pool's clock (`delay`) it comes; None: never."""
 
     decision: Decision | None = None
     error: ControllerError | None = None
@@ -51,7 +50,7 @@ Program = Callable[[View], "Decision | Reply"]
 
 @dataclass(frozen=True, slots=True)
 class FakeController:
-    """What a request carries to be steered by `program`. `open_delay` None never opens."""
+    """The controller of a request, steered by `program`. With `open_delay` None it never opens."""
 
     program: Program
     prompt: tuple[int, ...] | None = None
@@ -95,7 +94,7 @@ class FakeControllerPool:
 
     @property
     def is_busy(self) -> bool:
-        """Never."""
+        """False."""
         return False
 
     def accepts(self, controller: object) -> bool:
@@ -121,7 +120,7 @@ class FakeControllerPool:
         self._openings = [one for one in self._openings if not one.future.done()]
 
     def abandon(self, request: Request) -> None:
-        """Nothing was kept of an opening."""
+        """Do nothing: no state was kept of an opening."""
         self.abandoned.append(request.id)
 
     def ask(self, asks: Sequence[Ask]) -> None:

@@ -1,4 +1,5 @@
-"""What a scripted executor plays of a device beside its results: calls that fail, and the time that a step takes."""
+"""The behaviour of a device that a scripted executor plays beside its results: calls that fail, and the time that a
+step takes."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class PlayedDevice:
         return self.faults.get(self.num_forwards - 1)
 
     def run(self, plan: StepPlan) -> None:
-        """The device works from now on, or after what it works on."""
+        """Let the device work on the plan from now on, or after its present work."""
         if self._clock is not None and self._seconds is not None:
             self._busy_until = max(self._busy_until, self._clock()) + self._seconds(plan)
 

@@ -1,4 +1,5 @@
-"""JSON that nobody means well: large, deep, full of what is no number. As text: no writer would make some of it."""
+"""Hostile JSON: large, deep, or with values that are not numbers. It is given as text, because no JSON writer would
+produce some of it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from collections.abc import Mapping
 
 
 def hostile_values(num_bytes: int, many: int = 1_000_000) -> Mapping[str, bytes]:
-    """Values by what is wrong with them, the large ones of about `num_bytes`, or of `many` entries if that is less."""
+    """Hostile values, by what is wrong with them. The large ones have about `num_bytes` bytes, or `many` entries if
+    that is less."""
 
     def repeated(item: bytes, most: int = num_bytes) -> bytes:
         return b"[" + b",".join([item] * min(num_bytes // (len(item) + 1) - 1, most)) + b"]"

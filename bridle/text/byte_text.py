@@ -48,8 +48,8 @@ class ByteText:
         return text
 
     def rewind(self, num_tokens: int) -> int:
-        """Take the last tokens back, if need be tokens of the prompt as well; gives the number of characters
-        that disappear from what was given out."""
+        """Take the last tokens back, tokens of the prompt as well if need be; returns how many of the returned
+        characters disappear."""
         kept = len(self._lengths) - num_tokens
         size = max(kept, 0)
         gone = sum(self._lengths[size:])
@@ -61,7 +61,7 @@ class ByteText:
         return gone
 
     def flush(self) -> str:
-        """No token follows: an unfinished character becomes U+FFFD."""
+        """End the text: an unfinished character becomes U+FFFD."""
         text, _ = utf_8_decode(self._waiting, "replace", True)
         self._waiting = b""
         return text

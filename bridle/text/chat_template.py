@@ -1,7 +1,7 @@
-"""From a conversation to a prompt, with the model's own chat template or one that the client brings.
+"""Renders a conversation as a prompt, with the model's own chat template or one that the client sends.
 
-The model's own is rendered in this process, in a sandbox with limits on steps and sizes. A client's runs in a
-process of its own, which the operating system bounds: the worst it can do is to be refused.
+The model's own template is rendered in this process, in a sandbox with limits on steps and sizes. A client's template
+is rendered in a process of its own, which the operating system bounds: the worst that can happen is that it is refused.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ChatTemplate:
         return {}
 
     def _own(self, has_tools: bool) -> ChatTemplateProgram:
-        """The model's template for this use."""
+        """The model's template for a prompt with or without tools."""
         name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             reason = f"only {sorted(self._sources)}" if self._sources else "none"
@@ -103,8 +103,8 @@ class ChatTemplate:
 
 
 def _known_roles(messages: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
-    """`developer` is what some clients call who writes the system message; most templates silently drop what a role
-    says that they do not know."""
+    """The messages in roles that the template knows. Some clients send the system message with the role `developer`,
+    and most templates silently drop messages of unknown roles."""
     if "developer" in source:
         return messages
     return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]

@@ -1,4 +1,4 @@
-"""Tokens to text, one output at a time: what the engine asks of a tokenizer."""
+"""Converts tokens to text, one output at a time, for the engine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NONE: frozenset[int] = frozenset()
 class Detokenizer:
     """Implements `bridle.engine.interfaces.TextDecoder` for a tokenizer.
 
-    Law: what a state gives out, with its flush, is what `decode` gives for prompt and output less what it
-    gives for the prompt; a character that begins in the prompt and ends in the output belongs to the output.
+    Law: the text that a state returns, with its flush, is `decode` of prompt and output without `decode` of the prompt;
+    a character that begins in the prompt and ends in the output belongs to the output.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

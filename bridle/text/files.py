@@ -1,5 +1,5 @@
-"""Reading a tokenizer and its neighbours from a model's folder. Runs no code from it and reaches out
-nowhere."""
+"""Reads a tokenizer and its configuration from a model's folder. It runs no code from the folder, and uses
+no network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def load_fast_tokenizer(folder: Path) -> Any:
 
 
 def _spells(backend: Any) -> bool:
-    """Whether it has any token but added ones. Without files the library makes one up that has none."""
+    """Whether the tokenizer has any token but added ones. For a folder without files the library makes one up that has
+    none."""
     added = {info.content for info in backend.get_added_tokens_decoder().values()}
     return not added.issuperset(backend.get_vocab(with_added_tokens=False))
 

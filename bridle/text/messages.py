@@ -12,7 +12,7 @@ from bridle.shown import shown
 Message = Mapping[str, Any]
 
 MAX_MESSAGES = 4_096
-#: Types of content parts that are text; a refusal is what an assistant said instead of an answer.
+#: The types of content parts that are text. A refusal is the text of an assistant that declined to answer.
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
@@ -67,7 +67,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _tool_call(call: Any, where: str) -> Any:
-    """With its arguments as an object; left alone if they are not JSON."""
+    """The call with its arguments as an object; arguments that are not JSON stay as they are."""
     if not isinstance(call, Mapping):
         raise InvalidRequest(f"{where} holds {type(call).__name__}; must be objects", where)
     function = call.get("function", call)

@@ -72,8 +72,7 @@ class ChatTemplateProgram:
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """What chat templates expect to find, and no more. The limits come on top of the rules of Jinja's
-    sandbox."""
+    """Jinja's sandbox, with what chat templates expect and no more, under the limits of this module."""
 
     intercepted_binops = frozenset({"*", "**", "+"})
 
@@ -120,7 +119,7 @@ class _CodeGenerator(CodeGenerator):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model itself says, for training; here it is transparent."""
+    """`{% generation %}` marks the model's own text, for training; here the mark is ignored."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's type
 

@@ -1,12 +1,11 @@
-"""What each token of a vocabulary spells, for the vocabularies where that does not depend on its neighbours.
+"""The text of each token of a vocabulary, if that does not depend on the token's neighbours.
 
-Byte-level BPE and SentencePiece with byte fallback are of this kind: the text of a token list is the UTF-8
-reading of its tokens' bytes, strung together. Only the very beginning may differ, where some of them drop a
-space. Decoders that look at neighbours (WordPiece, and rare ones) have no table; see `window_text`.
+Byte-level BPE and SentencePiece with byte fallback are of this kind: the text of a token list is the UTF-8 reading of
+its tokens' bytes, strung together. Only the very beginning may differ, where some of them drop a space. Decoders that
+look at neighbours (WordPiece, and rare ones) have no table; see `window_text`.
 
-Bytes that are not UTF-8 become U+FFFD one by one, as everywhere in Python and Rust. Only the `tokenizers`
-library's own byte fallback is different: it gives up a whole run of byte tokens, valid characters included,
-if one is wrong.
+Bytes that are not UTF-8 become U+FFFD one by one, as everywhere in Python and Rust. Only the `tokenizers` library's own
+byte fallback is different: it gives up a whole run of byte tokens, valid characters included, if one is wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class TokenTable:
             self.raw[token] = data
 
     def bytes_of(self, token: int) -> bytes:
-        """What the token spells inside a text; nothing if there is no such token."""
+        """The bytes of the token inside a text; none if there is no such token."""
         if not 0 <= token < len(self.texts):
             return b""
         text = self.texts[token]
@@ -74,7 +73,7 @@ class TokenTable:
         return self._spelling.drops_in_first
 
     def first_bytes(self, token: int) -> bytes:
-        """What the token spells as the first of a text."""
+        """The bytes of the token at the beginning of a text."""
         piece = self._pieces[token] if 0 <= token < len(self._pieces) else None
         return b"" if piece is None else self._spelling.spell(piece, is_first=True)
 

@@ -47,7 +47,7 @@ class Tokenizer:
         named = (self._id_of(token) for token in self._roles.values())
         special = {token for token, info in added.items() if info.special}
         special.update(token for token in named if token is not None)
-        #: Tokens that stand for no text of their own.
+        #: Tokens that have no text of their own.
         self.special_token_ids: frozenset[int] = frozenset(special)
         self.bos_token_id: int | None = self._id_of(self._roles.get("bos_token"))
         own_end = self._id_of(self._roles.get("eos_token"))
@@ -129,7 +129,7 @@ class Tokenizer:
 
     @cached_property
     def _around(self) -> tuple[str, str]:
-        """What the anchor gives at the beginning of a text and what it adds to one."""
+        """The text of the anchor at the beginning of a text, and the text that it adds to one."""
         once = str(self._backend.decode([self._anchor], skip_special_tokens=False))
         twice = str(self._backend.decode([self._anchor, self._anchor], skip_special_tokens=False))
         return once, twice[len(once) :]

@@ -44,8 +44,8 @@ class WindowText:
         return text
 
     def rewind(self, num_tokens: int) -> int:
-        """Take the last tokens back, if need be tokens of the prompt as well; gives the number of characters
-        that disappear from what was given out."""
+        """Take the last tokens back, tokens of the prompt as well if need be; returns how many of the returned
+        characters disappear."""
         kept = len(self._tokens) - num_tokens
         size = max(kept, 0)
         gone = sum(self._lengths[size:])
@@ -55,7 +55,7 @@ class WindowText:
         return gone
 
     def flush(self) -> str:
-        """No token follows: what is left."""
+        """End the text; returns what is left."""
         waiting = self._waits[-1] if self._waits else 0
         if not waiting:
             return ""
@@ -70,7 +70,7 @@ class WindowText:
         return twin
 
     def _text_of_last(self, num_tokens: int) -> str:
-        """What the last visible tokens add to the text before them."""
+        """The text that the last visible tokens add to the text before them."""
         visible: list[int] = []
         for token in self._backwards():
             if len(visible) == num_tokens + _WINDOW:

@@ -1,4 +1,5 @@
-"""Controllers as components: the same instance to the rest of the runtime, with typed functions instead of pointers.
+"""Controllers as WebAssembly components: the rest of the runtime sees the same kind of instance, but its functions are
+typed instead of using pointers.
 
 The interface is in `wit/controller.wit`. A component always has its process for itself and is forked with it, so what
 holds for the Python API's conversions (slow for long lists, one place for exceptions) touches nobody else.
@@ -157,7 +158,7 @@ def make_instance(program: Program) -> type[Instance]:
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep what a function raises on the guest, where it is looked for."""
+    """Wrap a function so that its exception is kept on the guest, where the caller looks for it."""
 
     def call(_store: Any, *arguments: Any) -> Any:
         guest = running.guest
