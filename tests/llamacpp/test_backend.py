@@ -14,14 +14,18 @@ pytest.importorskip("llama_cpp")
 
 from bridle import LLM, SamplingParams
 from bridle.config import EngineConfig, ModelConfig
+from bridle.controllers import Controller, SequenceView
+from bridle.engine import Branch, Decision
 from bridle.engine.plan import ForkRow, PlanRow, SampleBatch, SampleRow, StepPlan
 from bridle.errors import BridleError, InternalError, InvalidRequest, OutOfBlocks, ShardUnavailable, UnsupportedModel
 from bridle.llamacpp import load_executor
 from bridle.llamacpp.slots import Slots
+from bridle.lmtp.client import Client, MemoryCarrier
 from bridle.service.loading import load_model
 from tests.gguf.kit import folder, pair
 from tests.http.harness import local_client
 from tests.llamacpp.test_parity import prompt_plan, started
+from tests.lmtp.harness import running
 from tests.lora.kit import ALL_LINEAR, write_adapter
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -262,3 +266,63 @@ def test_every_api_answers_as_it_does_on_torch() -> None:
     assert _answers(ModelConfig(str(file), num_blocks=64), "m") == want
     llama = ModelConfig(str(file), num_blocks=64, backend="llamacpp", dtype="float32", num_threads=1)
     assert _answers(llama, "m") == want
+
+
+# -- LMTP, controllers, processes -------------------------------------------------------------------------------------
+
+TORCH: dict[str, Any] = {}
+LLAMA: dict[str, Any] = {"backend": "llamacpp", "dtype": "float32", "num_threads": 1}
+
+
+@pytest.mark.parametrize("settings", [TORCH, LLAMA], ids=["torch", "llamacpp"])
+async def test_streams_of_lmtp_over_a_file(settings: dict[str, Any]) -> None:
+    original, file = pair("llama")
+    wanted = LLM(str(original), num_blocks=64)
+    prompts = [wanted.tokenizer.encode(text) for text in ("the one", "in")]
+    sampling = SamplingParams(max_tokens=6, temperature=0)
+    expected = [output.outputs[0].token_ids for output in wanted.generate(prompts, sampling)]
+    wanted.close()
+    model = load_model(ModelConfig(str(file), num_blocks=64, **settings), EngineConfig(), name="m")
+    async with running(model) as setup, Client(MemoryCarrier(setup.server.serve), "m") as client:
+        streams = [await client.generate(prompt, max_tokens=6, temperature=0.0) for prompt in prompts]
+        assert [[token.token async for token in stream] for stream in streams] == expected
+
+
+class Shuttle(Controller):
+    """Forces, forks, rewinds and waits by turns, so that every verb reaches the backend."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def next(self, view: SequenceView) -> Decision:
+        self.turn += 1
+        verbs = {
+            2: Decision.splice(0, [40, 41, 42]),
+            4: Decision.fork([Branch(), Branch(mask=view.mask_of([50, 51, 52]))]),
+            6: Decision.splice(2, [60]),
+            7: Decision.wait(),
+        }
+        return verbs.get(self.turn, Decision.sample())
+
+
+def test_controllers_give_the_same_on_all_three() -> None:
+    original, file = pair("llama")
+    sampling = SamplingParams(max_tokens=14, temperature=0.7, seed=9, ignore_eos=True)
+    texts = []
+    for model, settings in ((original, TORCH), (file, TORCH), (file, LLAMA)):
+        with LLM(str(model), num_blocks=64, **settings) as llm:
+            outputs = llm.generate(["the one", "x in"], sampling, controller=[Shuttle(), Shuttle()])
+            texts.append([[one.token_ids for one in output.outputs] for output in outputs])
+    assert texts[0] == texts[1] == texts[2] and len(texts[0][0]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "llamacpp"])
+def test_replicas_serve_a_file(backend: str) -> None:
+    from bridle.deploy.replicas import load_replicated
+
+    original, file = pair("llama")
+    config = ModelConfig(str(file), num_blocks=64, backend=backend, dtype="float32", num_threads=1)  # type: ignore[arg-type]
+    with LLM(str(original), num_blocks=64) as here, LLM(load_replicated(config, EngineConfig(), 2)) as there:
+        want = [output.outputs[0].token_ids for output in here.generate(["the", "one", "x"], GREEDY)]
+        assert [output.outputs[0].token_ids for output in there.generate(["the", "one", "x"], GREEDY)] == want
