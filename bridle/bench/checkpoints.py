@@ -35,6 +35,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+#: Sizes that are measured only where they are named: `1.5b` has the shape of Qwen2-1.5B.
+LARGE_SHAPES: dict[str, dict[str, Any]] = {
+    "1.5b": {
+        **SHAPES["0.5b"],
+        "hidden_size": 1_536,
+        "intermediate_size": 8_960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +58,18 @@ class Checkpoint:
     num_parameters: int
     step_bytes: int
     token_bytes: int
+    head_numbers: int = 0  # weights of the output head, which runs on drawn rows alone
 
 
 def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Checkpoint:
     """Write the checkpoint called `name` into `folder`, in float32; `InvalidRequest` for other names."""
-    if name not in SHAPES:
-        raise InvalidRequest(f"no model size is called {name!r}; there are {', '.join(SHAPES)}", "model_size")
+    shapes = SHAPES | LARGE_SHAPES
+    if name not in shapes:
+        raise InvalidRequest(f"no model size is called {name!r}; there are {', '.join(shapes)}", "model_size")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = dict(SHAPES[name])
+    settings = dict(shapes[name])
     config = AutoConfig.for_model(settings.pop("model_type"), bos_token_id=1, eos_token_id=2, **settings)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -70,6 +82,7 @@ def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Checkpoint:
         num_parameters=sum(weight.numel() for weight in model.parameters()),
         step_bytes=_step_bytes(model),
         token_bytes=_token_bytes(config),
+        head_numbers=config.vocab_size * config.hidden_size,
     )
 
 

@@ -136,6 +136,12 @@ def make_prompts(num_prompts: int, vocab_size: int, *, seed: int = 0) -> list[li
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
 
 
+def make_prompts_of(num_prompts: int, length: int, vocab_size: int, *, seed: int = 0) -> list[list[int]]:
+    """As `make_prompts`, all of one length."""
+    rng = random.Random(seed)
+    return [[rng.randrange(3, vocab_size) for _ in range(length)] for _ in range(num_prompts)]
+
+
 def _race(
     checkpoint: Checkpoint, peers: Sequence[Peer], prompts: Prompts, num_new: int, num_rounds: int
 ) -> list[Figure]:
@@ -150,18 +156,24 @@ def _race(
                 return_memory()  # or a peer that sizes its cache by what is free finds no room after another's batch
                 run = peer.generate(prompts, length)
                 _check_lengths(peer, run.outputs, length)
-                best[peer.name, length] = _better(run, best.get((peer.name, length)))
+                best[peer.name, length] = better(run, best.get((peer.name, length)))
     reference = best[peers[0].name, num_new].outputs
     return [
         _figure(checkpoint, peer, prompts, best[peer.name, 1], best[peer.name, num_new], reference) for peer in peers
     ]
 
 
-def _better(run: Run, other: Run | None) -> Run:
+def better(run: Run, other: Run | None) -> Run:
     """The least of both times; they may come from different rounds."""
     if other is None:
         return run
-    return Run(run.outputs, min(run.seconds, other.seconds), min(run.cpu_seconds, other.cpu_seconds))
+    return Run(
+        run.outputs,
+        min(run.seconds, other.seconds),
+        min(run.cpu_seconds, other.cpu_seconds),
+        min(run.step_seconds, other.step_seconds),
+        min(run.step_cpu_seconds, other.step_cpu_seconds),
+    )
 
 
 def _figure(

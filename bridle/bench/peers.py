@@ -10,7 +10,9 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from bridle.bench.checkpoints import Checkpoint
 from bridle.config import EngineConfig, ModelConfig, Quantization
@@ -23,11 +25,14 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(slots=True)
 class Run:
-    """What a peer gave and what it took: seconds on the clock, and seconds of the processor in all its threads."""
+    """What a peer gave and what it took: seconds on the clock, and seconds of the processor in all its threads; and the
+    least that one of its steps took which did nothing but decode for all prompts, if it tells."""
 
     outputs: list[list[int]]
     seconds: float
     cpu_seconds: float
+    step_seconds: float = inf
+    step_cpu_seconds: float = inf
 
 
 class Stopwatch:
@@ -55,25 +60,28 @@ class Peer(Protocol):
 
 
 class BridlePeer:
-    """Bridle's engine, driven directly: no service, no text."""
+    """Bridle's engine, driven directly: no service, no text. `file` is read in the checkpoint's place, by `backend`."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         *,
         quantization: Quantization = "none",
+        file: Path | None = None,
+        backend: Literal["torch", "llamacpp"] = "torch",
         num_threads: int | None = None,
         capacity: int = 1 << 14,
         max_num_seqs: int | None = None,
     ) -> None:
+        from bridle.backends import load_executor
         from bridle.engine import Engine
-        from bridle.model import load_executor
 
         self.name, self.bits = (
             ("bridle", 32) if quantization == "none" else (f"bridle {quantization}", 4 if quantization == "q4_0" else 8)
         )
         config = ModelConfig(
-            model=str(checkpoint.path),
+            model=str(file or checkpoint.path),
+            backend=backend,
             quantization=quantization,
             num_threads=num_threads,
             kv_memory=capacity * checkpoint.token_bytes,
@@ -92,13 +100,22 @@ class BridlePeer:
             request = Request(str(self._num_requests), tuple(prompt), sampling, detokenize=False)
             outputs[request.id] = []
             self.engine.add(request)
+        steps: list[Run] = []
         while self.engine.has_work:
-            for event in self.engine.step():
+            is_decoding = all(outputs.values())
+            step = Stopwatch()
+            events = self.engine.step()
+            if is_decoding and sum(isinstance(event, TokenEvent) for event in events) == len(prompts):
+                steps.append(step.stop([]))
+            for event in events:
                 if isinstance(event, TokenEvent):
                     outputs[event.request_id].append(event.token)
                 elif isinstance(event, Finished) and event.error is not None:
                     raise event.error
-        return watch.stop(list(outputs.values()))
+        run = watch.stop(list(outputs.values()))
+        run.step_seconds = min((step.seconds for step in steps), default=inf)
+        run.step_cpu_seconds = min((step.cpu_seconds for step in steps), default=inf)
+        return run
 
     def close(self) -> None:
         self.engine.close()

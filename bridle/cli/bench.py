@@ -19,10 +19,10 @@ class BenchOptions:
 
     quick: Annotated[bool, Parameter(negative="")] = False
     "Fewer tokens and rounds: minutes become seconds, ratios become rough."
-    model_size: Annotated[tuple[Literal["20m", "0.5b"], ...], Parameter(negative="")] = ()
+    model_size: Annotated[tuple[Literal["20m", "0.5b", "1.5b"], ...], Parameter(negative="")] = ()
     (
-        "For `engine`, `lmtp` and `steps`: `20m`, `0.5b` or both (default: both, for `lmtp` the large one, for `steps` "
-        "and with --quick the small one)."
+        "For `engine`, `cpu`, `lmtp` and `steps`: `20m`, `0.5b`, `1.5b` or several (default: the first two, for `lmtp` "
+        "the second, for `cpu` the last two, for `steps` and with --quick the small one)."
     )
     batch: Annotated[tuple[int, ...], Parameter(negative="")] = ()
     "Sequences or streams at once; may be given several times. Default: what suits the benchmark."
@@ -35,7 +35,8 @@ class BenchOptions:
     )
     report: Path | None = None
     (
-        "For `simulation`: a page (Markdown) whose tables are made anew, with plots and figures in a folder beside it. "
+        "For `simulation`: a page (Markdown) whose tables are made anew, with plots and figures in a folder beside it; "
+        "for `cpu`: a picture (SVG or PNG). "
         "Needs `pip install 'bridle[bench]'`."
     )
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False

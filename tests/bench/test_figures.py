@@ -11,6 +11,8 @@ from rich.console import Console
 
 from bridle.bench import BENCHMARKS, Settings, benchmarks, run
 from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint
+from bridle.bench.cpu import Case, Limits, cases
+from bridle.bench.cpu import measure as measure_cpu
 from bridle.bench.engine import Figure, _agreement, _check_lengths, _compare, _roof, make_prompts
 from bridle.bench.overhead import InstantExecutor, measure
 from bridle.bench.roof import read_bandwidth, triad_bandwidth
@@ -94,7 +96,7 @@ def test_unknown_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_benchmark_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="there are engine, overhead"):
+    with pytest.raises(InvalidRequest, match="there are control, cpu, engine, overhead"):
         run("speed", Settings())
 
 
@@ -132,3 +134,37 @@ def test_overhead_measures_every_variant() -> None:
     assert {(row["variant"], row["sequences"]) for row in report["figures"]} == {
         (variant, batch) for variant in ("plain", "with text", "controlled") for batch in (1, 3)
     }
+
+
+def test_cpu_cases_cover_decoding_and_prompts() -> None:
+    found = cases(Settings())
+    assert [(c.batch, c.context) for c in found if c.kind == "decode"] == [
+        (batch, context) for context in (128, 1024) for batch in (1, 4, 16, 64)
+    ]
+    assert [c.context for c in found if c.kind == "prefill"] == [256, 2048]
+
+
+def test_limits_are_the_slower_of_memory_and_arithmetic() -> None:
+    limits = Limits()
+    limits.bandwidth, limits.operations = 100.0, 1000.0
+    checkpoint = Checkpoint("small", Path(), 100, 10, step_bytes=4000, token_bytes=2, head_numbers=500)
+    # 1000 weights of a byte each and 2 bytes for each of 10 tokens, of each of 3 sequences
+    assert limits.seconds(checkpoint, "int8", Case("decode", 3, 10), 3) == pytest.approx(1060 / 100)
+    assert limits.seconds(checkpoint, "int8", Case("decode", 64, 0), 64) == pytest.approx(2 * 1000 * 64 / 1000)
+    assert limits.seconds(checkpoint, "float32", Case("decode", 1, 0), 1) == pytest.approx(4000 / 100)
+    # of a prompt's tokens the last alone goes through the head
+    assert limits.seconds(checkpoint, "int8", Case("prefill", 1, 256), 256) == pytest.approx(2 * 500 * 256 / 1000)
+
+
+@pytest.mark.slow
+def test_cpu_measures_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.bench.cpu.read_bandwidth", lambda num_rounds: 1e10)
+    out = io.StringIO()
+    settings = Settings(quick=True, batches=(2,), model_sizes=("20m",), report=tmp_path / "plot.svg")
+    report = measure_cpu(settings, Console(file=out, width=120))
+    decoding = [figure for figure in report["figures"] if figure["case"]["kind"] == "decode"]
+    named = {f"bridle {form}" for form in ("float32", "int8", "Q8_0", "Q4_0", "Q4_K_M")}
+    assert named <= {figure["peer"] for figure in decoding}
+    assert all(0 < figure["tokens_per_second"] < 1e7 and figure["limit_share"] > 0 for figure in report["figures"])
+    assert (tmp_path / "plot.svg").stat().st_size > 1000
+    assert "2 of 128 tokens" in out.getvalue()

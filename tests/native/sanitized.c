@@ -1,0 +1,89 @@
+// Runs every kernel over many shapes, each in memory of just its size, so that a sanitizer sees what is read or written
+// beside it. Links with the sources of the kernels; ends with 0.
+#include <stdio.h>
+#include <stdlib.h>
+#include "bridle.c"
+
+static void *filled(size_t n) {             // bytes of a fixed stream
+    static uint32_t state = 1;
+    uint8_t *p = malloc(n ? n : 1);
+    for (size_t i = 0; i < n; i++) { state = state * 1664525u + 1013904223u; p[i] = (uint8_t)(state >> 24); }
+    return p;
+}
+static float *floats(size_t n) {
+    uint8_t *bytes_of = filled(n);
+    float *p = malloc(4 * (n ? n : 1));
+    for (size_t i = 0; i < n; i++) p[i] = ((float)bytes_of[i] - 128.0f) / 100.0f;
+    free(bytes_of);
+    return p;
+}
+static matrix random_matrix(int kind, int outputs, int given) {
+    const traits t = TRAITS[kind];
+    const int step = t.has_factor ? BLOCK * SUPER : BLOCK, inputs = (given + step - 1) / step * step;
+    const size_t panels = (size_t)(outputs + LANES - 1) / LANES, blocks = (size_t)inputs / BLOCK;
+    matrix m = {filled(panels * blocks * block_bytes(t)), NULL, floats((size_t)outputs), kind, outputs, inputs, t.group ? inputs : given};
+    uint8_t *scales = filled(panels * scale_bytes(t, blocks));
+    // halves of about 0.1, floats too: the upper byte of each decides
+    for (size_t i = 1; i < panels * scale_bytes(t, blocks); i += 2) scales[i] = 0x2e;
+    m.scales = scales;
+    return m;
+}
+static void drop(matrix m) { free((void *)m.weights); free((void *)m.scales); free((void *)m.bias); }
+static size_t scratch_size(int inputs, int rows) { return (size_t)rows * (inputs + inputs / BLOCK * 12); }
+
+static void try_linear(int kind, int outputs, int given, int rows) {
+    const matrix m = random_matrix(kind, outputs, given);
+    float *x = floats((size_t)rows * m.given), *out = floats((size_t)rows * outputs);
+    uint8_t *scratch = malloc(scratch_size(m.inputs, rows));
+    bridle_linear(&m, x, scratch, out, rows, 1);
+    for (int i = 0; i < rows * outputs; i++) if (out[i] != out[i]) { printf("kind %d: not a number\n", kind); exit(1); }
+    free(x); free(out); free(scratch); drop(m);
+}
+
+static void try_layers(int kind, int tokens, int before, int heads, int kv_heads, int dim, int window) {
+    const int hidden = 256, gates = 512, inner = heads * dim, width = (heads + 2 * kv_heads) * dim, context = tokens + before;
+    layer l = {floats(hidden), floats(hidden), floats((size_t)(heads + kv_heads) * dim), floats((size_t)context * kv_heads * dim),
+               floats((size_t)context * kv_heads * dim), {random_matrix(kind, width, hidden)}, random_matrix(kind, hidden, inner),
+               {random_matrix(kind, 2 * gates, hidden)}, random_matrix(kind, hidden, gates), 1, 1, 1, window, 1e-6f, 1e-6f, 1e-6f, 0.1f};
+    int64_t *slots = malloc(8 * tokens), *rows = malloc(8 * ROW_FIELDS), *spans = malloc(8 * 4);
+    const int per_chunk = QUERIES * kv_heads / heads, first = context / 2;
+    for (int i = 0; i < tokens; i++) slots[i] = before + i < first ? context - first + before + i : before + i - first;
+    spans[0] = context - first; spans[1] = first; spans[2] = 0; spans[3] = context - first;   // the cache in two parts, turned over
+    const int begin = first ? 0 : 1;
+    rows[OFFSET] = 0; rows[LENGTH] = tokens; rows[CONTEXT] = context; rows[FIRST_SPAN] = begin; rows[FIRST_CHUNK] = 0;
+    const int widest = 2 * gates > width ? 2 * gates : width;
+    size_t room = scratch_size(hidden, tokens);
+    if (scratch_size(l.out.inputs, tokens) > room) room = scratch_size(l.out.inputs, tokens);
+    if (scratch_size(l.down.inputs, tokens) > room) room = scratch_size(l.down.inputs, tokens);
+    step s = {floats((size_t)tokens * dim), floats((size_t)tokens * dim), slots, rows, spans, floats((size_t)tokens * hidden),
+              floats((size_t)tokens * hidden), floats((size_t)tokens * widest), floats((size_t)tokens * inner), malloc(room),
+              tokens, 1, (tokens + per_chunk - 1) / per_chunk * kv_heads, hidden, gates, heads, kv_heads, dim, 1};
+    bridle_layers(&s, &l, 1);
+    for (int i = 0; i < tokens * hidden; i++) if (s.hidden[i] != s.hidden[i]) { printf("layer: not a number\n"); exit(1); }
+    drop(l.qkv[0]); drop(l.out); drop(l.gate_up[0]); drop(l.down);
+    free((void *)l.norm); free((void *)l.mlp_norm); free((void *)l.head_norm); free(l.keys); free(l.values);
+    free((void *)s.cos); free((void *)s.sin); free(slots); free(rows); free(spans);
+    free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.scratch);
+}
+
+int main(int count, char **arguments) {
+    (void)arguments;
+    bridle_threads(2);
+    if (count > 1) {                        // what must be found: a result for which there is no room
+        const matrix m = random_matrix(Q8_0, 40, 64);
+        float *x = floats(64 * 3), *out = floats(40 * 3 - 1);
+        bridle_linear(&m, x, malloc(scratch_size(64, 3)), out, 3, 0);
+        return 0;
+    }
+    for (int kind = 0; kind < NUM_KINDS; kind++)
+        for (int outputs = 1; outputs < 50; outputs += 7)
+            for (int rows = 1; rows < 30; rows += rows < 6 ? 1 : 5)
+                try_linear(kind, outputs, kind == INT8 ? 5 * outputs : 512, rows);
+    const int shapes[][5] = {{1, 0, 2, 1, 64}, {1, 200, 7, 1, 64}, {5, 63, 8, 2, 32}, {40, 3, 4, 4, 128}, {3, 130, 32, 1, 16}, {2, 9, 2, 2, 256}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int kind = 0; kind <= 2; kind++)
+            for (int window = 0; window < 80; window += 37)
+                try_layers(kind, shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], shapes[i][4], window);
+    printf("all ran\n");
+    return 0;
+}
