@@ -12,9 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from bridle.engine.interfaces import AdapterStore
-from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence
-from bridle.errors import BridleError
 
 
 class AdapterRotation:
@@ -24,39 +22,32 @@ class AdapterRotation:
     def __init__(self, max_adapters: int, store: AdapterStore | None = None) -> None:
         self.max_adapters = max_adapters
         self._store = store
-        self._num_users: Counter[str] = Counter()  # live requests, by adapter
+        #: Live requests by adapter. While there are none, no step needs a choice.
+        self.num_users: Counter[str] = Counter()
         self._chosen: dict[str, int] = {}  # the last step of each adapter in use
         self._step = 0
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def check(self, request: Request) -> None:
-        """Raise `UnknownAdapter` if the request's adapter is no longer there. Safe from any thread."""
-        if self._store is not None and request.adapter is not None:
-            self._store.check_known(request.adapter)
-
-    def open(self, request: Request) -> None:
-        """Note that a request begins. Raises `UnknownAdapter`."""
-        if request.adapter is None:
-            return
+    def check(self, adapter: str) -> None:
+        """Raise `UnknownAdapter` if the adapter is no longer there. Safe from any thread."""
         if self._store is not None:
-            self._store.open(request.adapter)
-        self._num_users[request.adapter] += 1
+            self._store.check_known(adapter)
 
-    def leave(self, request: Request) -> None:
-        """Note that a request that had begun is over."""
-        if request.adapter is None:
-            return
-        self._num_users[request.adapter] -= 1
-        if not self._num_users[request.adapter]:
-            del self._num_users[request.adapter]
-            self._chosen.pop(request.adapter, None)
+    def open(self, adapter: str) -> None:
+        """Note that a request for the adapter begins. Raises `UnknownAdapter`."""
         if self._store is not None:
-            self._store.leave(request.adapter)
+            self._store.open(adapter)
+        self.num_users[adapter] += 1
 
-    def take_failures(self) -> dict[str, BridleError]:
-        """The adapters that cannot be loaded, and why; the requests for them end."""
-        return {} if self._store is None else self._store.take_failures()
+    def leave(self, adapter: str) -> None:
+        """Note that a request for the adapter, which had begun, is over."""
+        self.num_users[adapter] -= 1
+        if not self.num_users[adapter]:
+            del self.num_users[adapter]
+            self._chosen.pop(adapter, None)
+        if self._store is not None:
+            self._store.leave(adapter)
 
     def counts(self) -> Mapping[str, int]:
         """Counts about adapters for the statistics. Safe from any thread."""
@@ -68,11 +59,6 @@ class AdapterRotation:
             self._store.close()
 
     # -- a step --------------------------------------------------------------------------------------------------
-
-    @property
-    def is_active(self) -> bool:
-        """Whether any request has an adapter."""
-        return bool(self._num_users)
 
     def begin_step(
         self, running: Iterable[Sequence], next_in_line: Iterable[Sequence], waiting: Iterable[Sequence]

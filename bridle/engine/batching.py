@@ -8,6 +8,7 @@ trades.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from bridle.config import EngineConfig
 from bridle.engine.interfaces import ExecutorInfo
@@ -37,6 +38,7 @@ class Batching:
     chunked_prefill: bool
 
     @classmethod
+    @lru_cache(maxsize=64)  # asked for each request
     def of(cls, config: EngineConfig, info: ExecutorInfo) -> Batching:
         """The values of `config` for a backend. Raises `InvalidRequest` with the values that do not go together."""
         size = config.max_num_seqs or info.max_num_seqs

@@ -104,7 +104,7 @@ class Engine:
             self.config.max_forks,
         )
         self._live: dict[str, Outputs] = {}
-        self._endings = Endings(self._live, self._progress, self._rotation.take_failures)
+        self._endings = Endings(self._live, self._progress, dict if adapters is None else adapters.take_failures)
         self._blame = Blame()
         self._is_lost = False  # the device is away, and the clients were told
         self._closed = False
@@ -152,7 +152,8 @@ class Engine:
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
             raise InvalidRequest(f"no controller pool here runs a {kind}", "controller")
-        self._rotation.check(request)
+        if request.adapter is not None:
+            self._rotation.check(request.adapter)
 
     def add(self, request: Request) -> None:
         """Accept a request, to begin with the next step.
@@ -167,7 +168,8 @@ class Engine:
         if self.num_waiting >= self.config.max_waiting:
             raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
         self.check(request)
-        self._rotation.open(request)
+        if request.adapter is not None:
+            self._rotation.open(request.adapter)
         self._endings.watch(request)
         seq = self._intake.new_sequence(request, next(self._ids))
         self._live[request.id] = Outputs({seq.id: seq})
@@ -245,7 +247,8 @@ class Engine:
         except Exception as error:
             self._recover(scheduled, branched, error)
             return
-        self._blame.clear([item.seq for item in scheduled])
+        if self._statistics.num_failed_steps:
+            self._blame.clear([item.seq for item in scheduled])
         self._statistics.add_times(*times)
         self._statistics.num_computed_tokens += plan.num_tokens
         self._branching.commit(scheduled, branched, result, vectors)
@@ -280,7 +283,8 @@ class Engine:
         if is_last:
             del self._live[seq.request.id]
             self._endings.forget(seq.request.id)
-            self._rotation.leave(seq.request)
+            if seq.request.adapter is not None:
+                self._rotation.leave(seq.request.adapter)
         self._progress.events.append(replace(event, is_last=is_last))
 
     # -- failure -----------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class Scheduler:
     def schedule(self) -> tuple[StepPlan, list[Scheduled]]:
         """The next plan and its rows with their sequences, in the same order."""
         self._step += 1
-        if self.rotation.is_active:
+        if self.rotation.num_users:
             self.rotation.begin_step(self.running.values(), self._next_in_line(), self.waiting)
         picked = self._pick_suspect() if self._suspects else self._pick()
         plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
@@ -128,7 +128,7 @@ class Scheduler:
         for _, _, copies in picked:  # in the order in which the blocks were taken
             if copies:
                 plan.copies.extend(copies)
-        if self.rotation.is_active:
+        if self.rotation.num_users:
             picked.sort(key=_adapter)  # rows of one adapter side by side, rows without one first
         scheduled = []
         num_logits = 0

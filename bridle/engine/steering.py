@@ -101,6 +101,8 @@ class Steering:
     def ask(self) -> None:
         """Send all news of this step, a parent and its forks in the same call. A controller that waits is asked again
         once its answer was applied. One whose sequence is over, except for its scores, is asked for its last words."""
+        if not (self.sequences or self._goodbyes):
+            return
         asks: dict[ControllerPool, list[Ask]] = {}
         self._watch.next_round()
         for seq in self.sequences.values():
