@@ -60,9 +60,9 @@ def cache_folder() -> Path:
 
 
 def weights_of(folder: Path) -> Path | None:
-    """The GGUF file that a folder stands for; None for any other folder."""
+    """The GGUF file that a folder of the cache stands for; None for any other folder, whatever files it brings."""
     pointer = folder / POINTER
-    if not pointer.is_file():
+    if not folder.resolve().is_relative_to(cache_folder().resolve()) or not pointer.is_file():
         return None
     try:
         if pointer.stat().st_size > _MAX_LINKS:

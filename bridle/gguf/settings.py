@@ -7,6 +7,7 @@ common ones stands in `_FURTHER`, a reader and a writer for each.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log, sqrt
 from typing import Any
 
 from bridle.errors import UnsupportedModel
@@ -363,9 +364,12 @@ def _read_two_scalings(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _write_two_scalings(config: Any, put: Put) -> None:
-    put("rope.scaling.original_context_length", int(config.original_max_position_embeddings))
-    if config.rope_parameters.get("rope_type") == "longrope":
-        raise UnsupportedModel("longrope scaling is not written to GGUF files")
+    rope, trained = config.rope_parameters, int(config.original_max_position_embeddings)
+    put("rope.scaling.original_context_length", trained)
+    if rope.get("rope_type") != "longrope":
+        return
+    stretch = max(config.max_position_embeddings / trained, 1.0)
+    put("rope.scaling.attn_factor", float(rope.get("attention_factor") or sqrt(1 + log(stretch) / log(trained))))
 
 
 def _write_residual(config: Any, put: Put) -> None:

@@ -171,8 +171,12 @@ def _parts(rule: Rule, layer: int, suffix: str, tensor: Tensor, config: Any) -> 
 
 
 def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
-    """Llama 3's scaling, as the divisor of each frequency."""
-    if config.rope_parameters.get("rope_type") != "llama3":
+    """Llama 3's scaling, as the divisor of each frequency; Phi-3's, which are such divisors already."""
+    kind = config.rope_parameters.get("rope_type")
+    if kind == "longrope":
+        for length in ("long", "short"):
+            yield f"rope_factors_{length}.weight", torch.tensor(config.rope_parameters[f"{length}_factor"])
+    if kind != "llama3":
         return
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -16,6 +16,7 @@ from bridle.errors import UnsupportedModel
 from bridle.model.check import check_model
 from bridle.model.linear import PackedLinear
 from bridle.model.resolve import resolve_model
+from bridle.model.rope import fix_rotary_scaling
 from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model
 from bridle.testing import tiny
@@ -61,6 +62,27 @@ def test_variants_of_llama(changes: dict[str, Any]) -> None:
     assert float((want - have).abs().max()) <= (1e-3 if changes.get("rope_parameters") == LLAMA3 else 0.0)
     plain = logits(load(pair("llama")[0]))
     assert float((want - plain).abs().max()) > 0.01  # the variant is one
+
+
+@pytest.mark.parametrize("max_positions", [512, 64])
+def test_two_scalings_of_phi_3(max_positions: int) -> None:
+    """A list of divisors for long contexts and one for short ones; which of them holds depends on the context."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 1.0,
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "original_max_position_embeddings": 64,
+    }
+    changes = {"max_position_embeddings": max_positions, "original_max_position_embeddings": 64}
+    original, file = pair("phi3", rope_parameters=rope, **changes)
+    models = [load(original), load(file)]
+    for model in models:
+        fix_rotary_scaling(model, max_positions)
+    want, have = (logits(model) for model in models)
+    assert torch.allclose(want, have, atol=1e-4)
+    assert not torch.allclose(want, logits(load(pair("phi3")[0])), atol=0.01)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q4_0", "Q5_K_M", "Q6_K", "Q5_0", "F16", "BF16"])

@@ -66,10 +66,19 @@ def test_a_type_in_a_hub_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_damaged_pointer_is_refused(tmp_path: Path) -> None:
     _, file = pair("llama")
-    made = shutil.copytree(resolve_model(str(file)), tmp_path / "made")
+    made = shutil.copytree(resolve_model(str(file)), cache_folder() / tmp_path.name)
     (made / POINTER).write_text("[1]")
     with pytest.raises(UnsupportedModel, match=r"gguf\.json is damaged"):
         inspect_checkpoint(made)
+
+
+def test_a_pointer_in_somebody_elses_folder_means_nothing(tmp_path: Path) -> None:
+    """A checkpoint from the hub may bring any JSON file; it cannot make a file of this machine its weights."""
+    _, file = pair("llama")
+    folder_of_others = shutil.copytree(resolve_model(str(file)), tmp_path / "made")
+    assert weights_of(folder_of_others) is None
+    with pytest.raises(UnsupportedModel, match="has no weights"):
+        inspect_checkpoint(folder_of_others)
 
 
 def test_memory_is_that_of_packed_weights() -> None:
