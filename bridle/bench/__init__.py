@@ -1,9 +1,8 @@
-"""Measurements one can repeat: `bridle bench NAME`, one module per benchmark. Those that only people who work on bridle
-run are in a checkout's `lab/`.
+"""Measurements that users can repeat: `bridle bench NAME`, one module per benchmark. Benchmarks for developers of
+bridle are in a checkout's `lab/`.
 
-A benchmark measures its peers or its physical limit in the same run, in turns, so that a noisy machine
-disturbs all alike: read the ratios. It knows nothing of the command line; it prints a table and gives its
-figures as JSON.
+A benchmark measures its peers or its physical limit in the same run, in turns, so that a noisy machine disturbs all
+alike: read the ratios. It knows nothing of the command line; it prints a table and gives its figures as JSON.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def announced_port(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def read_metrics(host: str, port: int, headers: Mapping[str, str] | None = None) -> Iterator[tuple[str, float]]:
-    """What a server says at `/metrics`: names, with their labels, and values."""
+    """A server's metrics at `/metrics`: names, with their labels, and values."""
     request = urllib.request.Request(f"http://{host}:{port}/metrics", headers=dict(headers or {}))
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
         lines = answer.read().decode().splitlines()
@@ -37,7 +37,7 @@ def read_metrics(host: str, port: int, headers: Mapping[str, str] | None = None)
 
 
 def end_process(process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
-    """Let a process end, and make it end after so many seconds."""
+    """Ask a process to end, and kill it after `seconds`."""
     process.terminate()
     try:
         process.wait(seconds)

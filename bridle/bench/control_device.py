@@ -102,7 +102,7 @@ class Borrowed:
         return self._pool.is_busy
 
     def shutdown(self) -> None:
-        """Not ours to end."""
+        """Do nothing: the pool belongs to the caller."""
 
 
 def critical_path(
@@ -136,14 +136,14 @@ def critical_path(
 
 
 def check(events: Iterable[Event]) -> None:
-    """Raise the error with which an output ended: figures of what failed mean nothing."""
+    """Raise the error with which an output ended, because figures of a failed output mean nothing."""
     for event in events:
         if isinstance(event, Finished) and event.error is not None:
             raise event.error
 
 
 def drain(engine: Engine, pool: RuntimePool) -> None:
-    """End all requests and let the runtime hear of it, so that the next engine may number from 0 again."""
+    """End all requests and tell the runtime, so that the next engine may number its sequences from 0 again."""
     for request_id in engine.request_ids:
         engine.cancel(request_id)
     while engine.has_work:

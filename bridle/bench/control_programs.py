@@ -41,7 +41,7 @@ class Kept:
         self.forward, self.sample, self.reset = executor.forward, executor.sample, executor.reset
 
     def close(self) -> None:
-        """Not ours to close."""
+        """Do nothing: the executor belongs to the caller."""
 
 
 def prompt_of(number: int, length: int) -> tuple[int, ...]:
@@ -290,7 +290,7 @@ def _by_verbs(engine: Engine) -> list[list[int]]:
 
 
 def _by_requests(engine: Engine) -> list[list[int]]:
-    """What a client does without verbs: wait for each part, send the text so far again."""
+    """The texts by a client without verbs: it waits for each part, and sends the text so far again."""
     prompt = prompt_of(1, _PROMPT)
     (draft,) = _run(engine, [_plain("draft", prompt, _DRAFT)])
     starts = [(*prompt, *draft, *_judge(branch)) for branch in range(_BRANCHES)]

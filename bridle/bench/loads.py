@@ -1,4 +1,4 @@
-"""What a load on a server came to: rates, latencies, who was served, in one row."""
+"""The result of a load on a server: rates, latencies and shares of users, in one row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridle.bench.sse_client import Sample
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: A request is good if its first token comes and its later ones follow, on average, within so many seconds.
+#: A request is good if its first token, and on average each later one, comes within this many seconds.
 FIRST_LIMIT, PACE_LIMIT = 2.0, 0.25
 
 
@@ -72,7 +72,7 @@ def row_of(load: str, samples: Sequence[Sample], seconds: float, client_cpu: flo
 
 
 def served_shares(samples: Sequence[Sample], num_users: int, begin: float, end: float) -> list[float]:
-    """What each user got between `begin` and `end`, beside an equal share of it: 1 is just that."""
+    """The tokens that each user got between `begin` and `end`, relative to an equal share (1 is exactly equal)."""
     served = [0] * num_users
     for each in samples:
         served[each.tenant] += each.tokens_between(begin, end)
@@ -81,7 +81,7 @@ def served_shares(samples: Sequence[Sample], num_users: int, begin: float, end: 
 
 
 def best(rows: Sequence[Row]) -> Row:
-    """The row with the most tokens a second: what others on the machine disturbed least."""
+    """The row with the most tokens a second, which other programs on the machine disturbed least."""
     return max(rows, key=lambda row: row.tokens_per_second)
 
 

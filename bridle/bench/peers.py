@@ -1,7 +1,7 @@
-"""What is compared: bridle's engine, and the two ways transformers has of generating for many prompts.
+"""The peers that are compared: bridle's engine, and transformers' two ways to generate for many prompts.
 
-Each peer holds the same weights and takes the same prompts; all decode greedily and never stop early. Loading
-and starting threads is not measured.
+Each peer holds the same weights and takes the same prompts; all decode greedily and never stop early. Loading and
+starting threads is not measured.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ BENCHMARKS = {
     "overhead": "Python time of a step outside the model",
     "serve": "the HTTP server under load, beside the offline engine",
 }
-#: Those of a checkout's laboratory, which is no part of the package.
+#: The package of the benchmarks in a checkout's `lab/`, which is not part of the wheel.
 LAB = "lab.bench"
 
 _FILE_WIDTH = 160
@@ -36,7 +36,7 @@ def benchmarks() -> dict[str, str]:
 
 
 def _of_lab() -> dict[str, str]:
-    """The laboratory's benchmarks; none where another package has its name."""
+    """The benchmarks of `lab/`; none if another package has that name."""
     try:
         found: dict[str, str] = import_module(LAB).BENCHMARKS
     except (ImportError, AttributeError):
@@ -66,7 +66,7 @@ def run(name: str, settings: Settings) -> dict[str, Any]:
 
 
 def conditions(settings: Settings) -> dict[str, Any]:
-    """Where and how: what must be told along with any figure."""
+    """Where and how the figures were measured; report these along with any figure."""
     import torch
 
     return {

@@ -1,4 +1,4 @@
-"""`bridle serve` in a process of its own, and what can be seen of it from outside."""
+"""`bridle serve` in a process of its own, and measurements of it from outside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bridle.service.keys import KeyStore
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What a server holds. `kv_tokens` is room in its KV cache that sequences take."""
+    """The memory of a server. `kv_tokens` is room in its KV cache that sequences take."""
 
     kv_tokens: float
     memory_mib: float

@@ -1,4 +1,4 @@
-"""What one may choose about a benchmark. Each reads the settings that concern it."""
+"""The settings of benchmarks. Each benchmark reads those that concern it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Empty `model_sizes` and `batches`, and `threads` None, are left to the benchmark."""
+    """The settings. With empty `model_sizes` or `batches`, or `threads` None, the benchmark chooses."""
 
     quick: bool = False
     model_sizes: tuple[str, ...] = ()

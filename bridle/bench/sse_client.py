@@ -22,8 +22,8 @@ _KEPT = 2_048  # bytes of the end of a stream, which tells the counts
 
 @dataclass(slots=True)
 class Sample:
-    """What became of one request. Times are seconds; `event_times` are points of the monotonic clock, one for each
-    event with text (a server may put several tokens into one)."""
+    """The result of one request. Times are seconds; `event_times` are points of the monotonic clock, one for each event
+    with text (a server may put several tokens into one)."""
 
     sent: float
     status: int = 0
@@ -65,7 +65,7 @@ class Target:
 async def complete(
     target: Target, prompt: Sequence[int], max_tokens: int, *, tenant: int = 0, drop_after: int | None = None
 ) -> Sample:
-    """Stream one completion. With `drop_after`, go away after so many tokens, without a word."""
+    """Stream one completion. With `drop_after`, close the connection after that many tokens."""
     loop = asyncio.get_running_loop()
     sample = Sample(time.perf_counter(), tenant=tenant)
     done = loop.create_future()
@@ -123,7 +123,7 @@ class _Reader(asyncio.Protocol):
             self._finish()
 
     def _complete(self) -> None:
-        """The stream came to its end; its last event told the counts and has no text."""
+        """Note that the stream came to its end; its last event has the counts and no text."""
         if usage := _USAGE.search(self._end):
             self._sample.num_tokens = int(usage.group(1))
             del self._sample.event_times[-1:]

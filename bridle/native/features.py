@@ -1,4 +1,4 @@
-"""What this processor can compute, by name: what kernels are chosen by, and what must be told along with any figure.
+"""The features of this processor, by name: kernels are chosen by them, and figures must be reported with them.
 
 Names are those of Linux (`avx512_vnni`, `asimddp`). Standard library only.
 """
@@ -10,7 +10,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-#: What arithmetic on a CPU depends on, from plain to special; other flags are left out of what is told.
+#: The features on which arithmetic on a CPU depends, from plain to special; others are not reported.
 TOLD = (
     "avx2",
     "fma",
@@ -31,13 +31,14 @@ TOLD = (
     "sve",
 )
 _CPUINFO = Path("/proc/cpuinfo")
-#: Apple's names for what Linux calls otherwise.
+#: Linux's names for Apple's features.
 _APPLE = {"FEAT_DotProd": "asimddp", "FEAT_I8MM": "i8mm", "FEAT_FP16": "asimdhp", "FEAT_BF16": "bf16"}
 
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """The features among `TOLD` that this processor and its operating system have; empty if nobody can say."""
+    """The features among `TOLD` that this processor and its operating system have; empty if they cannot be
+    found out."""
     if _CPUINFO.exists():
         return features_in(_CPUINFO.read_text(encoding="utf-8", errors="replace"))
     if platform.system() == "Darwin" and platform.machine() == "arm64":

@@ -1,7 +1,7 @@
-"""The kernels that fit this processor: chosen by its features, checked by hash, tried once against plain torch.
+"""Chooses the kernels for this processor by its features, checks them by hash, and tries them once against plain torch.
 
-Whatever does not fit, was changed or gives other numbers is left alone, and plain torch computes; `choice()` says
-which and why.
+An object that does not fit, was changed or gives other numbers is not used, and plain torch computes; `choice()` says
+which object is used and why.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TRIAL_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernels in use, or None with the reason for it."""
+    """The kernels in use, or None with the reason."""
 
     kernels: Kernels | None
     reason: str
@@ -48,7 +48,7 @@ def kernels() -> Kernels | None:
 
 @cache
 def choice() -> Choice:
-    """What was chosen for this processor, once in a process."""
+    """The choice for this processor, made once in a process."""
     reasons = []
     for target in fitting(platform.system(), platform.machine(), cpu_features()):
         try:
@@ -72,7 +72,7 @@ def fitting(system: str, machine: str, features: Set[str]) -> Iterator[Target]:
 
 
 def load(target: Target) -> Kernels:
-    """Open the shipped object. Raises `InternalError` if it is not the one of the manifest."""
+    """Open the shipped object. Raises `InternalError` if it differs from the manifest."""
     wanted = msgspec.json.decode(MANIFEST.read_bytes(), type=dict[str, str]).get(target.name)
     found = hashlib.sha256(target.path.read_bytes()).hexdigest()
     if found != wanted:
@@ -81,7 +81,7 @@ def load(target: Target) -> Kernels:
 
 
 def try_out(found: Kernels) -> None:
-    """A small product of each form. Raises `InternalError` if it is not what torch gives."""
+    """Try a small product of each form. Raises `InternalError` if it differs from torch's."""
     generator = torch.Generator().manual_seed(7)
     rows = torch.randn(3, 256, generator=generator)
     weight = torch.randn(33, 256, generator=generator)

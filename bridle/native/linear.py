@@ -19,7 +19,7 @@ from bridle.native.kernels import MAX_INPUTS, Kernels, Matrix
 from bridle.native.library import kernels
 from bridle.native.packing import Packed, pack_blocks, pack_int8, unpack_blocks, unpack_int8
 
-#: What `from_float` can make.
+#: The forms that `from_float` can make.
 FORMS = ("Q8_0", "Q4_0")
 
 
@@ -36,12 +36,12 @@ class NativeWeight:
         return self.kernels.linear(self.matrix, flat).to(rows.dtype).view(*rows.shape[:-1], self.packed.outputs)
 
     def integers(self) -> tuple[Tensor, Tensor]:
-        """What `int8_weight` was given."""
+        """The integers and scales that `int8_weight` was given."""
         return unpack_int8(self.packed, self.kernels.lanes, self.kernels.zero)
 
 
 def int8_weight(quantized: Tensor, scale: Tensor, bias: Tensor | None) -> NativeWeight | None:
-    """Integers [out, in] with a float scale per output, for the kernels; None if there are none for them."""
+    """A weight for the kernels from integers [out, in] with a float scale per output; None if no kernels fit it."""
     found = kernels()
     if found is None or quantized.device.type != "cpu" or quantized.shape[1] > MAX_INPUTS:
         return None
@@ -77,12 +77,12 @@ class QuantizedLinear(nn.Module):
         bias: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> QuantizedLinear:
-        """Of blocks as they are stored, for a matrix of `shape` (out, in). They are copied."""
+        """A layer of stored blocks, for a matrix of `shape` (out, in). They are copied."""
         return cls(block_type(type_name), torch.from_numpy(np.array(blocks, copy=True)), shape, bias, dtype)
 
     @classmethod
     def from_float(cls, weight: Tensor, form: str, bias: Tensor | None = None) -> QuantizedLinear:
-        """Of a weight [out, in] in floating point, rounded to the nearest blocks of `form`."""
+        """A layer of a floating-point weight [out, in], rounded to the nearest blocks of `form`."""
         kind = block_type(form)
         return cls(kind, quantize(kind, weight), (weight.shape[0], weight.shape[1]), bias, weight.dtype)
 

@@ -1,4 +1,5 @@
-"""The order in which kernels want weights: panels of as many outputs as a vector has lanes, four inputs side by side.
+"""The order of weights that the kernels need: panels of as many outputs as a vector has lanes, four inputs side by
+side.
 
 A panel holds its blocks of 32 inputs one after the other. Within a block come vectors `[lanes, 4]` of bytes, vector g
 with inputs 4 g to 4 g + 3. Below 8 bits a vector holds two of them, g in the low halves of bytes and g + 4 in the high
@@ -22,7 +23,7 @@ KINDS = {"int8": 0, "Q8_0": 1, "Q4_0": 2, "Q4_K": 3, "Q5_K": 4, "Q6_K": 5}
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A matrix in the order of kernels. `given` inputs are there, `inputs` with those that fill up."""
+    """A matrix in the order of the kernels. `given` is the number of real inputs, `inputs` that with padding."""
 
     kind: str
     weights: Tensor  # uint8, flat
@@ -57,14 +58,14 @@ def pack_blocks(kind: BlockType, split: Split, lanes: int, zero: int) -> Packed:
 
 
 def unpack_int8(packed: Packed, lanes: int, zero: int) -> tuple[Tensor, Tensor]:
-    """Integers [out, in] and scales [out], as `pack_int8` was given them."""
+    """The integers [out, in] and scales [out] that `pack_int8` was given."""
     full = packed.weights.view(-1, packed.inputs // 4, lanes, 4).transpose(1, 2).reshape(-1, packed.inputs)
     integers = full[: packed.outputs, : packed.given] ^ zero
     return integers.contiguous().view(torch.int8), packed.scales.view(torch.float32)[: packed.outputs]
 
 
 def unpack_blocks(kind: BlockType, packed: Packed, lanes: int, zero: int) -> Split:
-    """What `pack_blocks` was given."""
+    """The blocks that `pack_blocks` was given."""
     num_blocks = packed.inputs // BLOCK
     panels = packed.weights.view(-1, num_blocks, kind.bits, lanes, 4).permute(0, 3, 1, 2, 4)
     integers = _integers(panels, kind.bits).reshape(-1, packed.inputs)[: packed.outputs]
@@ -89,7 +90,7 @@ def _integers(panels: Tensor, bits: int) -> Tensor:
 
 
 def _unpack_scales(kind: BlockType, packed: Packed, lanes: int) -> dict[str, Tensor]:
-    """The fields of a `Split` that there are."""
+    """The fields of a `Split` that the kind has."""
     num_blocks = packed.inputs // kind.inputs
     block = packed.scales.view(-(-packed.outputs // lanes), num_blocks, -1)
     per_block = kind.inputs // kind.group
@@ -137,7 +138,7 @@ def _scales(split: Split, lanes: int, missing: int) -> Tensor:
 
 
 def _rows(tensor: Tensor, missing: int) -> Tensor:
-    """`tensor` with so many rows of zeros below."""
+    """`tensor` with `missing` rows of zeros below."""
     return torch.cat([tensor, tensor.new_zeros(missing, tensor.shape[1])]) if missing else tensor
 
 

@@ -1,6 +1,7 @@
-"""The C compiler that comes as a Python package, for those who build what is shipped. Nobody else needs it.
+"""The C compiler in a Python package, needed only to build what is shipped.
 
-A build must give the same bytes everywhere, so nothing of the machine gets in: no paths, no dates, no debug names.
+A build must give the same bytes everywhere, so the output must not depend on the machine: no paths, no dates, no debug
+names.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _MAX_SHOWN = 4_000
 
 
 def zig_cc(arguments: Sequence[str | Path], *, cwd: Path | None = None) -> None:
-    """Run `zig cc`, which comes as the Python package `ziglang`. Raises `InvalidRequest` with what it said."""
+    """Run `zig cc`, which comes as the Python package `ziglang`. Raises `InvalidRequest` with its output."""
     with tempfile.TemporaryDirectory(prefix="bridle-zig-") as cache:
         environment = {**os.environ, "ZIG_LOCAL_CACHE_DIR": cache}
         run([sys.executable, "-m", "ziglang", "cc", *map(str, arguments)], cwd=cwd, environment=environment)
 
 
 def run(command: Sequence[str], *, cwd: Path | None = None, environment: dict[str, str] | None = None) -> None:
-    """Run a tool. Raises `InvalidRequest` with the end of what it said."""
+    """Run a tool. Raises `InvalidRequest` with the end of its output."""
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         said = (done.stdout + done.stderr)[-_MAX_SHOWN:]

@@ -1,9 +1,8 @@
 """Where the scripted executor keeps its stand-in for keys and values: by block, or by sequence.
 
-Both keep a (token, digest) pair for each position and give back exactly what was written, right or wrong;
-judging that is `mirror.py`'s business. `PagedKV` knows only slots (`block * block_size + offset`).
-`SequenceKV` knows only sequence ids, and counts cells as a backend with a unified cache would: a fork shares
-them.
+Both keep a (token, digest) pair for each position and return exactly what was written, right or wrong; `mirror.py`
+judges it. `PagedKV` knows only slots (`block * block_size + offset`). `SequenceKV` knows only sequence ids, and counts
+cells as a backend with a unified cache would: a fork shares them.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class PagedKV:
         self._digests[slots] = np.array(digests, dtype=np.uint64)
 
     def read(self, table: Sequence[int], length: int) -> Contents:
-        """What the slots of positions 0 to `length - 1` hold."""
+        """The contents of the slots of positions 0 to `length - 1`."""
         slots = self.slots(table, length)
         return Contents(self._tokens[slots], self._digests[slots])
 
@@ -121,7 +120,7 @@ class SequenceKV:
             raise InternalError(f"{self.num_cells} KV cells are in use; the capacity is {self.capacity}")
 
     def read(self, seq_id: int, length: int) -> Contents:
-        """What the first `length` positions of a sequence hold."""
+        """The contents of the first `length` positions of a sequence."""
         pairs = [self._contents[cell] for cell in self._cells[seq_id][:length]]
         tokens = np.array([token for token, _ in pairs], dtype=np.int64)
         return Contents(tokens, np.array([digest for _, digest in pairs], dtype=np.uint64))

@@ -25,7 +25,7 @@ def require(claim: bool, message: str) -> None:
 
 @dataclass(slots=True)
 class Mirror:
-    """One sequence as the executor knows it; `digests` is what correct KV holds for `tokens`."""
+    """One sequence as the executor knows it; `digests` are those that correct KV holds for `tokens`."""
 
     seq_id: int
     adapter: str | None
@@ -86,7 +86,7 @@ class Mirrors:
         self._mirrors[row.child] = child
 
     def free(self, seq_id: int) -> None:
-        """Forget one sequence. One that ended before its first row was never known: that is fine."""
+        """Forget one sequence. A sequence that ended before its first row was never known, which is no error."""
         self._mirrors.pop(seq_id, None)
 
     def apply(self, row: PlanRow) -> Mirror:

@@ -1,10 +1,9 @@
-"""What an engine must give for one request, computed by the simplest means: no KV, no batch, no blocks, no
+"""The correct result of an engine for one request, computed by the simplest means: no KV, no batch, no blocks, no
 steps.
 
-Every draw looks at logits that are recomputed from the whole token list; forks are plain recursion. Random
-keys come from the engine's public derivation, decisions from a plain program. Timing has no meaning here,
-which is the point: outputs may not depend on it. Outputs are named by their path: () for the first, (k,) for
-its k-th fork, and so on.
+Every draw looks at logits that are recomputed from the whole token list; forks are plain recursion. Random keys come
+from the engine's public derivation, decisions from a plain program. Timing has no meaning here, which is the point:
+outputs may not depend on it. Outputs are named by their path: () for the first, (k,) for its k-th fork, and so on.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class ReferenceOutput:
 
 @dataclass(slots=True)
 class _Output:
-    """An output on its way. `logprobs[i]` belongs to token i of `tokens`, prompt included."""
+    """An output while it grows. `logprobs[i]` belongs to token i of `tokens`, prompt included."""
 
     path: Path
     tokens: list[int]
@@ -77,7 +76,7 @@ def run_reference(
 
 
 def reference_prompt_logprobs(model: ScriptedModel, request: Request) -> tuple[Logprob | None, ...]:
-    """What `PromptEvent.logprobs` must hold when `prompt_logprobs` was asked for."""
+    """The correct `PromptEvent.logprobs` for a request with `prompt_logprobs`."""
     prompt, num_top = request.prompt, _num_top(request)
     scores = [
         logprob_of(model.row_after(prompt[:i], request.adapter), prompt[i], num_top) for i in range(1, len(prompt))

@@ -1,4 +1,4 @@
-"""Those who ask, and the service's front door: admission and fairness as in a server, then the replicas.
+"""The clients, and the service's front door: admission and fairness as in a server, then the replicas.
 
 A client chats: it reads an answer to its end, thinks, and asks again. One that is turned away comes back when it was
 told to. Every token is compared with what the workload's script says, so that one that is lost, doubled or somebody
@@ -23,7 +23,7 @@ from lab.simulation.records import Records
 from lab.simulation.timeline import Timeline
 from lab.simulation.workload import Turn, Workload, drawn_token, first_of_answer
 
-#: So often a client comes back.
+#: How many times a refused client comes back.
 _MAX_TRIES = 20
 
 
@@ -58,15 +58,15 @@ class Clients:
 
     @property
     def is_done(self) -> bool:
-        """Whether all that was to be asked is answered."""
+        """Whether all turns are answered."""
         return not (self._num_unasked or self._asked)
 
     def turn_of(self, request_id: str) -> Turn:
-        """The turn that is under way by this name."""
+        """The turn under way whose request has this id."""
         return self._asked[request_id].turn
 
     def start(self) -> None:
-        """Let the first chat begin in its time."""
+        """Begin the first chat at its time."""
         self._timeline.at(next(self._arrivals), self._arrive)
 
     def _arrive(self) -> None:
@@ -110,13 +110,13 @@ class Clients:
     # -- answers ---------------------------------------------------------------------------------------------
 
     def look(self, events: Iterable[WireEvent]) -> None:
-        """There may be news of these events' requests."""
+        """Look for answers to the requests of these events."""
         for request_id in dict.fromkeys(event.request_id for event in events):
             if (asked := self._asked.get(request_id)) is not None:
                 self._read(asked)
 
     def look_everywhere(self) -> None:
-        """There may be news of anything."""
+        """Look for answers to all requests."""
         for asked in list(self._asked.values()):
             self._read(asked)
 

@@ -1,4 +1,4 @@
-"""What a replica does with its time, as the process around it sees it: a stretch of work, then news.
+"""The work of a replica, as the process around it sees it: a stretch of work, then news.
 
 There are two: `EngineCore` runs the real engine, a step at a time; `QuickCore` is a model of it that skips over steps
 in which nothing but decoding happens.
@@ -16,7 +16,7 @@ from bridle.engine.interfaces import ExecutorInfo
 
 @dataclass(slots=True)
 class Work:
-    """What a core has done, over all its lives. `num_tokens` went through the model."""
+    """The work that a core has done, over all its lives. `num_tokens` went through the model."""
 
     busy_seconds: float = 0.0
     num_steps: int = 0
@@ -34,20 +34,22 @@ class Core(Protocol):
     def work(self) -> Work: ...
 
     def take(self, messages: Sequence[Submit | Cancel]) -> None:
-        """What came in since the last stretch began."""
+        """Take the messages that came in since the last stretch began."""
 
     def begin(self, now: float) -> float | None:
-        """Begin a stretch; gives its end, None if there is nothing to do."""
+        """Begin a stretch; returns its end, None if there is nothing to do."""
         raise NotImplementedError
 
     def shorten(self, now: float) -> float | None:
-        """Something came in: the earlier end of the stretch, if it can take that in before its planned end."""
+        """Shorten the stretch because a message came in. Returns its earlier end, if it can take the message in before
+        its planned end."""
         raise NotImplementedError
 
     def finish(self) -> list[WireEvent]:
-        """The stretch is over: what came of it."""
+        """End the stretch; returns its events."""
         raise NotImplementedError
 
     def leave(self, now: float) -> list[WireEvent]:
-        """The replica is lost in the middle of everything: what it has said until now and `finish` did not give."""
+        """End the life of the replica in the middle of a stretch; returns the events so far that `finish` did not
+        return."""
         raise NotImplementedError

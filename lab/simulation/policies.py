@@ -1,4 +1,4 @@
-"""Ways of choosing a replica that affinity is measured against. Each is a `Router` and knows nothing of prompts."""
+"""Other ways of choosing a replica, for comparison with affinity. Each is a `Router` and knows nothing of prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RandomRouter:
         return Choice(number)
 
     def forget(self, replica: int) -> None:
-        """Nothing was known of it."""
+        """Do nothing: nothing is remembered of a replica."""
 
 
 class LeastLoadedRouter:
@@ -39,7 +39,7 @@ class LeastLoadedRouter:
         return Choice(self._next)
 
     def forget(self, replica: int) -> None:
-        """Nothing was known of it."""
+        """Do nothing: nothing is remembered of a replica."""
 
 
 #: By name: makes a router from the number of replicas and their block size.

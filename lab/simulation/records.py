@@ -1,4 +1,4 @@
-"""What became of each request, in columns: a million of them fit into some dozens of megabytes."""
+"""The result of each request, in columns: a million of them fit into some dozens of megabytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Records:
         num_output: int,
         num_tries: int,
     ) -> None:
-        """A request was answered."""
+        """Add an answered request."""
         self.began.append(began)
         self.first_at.append(first_at)
         self.over_at.append(over_at)
