@@ -17,7 +17,6 @@ from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
 from bridle.http.transport.call import CallMiddleware
 from bridle.http.transport.door import Door
-from bridle.http.transport.head import HeadMiddleware
 from bridle.http.transport.hosts import AllowedHosts
 from bridle.http.transport.identity import Identifier, IdentityMiddleware
 from bridle.http.transport.shaped_route import refusing_for
@@ -86,7 +85,6 @@ def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse
     """Add identification, and the story of each call. The middleware that is added last sees a request first:
     preflights carry no key, so they are answered before identification."""
     settings = state.settings
-    app.add_middleware(HeadMiddleware)
     app.add_middleware(IdentityMiddleware, identify=identify, refuse=refuse)
     if settings.cors_origins:
         app.add_middleware(

@@ -61,7 +61,10 @@ class Terms:
     @asynccontextmanager
     async def bounded(self, doing: str) -> AsyncIterator[None]:
         """Raise `DeadlineExceeded` when the deadline passes inside the block; `doing` says what took so long."""
-        limit = asyncio.timeout(None if self.ends is None else self.ends - time.monotonic())
+        if self.deadline is None:
+            yield
+            return
+        limit = asyncio.timeout(self.since + self.deadline - time.monotonic())
         try:
             async with limit:
                 yield

@@ -66,7 +66,7 @@ class ChatTemplate:
         known = {
             **self._special_tokens,
             **variables,
-            "messages": _known_roles(prepare(messages), self.text if template is None else template),
+            "messages": self._known_roles(prepare(messages), template),
             "tools": [dict(tool) for tool in tools] if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -92,6 +92,15 @@ class ChatTemplate:
             self._programs[name] = ChatTemplateProgram(self._sources[name], OWN_LIMITS)
         return self._programs[name]
 
+    def _known_roles(self, messages: list[dict[str, Any]], template: str | None) -> list[dict[str, Any]]:
+        """Return the messages in roles that the template knows. Some clients send the system message with the role
+        `developer`, and most templates silently drop messages of unknown roles."""
+        if all(message["role"] != "developer" for message in messages):
+            return messages
+        if "developer" in (self.text if template is None else template):
+            return messages
+        return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
+
     def _translate(self, error: TemplateError, is_own: bool) -> InvalidRequest | UnsupportedModel:
         whose = "the model's chat template" if is_own else "the chat template"
         if error.kind == "syntax" and is_own:
@@ -100,14 +109,6 @@ class ChatTemplate:
             return TemplateFailure(f"{whose} refused the messages: {error}", "messages")
         verb = {"syntax": "is not valid", "limit": "was stopped"}.get(error.kind, "failed on these messages")
         return TemplateFailure(f"{whose} {verb}: {error}", "messages" if is_own else "chat_template")
-
-
-def _known_roles(messages: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
-    """The messages in roles that the template knows. Some clients send the system message with the role `developer`,
-    and most templates silently drop messages of unknown roles."""
-    if "developer" in source:
-        return messages
-    return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
 
 
 def _render_apart(source: str, variables: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ _KINDS = {
 }
 # vLLM's later form of these fields: one of them in an object, beside switches that may be off.
 _STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
-_FIELDS = ("response_format", "constraint", "structured_outputs", "ebnf", *_KINDS)
+CONSTRAINT_FIELDS = ("response_format", "constraint", "structured_outputs", "ebnf", *_KINDS)
 # The forms of text-generation-inference with a `value`, which huggingface_hub also sends here.
 _NATIVE_FORMATS = ("json", "json_object", "json_schema", "regex")
 _FORMATS = "'text', 'json_object' and 'json_schema'"
@@ -37,7 +37,7 @@ _FORMATS = "'text', 'json_object' and 'json_schema'"
 
 def constraint_of(body: SamplingFields) -> Constraint | None:
     """The constraint in a body; None if there is none. Raises `InvalidRequest` that names the field."""
-    given = {name: getattr(body, name) for name in _FIELDS}
+    given = {name: getattr(body, name) for name in CONSTRAINT_FIELDS}
     given = {name: value for name, value in given.items() if value is not None}
     if given.get("response_format", {"type": None}).get("type", "text") == "text":
         del given["response_format"]

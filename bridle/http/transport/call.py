@@ -93,6 +93,8 @@ class CallMiddleware:
             call.span = self._tracing.begin(trace_headers(scope["headers"]))
         scope.setdefault("state", {})["call"] = call
         named = _naming(call, send)
+        if method == "HEAD":  # the same as GET without a body, as link checkers, proxies and some clients ask for it
+            scope = {**scope, "method": "GET"}
         try:
             await self._app(scope, receive, named)
         except Exception:
@@ -119,6 +121,8 @@ def _naming(call: Call, send: Send) -> Send:
         if message["type"] == "http.response.start":
             call.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *headers]
+        elif call.method == "HEAD":
+            message = {**message, "body": b""}
         await send(message)
 
     return send_named
