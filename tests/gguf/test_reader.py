@@ -178,6 +178,7 @@ MUTATIONS: tuple[Callable[[random.Random, bytearray, int], None], ...] = (
 )
 
 
+@pytest.mark.timeout(1_200)
 def test_mutants_load_or_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of small damages to a real file: each is refused by an error of ours, or loads, and then every tensor
     lies within the file. The search for what else is wrong goes all the way to the model and its tokenizer."""
