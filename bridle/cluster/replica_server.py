@@ -1,7 +1,7 @@
-"""A replica's end: an engine of this process for a router in another one.
+"""The replica's end: offers this process's engine to a router in another process.
 
-One event loop reads requests and gathers what the engine's step gave all of its streams into one frame. One router at a
-time; when it leaves, what it had asked for is cancelled.
+One event loop reads requests, and gathers the events of a step, from all streams, into one frame. There is one router
+at a time; when it leaves, its requests are cancelled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from bridle.outputs import Finished, FinishReason
 _log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.25
-#: A router that does not read for so long is gone, in seconds.
+#: A router that does not read for this many seconds counts as gone.
 _WRITE_SECONDS = 10.0
 
 
@@ -100,7 +100,7 @@ class ReplicaServer:
 
 
 class _Conversation:
-    """One router, from its first request to its leaving."""
+    """The conversation with one router, from its first request until it leaves."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class _Conversation:
             self._served.close()
 
     async def _read(self, helpers: list[asyncio.Task[None]]) -> None:
-        """Requests, until the router leaves or a helper finds that it has."""
+        """Handle requests until the router leaves or a helper finds that it has left."""
         while True:
             reading = asyncio.create_task(self._read_frame())
             await asyncio.wait({reading, *helpers}, return_when=asyncio.FIRST_COMPLETED)
@@ -192,11 +192,11 @@ class _Conversation:
         self._client.cancel(request_id)
 
     def _end(self, request_id: str, reason: FinishReason, error: BridleError | None = None) -> None:
-        """A request that never ran is over."""
+        """Tell the router that a request which never ran is over."""
         self._add(pack_event(Finished(request_id, 0, reason, error=error)))
 
     async def _relay(self, stream: EventStream) -> None:
-        """What one stream gives, into the outbox of all."""
+        """Put the events of one stream into the outbox that all streams share."""
         try:
             async for events in stream:
                 for event in events:
@@ -207,8 +207,8 @@ class _Conversation:
             self._streams.pop(stream.request_id, None)
 
     def _tell_fetched(self, message: AdapterFetched) -> None:
-        """An adapter came, or did not. From any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        """Tell the router that an adapter was fetched, or why not. Safe from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the router has left
             self._loop.call_soon_threadsafe(self._writer.write, frame(message))
 
     def _add(self, event: WireEvent) -> None:
@@ -216,7 +216,8 @@ class _Conversation:
         self._has_news.set()
 
     async def _send_events(self) -> None:
-        """All that is there in one frame: the streams of one step are woken together, and run before this does."""
+        """Send the waiting events in one frame. The streams of one step are woken together, and run before
+        this does."""
         while True:
             await self._has_news.wait()
             self._has_news.clear()
@@ -226,7 +227,8 @@ class _Conversation:
                 await self._writer.drain()
 
     def _write_events(self, events: list[WireEvent]) -> None:
-        """In as few frames as take them. What is too large for any breaks its own request, and no other."""
+        """Write events in as few frames as possible. An event that is too large for any frame ends its own request, and
+        no other."""
         try:
             self._writer.write(frame(Events(events)))
         except ProtocolError as error:
