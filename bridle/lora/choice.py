@@ -30,7 +30,7 @@ def create_products(name: str, device: torch.device, dtype: torch.dtype) -> Prod
     """
     if name not in KERNELS:
         raise InvalidRequest(f"adapter_kernel is {name!r}; must be one of {', '.join(KERNELS)}", "adapter_kernel")
-    missing = None if name == "torch" else _missing(device)
+    missing = None if name == "torch" else missing_for_triton(device)
     if name == "fused" and missing is not None:
         raise InvalidRequest(f"adapter_kernel 'fused' needs {missing}; this is {device}", "adapter_kernel")
     if name == "torch" or (name == "auto" and device.type != "cuda"):
@@ -41,8 +41,8 @@ def create_products(name: str, device: torch.device, dtype: torch.dtype) -> Prod
     return TriedProducts(FusedProducts(device), Trial(device, dtype), TorchProducts() if name == "auto" else None)
 
 
-def _missing(device: torch.device) -> str | None:
-    """What this device lacks to run the fused kernels; None if it lacks nothing."""
+def missing_for_triton(device: torch.device) -> str | None:
+    """What this device lacks to run kernels in Triton; None if it lacks nothing."""
     if find_spec("triton") is None:
         return "Triton, which torch for CUDA brings along"
     if is_interpreted():

@@ -68,7 +68,8 @@ class LocalExecutor:
             if plan.copies:
                 runner.attention.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
             if plan.rows:
-                step = pack_step(plan.rows, mirrors, self._info.block_size, self._device)
+                words = getattr(runner.attention.kernel, "words", None)
+                step = pack_step(plan.rows, mirrors, self._info.block_size, self._device, words)
                 self._logits = self._run(runner, step, plan)
         except Exception as error:
             raise self._lose(error, f"step {plan.step} ({plan.num_tokens} tokens)") from error

@@ -5,14 +5,17 @@ All sequences are concatenated without padding. Built from mirrors anew in each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from bridle.engine.plan import PlanRow
 from bridle.model.mirror import Mirror, Span
+from bridle.model.uploads import upload
 
 
 @dataclass(slots=True)
@@ -53,16 +56,26 @@ class PackedStep:
     logits_rows: Tensor  # [R] indices into T
     rows: list[PackedRow]
     block_size: int
+    words: Tensor | None = None  # int32: what the attention kernel wanted to have with the step
 
     @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[1]
 
 
+#: What an attention kernel wants to have on the device beside a step's rows: int32 numbers.
+Words = Callable[[Sequence[PackedRow], int], npt.NDArray[np.int32]]
+
+
 def pack_step(
-    plan_rows: Sequence[PlanRow], mirrors: Sequence[Mirror], block_size: int, device: torch.device
+    plan_rows: Sequence[PlanRow],
+    mirrors: Sequence[Mirror],
+    block_size: int,
+    device: torch.device,
+    words: Words | None = None,
 ) -> PackedStep:
-    """Pack `plan_rows`, whose mirrors (already updated) are `mirrors`, in order."""
+    """Pack `plan_rows`, whose mirrors (already updated) are `mirrors`, in order; what `words` says of the rows travels
+    with them."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -83,14 +96,26 @@ def pack_step(
             for slot, count in mirror.spans(start, end, block_size):
                 slots.extend(range(slot, slot + count))
         logits.extend(range(offset + length - plan.num_logits, offset + length))
-    # One transfer for all four: [T ids, T positions, T slots, R rows]
-    packed = torch.tensor(ids + positions + slots + logits, dtype=torch.int64).to(device, non_blocking=True)
+    extra = None if words is None else words(rows, block_size)
+    packed = upload(_merge(ids + positions + slots + logits, extra), device)  # one transfer for everything
     total = len(ids)
+    end = 3 * total + len(logits)
     return PackedStep(
         input_ids=packed[:total].unsqueeze(0),
         position_ids=packed[total : 2 * total].unsqueeze(0),
         slots=packed[2 * total : 3 * total],
-        logits_rows=packed[3 * total :],
+        logits_rows=packed[3 * total : end],
         rows=rows,
         block_size=block_size,
+        words=None if extra is None else packed[end:].view(torch.int32)[: len(extra)],
     )
+
+
+def _merge(numbers: list[int], extra: npt.NDArray[np.int32] | None) -> npt.NDArray[np.int64]:
+    """[T ids, T positions, T slots, R rows], then `extra`, two to a number."""
+    if extra is None:
+        return np.array(numbers, np.int64)
+    merged = np.empty(len(numbers) + (len(extra) + 1) // 2, np.int64)
+    merged[: len(numbers)] = numbers
+    merged[len(numbers) :].view(np.int32)[: len(extra)] = extra
+    return merged

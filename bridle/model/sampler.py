@@ -24,6 +24,7 @@ from bridle.model.sampling.penalties import Histories
 from bridle.model.sampling.rows import BiasTable, apply_masks, gather, pick
 from bridle.model.sampling.uniform import uniforms
 from bridle.model.sampling.watermark import apply_watermarks
+from bridle.model.uploads import upload, upload_list
 from bridle.outputs import Logprob
 
 #: The token of a row from which nothing can be drawn.
@@ -73,7 +74,7 @@ class StandardSampler:
         best, token = work.max(dim=-1)
         drawn = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
         if drawn:
-            index = torch.tensor(drawn, device=work.device)
+            index = upload_list(drawn, torch.int64, work.device)
             token[index] = _draw(work[index], best[index], [rows[i] for i in drawn])
         return torch.where(best.isfinite(), token, NOTHING).tolist(), processed
 
@@ -101,11 +102,11 @@ def _draw(work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> 
     params = [row.sampling for row in rows]
     work -= best.unsqueeze(1)
     if any(p.temperature != 1.0 for p in params):
-        temperature = torch.tensor([[p.temperature] for p in params], dtype=torch.float32, device=work.device)
+        temperature = upload_list([[p.temperature] for p in params], torch.float32, work.device)
         work /= temperature.clamp_(min=_SMALLEST_TEMPERATURE)
     apply_filters(work, params)
     uniform = uniforms([row.key for row in rows], [row.draw for row in rows])
-    return draw(work, torch.from_numpy(uniform).to(work.device))
+    return draw(work, upload(uniform, work.device))
 
 
 def _logprobs(

@@ -21,9 +21,10 @@ from bridle.model.tensor_parallel import agree_on_least, num_ranks
 
 _log = logging.getLogger(__name__)
 
-#: Tokens per block. CPUs read contiguous runs of blocks as one, so small blocks cost nothing there and share
-#: prefixes well; CUDA's paged flash attention wants multiples of 256.
-DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 256}
+#: Tokens per block: small ones share prefixes well, and both CPUs (which read runs of blocks as one) and our kernels on
+#: CUDA read them as fast as large ones. Torch's own flash attention pages in multiples of 256.
+DEFAULT_BLOCK_SIZE = 16
+VARLEN_BLOCK_SIZE = 256
 #: The share of the free memory that the pool gets. Other programs need a CPU's memory, too.
 SHARE = {"cpu": 0.5, "cuda": 0.95}
 #: By default the pool holds at most this many full contexts.
@@ -65,8 +66,8 @@ class PoolNeeds:
         return -(-num_tokens // self.block_size)
 
 
-def default_block_size(config: ModelConfig, device: torch.device) -> int:
-    return config.block_size or DEFAULT_BLOCK_SIZE.get(device.type, 16)
+def default_block_size(config: ModelConfig) -> int:
+    return config.block_size or (VARLEN_BLOCK_SIZE if config.kernel == "varlen" else DEFAULT_BLOCK_SIZE)
 
 
 #: Makes a pool of this many blocks in the place of the one before, and an executor over it.

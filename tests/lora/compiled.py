@@ -12,7 +12,7 @@ from typing import Any
 from bridle.lora.fused import COLUMNS, INPUT_BYTES, LONG_TILE, MAX_RANKS, MIN_RANKS, RANK_BYTES, SHORT_TILE
 
 #: Bytes that one program may have, by compute capability.
-SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
+SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 #: Bytes: a few are what the assembler trades for more programs at once.
 MAX_SPILLED = 64
 _SIZES = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -35,27 +35,52 @@ def compile_all(capability: int, dtype: str) -> Iterator[Any]:
 
 def num_spilled(kernel: Any, capability: int, folder: Path) -> int:
     """Bytes that did not fit into registers."""
+    return usage(kernel, capability, folder)[1]
+
+
+def usage(kernel: Any, capability: int, folder: Path) -> tuple[int, int]:
+    """Registers of a thread, and bytes that did not fit into them."""
     from triton import knobs
     from triton.backends.nvidia.compiler import sm_arch_from_capability
 
     code = folder / "kernel.ptx"
     code.write_text(kernel.asm["ptx"])
     arch = f"--gpu-name={sm_arch_from_capability(capability)}"
-    command = [knobs.nvidia.ptxas.path, "-v", arch, str(code), "-o", str(folder / "kernel.cubin")]
+    command = [_assembler(knobs, capability), "-v", arch, str(code), "-o", str(folder / "kernel.cubin")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    return max(map(int, re.findall(r"Used (\d+) registers", said))), spilled
+
+
+def _assembler(knobs: Any, capability: int) -> str:
+    """Triton brings one of its own for the newest GPUs."""
+    return str((knobs.nvidia.ptxas_blackwell if capability >= 100 else knobs.nvidia.ptxas).path)
 
 
 def _compile(kernel: Any, pointers: dict[str, str], sizes: dict[str, Any], capability: int) -> Any:
+    free = {"site", "num_shares", "hidden_share_stride"}  # not told apart by their values
+    aligned = {name for name in kernel.arg_names if name not in free}
+    return compile_kernel(kernel, pointers, sizes, capability, aligned, {})
+
+
+def compile_kernel(
+    kernel: Any,
+    pointers: dict[str, str],
+    sizes: dict[str, Any],
+    capability: int,
+    aligned: set[str],
+    options: dict[str, Any],
+) -> Any:
+    """`kernel` for `sizes`; other arguments are int32 where `pointers` does not say what they are."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    free = {"site", "num_shares", "hidden_share_stride"}  # not told apart by their values
+    sizes = {name: value for name, value in sizes.items() if name in kernel.arg_names}
     signature, attributes = {}, {}
     for number, name in enumerate(kernel.arg_names):
         signature[name] = "constexpr" if name in sizes else pointers.get(name, "i32")
-        if name not in sizes and name not in free:
+        if name not in sizes and name in aligned:
             attributes[(number,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, sizes, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -26,7 +26,9 @@ PROMPTS = [[5, 6, 7, 8, 9] * 6, [10, 11, 12], [40] * 17]
 
 def library_output(path: Path, prompt: list[int], num_tokens: int) -> list[int]:
     """Greedy continuation as the library's own `generate` gives it."""
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    # By default some versions give Gemma 2 an attention that forgets to cap scores.
+    settings = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model: Any = AutoModelForCausalLM.from_pretrained(path, **settings).eval()
     ids = torch.tensor([prompt])
     settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": num_tokens}
     out = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from bridle.errors import InvalidRequest
+from bridle.lora.choice import missing_for_triton
 from bridle.model.kernels.interface import AttentionKernel
 
 __all__ = ["KERNELS", "AttentionKernel", "create_kernel"]
 
-KERNELS = ("auto", "cpu", "reference", "varlen")
+_log = logging.getLogger(__name__)
+
+KERNELS = ("auto", "cpu", "paged", "reference", "varlen")
 
 
 def create_kernel(name: str, device: torch.device, dtype: torch.dtype) -> AttentionKernel:
-    """The kernel called `name`; `auto` is `varlen` on CUDA in half precision and `cpu` elsewhere.
+    """The kernel called `name`; `auto` is `paged` on CUDA where Triton can run, and plain torch (`cpu`) elsewhere.
 
-    Raises `InvalidRequest` for an unknown name, or one that this device cannot run.
+    Raises `InvalidRequest` for an unknown name, or one that this device cannot run, with what it lacks.
     """
     if name not in KERNELS:
         raise InvalidRequest(f"kernel is {name!r}; must be one of {', '.join(KERNELS)}", "kernel")
-    can_varlen = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
-    if name == "varlen" and not can_varlen:
-        raise InvalidRequest(f"kernel 'varlen' needs CUDA and half precision; this is {dtype} on {device}", "kernel")
     if name == "reference":
         from bridle.model.kernels.reference import ReferenceKernel
 
         return ReferenceKernel()
-    if name == "varlen" or (name == "auto" and can_varlen):
-        from bridle.model.kernels.varlen import VarlenKernel
+    if name == "varlen":
+        from bridle.model.kernels.varlen import VarlenKernel, missing_for_varlen
 
+        _require("varlen", missing_for_varlen(device, dtype))
         return VarlenKernel()
+    if name == "paged" or (name == "auto" and device.type == "cuda"):
+        missing = missing_for_triton(device)
+        if name == "paged":
+            _require("paged", missing)
+        if missing is None:
+            from bridle.model.kernels.paged import PagedKernel
+
+            return PagedKernel(device)
+        _log.warning("attention on %s is plain torch, one sequence at a time: kernel 'paged' needs %s", device, missing)
     from bridle.model.kernels.cpu import CpuKernel
 
     return CpuKernel()
+
+
+def _require(name: str, missing: str | None) -> None:
+    if missing is not None:
+        raise InvalidRequest(f"kernel {name!r} needs {missing}", "kernel")

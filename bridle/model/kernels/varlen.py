@@ -1,4 +1,5 @@
-"""Attention on CUDA in half precision: one call of torch's variable-length flash attention per layer.
+"""Attention on CUDA in half precision: one call of torch's variable-length flash attention per layer. Only on request:
+`paged` pages in any size and does every kind of layer.
 
 The kernel reads the pool through the block table. One split over keys keeps each row's result independent of its
 batch mates. Layers with soft-capping, sinks or values narrower than keys, and block sizes that the kernel cannot
@@ -6,6 +7,8 @@ page, go through the plain-torch kernel instead.
 """
 
 from __future__ import annotations
+
+import inspect
 
 import torch
 from torch import Tensor
@@ -18,6 +21,8 @@ from bridle.model.packing import PackedStep
 #: Flash attention pages the KV cache in multiples of this many tokens.
 PAGE_MULTIPLE = 256
 MAX_HEAD_DIM = 256
+#: Arguments that the older ones of torch's functions lack.
+_NEEDED = frozenset({"enable_gqa", "seqused_k", "block_table", "num_splits"})
 
 
 class VarlenKernel:
@@ -69,6 +74,24 @@ class VarlenKernel:
         )
         assert isinstance(out, Tensor)
         return out  # [T, Hq, Dv]
+
+
+def missing_for_varlen(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What this kernel lacks here."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return f"CUDA and half precision; this is {dtype} on {device}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "a GPU of compute capability 8.0"
+    try:
+        from torch.nn.attention import varlen
+    except ImportError:
+        known = frozenset[str]()
+    else:
+        known = frozenset(inspect.signature(varlen.varlen_attn).parameters)
+    if not known >= _NEEDED:
+        lacking = ", ".join(sorted(_NEEDED - known))
+        return f"a torch whose varlen_attn knows {lacking} (2.12 or newer); this is {torch.__version__}"
+    return None
 
 
 def _is_flash_case(query: Tensor, cache: LayerCache, options: AttentionOptions) -> bool:

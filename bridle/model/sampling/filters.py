@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bridle.model.sampling.weights import totals, weights_of
+from bridle.model.uploads import upload_list
 from bridle.sampling import SamplingParams
 
 _NEVER = float("-inf")
@@ -27,9 +28,7 @@ def apply_filters(work: torch.Tensor, params: Sequence[SamplingParams]) -> None:
     if prefixed:
         _apply(work, prefixed, _keep_prefix, [params[i] for i in prefixed])
     if any(p.min_p > 0.0 for p in params):
-        floor = torch.tensor(
-            [[p.min_p] for p in params], dtype=work.dtype, device=work.device
-        ).log()  # the largest logit is 0
+        floor = upload_list([[p.min_p] for p in params], work.dtype, work.device).log()  # the largest logit is 0
         work.masked_fill_(work < floor, _NEVER)
     typical = [i for i, p in enumerate(params) if p.typical_p < 1.0]
     if typical:
@@ -46,7 +45,7 @@ def _apply(
     if len(where) == len(work):
         keep(work, params)
         return
-    index = torch.tensor(where, device=work.device)
+    index = upload_list(where, torch.int64, work.device)
     part = work[index]
     keep(part, params)
     work[index] = part
@@ -60,29 +59,32 @@ def _keep_prefix(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
     only while the ones before them hold less than `top_p` of the weight of those `top_k`."""
     width, device = x.shape[1], x.device
     ks = [p.top_k if 0 < p.top_k < width else width for p in params]
-    top_k = torch.tensor(ks, device=device).unsqueeze(1)  # [R, 1], as all below
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device).unsqueeze(1)
+    top_k = upload_list(ks, torch.int64, device).unsqueeze(1)  # [R, 1], as all below
+    top_p = upload_list([p.top_p for p in params], torch.float64, device).unsqueeze(1)
     mass = totals(weights_of(x)).unsqueeze(1) if width in ks else torch.zeros_like(top_p)
     edge = x.new_empty(len(x), 1)  # the smallest logit that stays
-    room = torch.zeros_like(top_k)  # how many of the tokens with exactly that logit stay
-    tied = torch.zeros_like(top_k, dtype=torch.bool)  # there are more of them than that
-    pending = torch.arange(len(x), device=device)
+    room = torch.zeros_like(top_k)  # how many of the tokens that have just that logit stay
+    tied: list[int] = []  # rows that have more of them than that
+    pending = list(range(len(x)))
     size = min(width, max([_HEAD] + [k + 1 for k in ks if k < width]))
-    while True:
-        values = x[pending].topk(size).values  # [P, size]
-        kept = _prefix_length(values, mass[pending], top_k[pending], top_p[pending])
+    while pending:
+        index = upload_list(pending, torch.int64, device)
+        part = x if len(pending) == len(x) else x[index]
+        values = part.topk(size).values  # [P, size]
+        kept = _prefix_length(values, mass[index], top_k[index], top_p[index])
         last = values.gather(1, kept - 1)
-        edge[pending] = last
-        room[pending] = kept - (values > last).sum(1, keepdim=True)
-        tied[pending] = (values == last).sum(1, keepdim=True) > room[pending]
-        if size == width:
-            break
-        pending = pending[(kept == size).squeeze(1)]  # the end of the prefix was not seen
-        if not len(pending):
-            break
+        left = kept - (values > last).sum(1, keepdim=True)
+        edge[index], room[index] = last, left
+        has_more = (values == last).sum(1, keepdim=True) > left
+        # The one wait of a round: whether the end of the prefix was seen, and whether it has equals.
+        states = torch.cat((kept == size, has_more), 1).tolist()
+        ends = [size == width or not is_cut for is_cut, _ in states]
+        tied += [row for row, is_end, (_, more) in zip(pending, ends, states, strict=True) if is_end and more]
+        pending = [row for row, is_end in zip(pending, ends, strict=True) if not is_end]
         size = min(width, size * _GROWTH)
     x.masked_fill_(x < edge, _NEVER)
-    _drop_surplus(x, tied.squeeze(1), edge, room)
+    if tied:
+        _drop_surplus(x, upload_list(tied, torch.int64, device), edge, room)
 
 
 def _prefix_length(values: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -97,9 +99,7 @@ def _prefix_length(values: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor
 
 
 def _drop_surplus(x: torch.Tensor, tied: torch.Tensor, edge: torch.Tensor, room: torch.Tensor) -> None:
-    """In rows `tied` [R], of the tokens whose logit equals `edge`, keep the first `room`."""
-    if not bool(tied.any()):
-        return
+    """In rows `tied`, of the tokens whose logit equals `edge` [R, 1], keep the first `room` [R, 1]."""
     part = x[tied]
     equal = part == edge[tied]
     x[tied] = part.masked_fill_(equal & (equal.cumsum(1) > room[tied]), _NEVER)
@@ -114,7 +114,7 @@ def _keep_typical(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
 
     Surprise is -log p = c - x for one c per row, so distances to its mean need neither c nor a logarithm.
     """
-    top_p = torch.tensor([p.typical_p for p in params], dtype=torch.float64, device=x.device).unsqueeze(1)
+    top_p = upload_list([p.typical_p for p in params], torch.float64, x.device).unsqueeze(1)
     weights = weights_of(x)
     mass = totals(weights).unsqueeze(1)  # [R, 1]
     costs = torch.where(weights > 0, weights * -x, 0.0).floor_()  # whole numbers below UNIT: exact sums again

@@ -15,6 +15,7 @@ import torch
 from bridle.engine.plan import ScoreRun
 from bridle.model.sampling.rows import gather
 from bridle.model.sampling.weights import log_normalizers
+from bridle.model.uploads import upload_list
 from bridle.outputs import Logprob
 
 _T = TypeVar("_T")
@@ -27,27 +28,24 @@ def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], 
     """The log-probability of `tokens[i]` in row i of logits `work` [R, W], its rank, and the `num_top[i]`
     best tokens (fewer if fewer are possible)."""
     known = [0 <= token < vocab for token in tokens]
-    index = torch.tensor([t if ok else 0 for t, ok in zip(tokens, known, strict=True)], device=work.device)
+    index = upload_list([t if ok else 0 for t, ok in zip(tokens, known, strict=True)], torch.int64, work.device)
     chosen = work.gather(1, index.unsqueeze(1))  # [R, 1]
     norms = log_normalizers(work)
-    values = (chosen - norms).squeeze(1).tolist()
-    ranks = ((work > chosen).sum(1) + 1).tolist()
-    tops = _best(work, norms, num_top, vocab)
+    ranks = (work > chosen).sum(1, keepdim=True) + 1
+    most = min(max(num_top), vocab)
+    best, ids = work.topk(most, dim=1)  # [R, most]
+    # All of it in one transfer; numbers and ids of tokens are exact in float64.
+    found = torch.cat((chosen - norms, ranks.double(), best - norms, ids.double()), 1).tolist()
     return [
-        Logprob(tokens[i], _finite(values[i]), tops[i], ranks[i]) if known[i] else Logprob(tokens[i], FLOOR)
-        for i in range(len(tokens))
+        Logprob(token, _finite(value), _best(top[:most], top[most:], size), int(rank))
+        if is_known
+        else Logprob(token, FLOOR)
+        for token, is_known, size, (value, rank, *top) in zip(tokens, known, num_top, found, strict=True)
     ]
 
 
-def _best(
-    work: torch.Tensor, norms: torch.Tensor, num_top: Sequence[int], vocab: int
-) -> list[tuple[tuple[int, float], ...]]:
-    most = min(max(num_top), vocab)
-    if most == 0:
-        return [()] * len(num_top)
-    values, ids = work.topk(most, dim=1)
-    rows = zip(ids.tolist(), (values - norms).tolist(), num_top, strict=True)
-    return [tuple(_sorted_pairs(tokens, logprobs)[:size]) for tokens, logprobs, size in rows]
+def _best(values: list[float], ids: list[float], size: int) -> tuple[tuple[int, float], ...]:
+    return tuple(_sorted_pairs([int(token) for token in ids], values)[:size])
 
 
 def _sorted_pairs(tokens: list[int], logprobs: list[float]) -> list[tuple[int, float]]:

@@ -15,7 +15,7 @@ import torch
 
 from bridle.engine.interfaces import HistoryLookup
 from bridle.engine.plan import SampleRow
-from bridle.model.sampling.rows import to_device
+from bridle.model.uploads import upload, upload_list
 
 _CACHED_SEQUENCES = 512
 _SPARE = 64
@@ -98,7 +98,7 @@ def _multiply(work: torch.Tensor, entries: list[tuple[int, IntArray, float]]) ->
     it is written, so it is penalized once."""
     flat = np.concatenate([i * work.shape[1] + tokens for i, tokens, _ in entries])
     factors = np.concatenate([np.full(len(tokens), p, np.float32) for _, tokens, p in entries])
-    index, factor = to_device(flat, work.device), to_device(factors, work.device)
+    index, factor = upload(flat, work.device), upload(factors, work.device)
     seen = work.view(-1)[index]
     work.view(-1)[index] = torch.where(seen > 0, seen / factor, seen * factor)
 
@@ -108,8 +108,8 @@ def _subtract(work: torch.Tensor, entries: list[tuple[int, IntArray, float, floa
     width = work.shape[1]
     flat = np.concatenate([slot * width + tokens for slot, (_, tokens, _, _) in enumerate(entries)])
     counts = work.new_zeros(len(entries), width)
-    counts.view(-1).index_add_(0, to_device(flat, work.device), work.new_ones(len(flat)))
-    presence = work.new_tensor([[p] for _, _, p, _ in entries])  # [entries, 1]
-    frequency = work.new_tensor([[f] for _, _, _, f in entries])
-    where = torch.tensor([i for i, _, _, _ in entries], device=work.device)
+    counts.view(-1).index_add_(0, upload(flat, work.device), work.new_ones(len(flat)))
+    presence = upload_list([[p] for _, _, p, _ in entries], work.dtype, work.device)  # [entries, 1]
+    frequency = upload_list([[f] for _, _, _, f in entries], work.dtype, work.device)
+    where = upload_list([i for i, _, _, _ in entries], torch.int64, work.device)
     work[where] = work[where] - (counts * frequency + (counts > 0) * presence)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from bridle.engine.plan import SampleRow
+from bridle.model.uploads import upload, upload_list
 from bridle.sampling import LogitBias, SamplingParams
 
 #: Columns are padded to a multiple of this; the draw works chunk by chunk.
@@ -39,7 +40,7 @@ def pick(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     first = indices[0]
     if list(indices) == list(range(first, first + len(indices))):
         return logits[first : first + len(indices)]
-    return logits.index_select(0, torch.tensor(indices, device=logits.device))
+    return logits.index_select(0, upload_list(indices, torch.int64, logits.device))
 
 
 # -- bias ----------------------------------------------------------------------------------------------------
@@ -88,8 +89,8 @@ class BiasTable:
         token = np.concatenate([tokens for _, (tokens, _) in entries])
         value = np.concatenate([values for _, (_, values) in entries])
         known = (token >= 0) & (token < vocab)
-        where = (to_device(row[known], work.device), to_device(token[known], work.device))
-        work.index_put_(where, to_device(value[known], work.device), accumulate=True)
+        where = (upload(row[known], work.device), upload(token[known], work.device))
+        work.index_put_(where, upload(value[known], work.device), accumulate=True)
 
 
 def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> _Pairs | torch.Tensor:
@@ -103,7 +104,7 @@ def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> _Pai
     known = tokens < vocab
     dense = np.zeros(vocab, np.float32)
     dense[tokens[known]] = values[known]
-    return to_device(dense, work.device)
+    return upload(dense, work.device)
 
 
 def _arrays(pairs: Sequence[tuple[int, float]]) -> _Pairs:
@@ -112,11 +113,6 @@ def _arrays(pairs: Sequence[tuple[int, float]]) -> _Pairs:
     for token, value in pairs:
         total[token] = total.get(token, 0.0) + value
     return np.fromiter(total, np.int64, len(total)), np.fromiter(total.values(), np.float32, len(total))
-
-
-def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """The array as a tensor on `device`."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
 
 # -- masks ---------------------------------------------------------------------------------------------------
@@ -137,7 +133,7 @@ def apply_masks(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     if len(masked) == len(rows):
         work.masked_fill_(forbidden, _NEVER)
         return
-    where = torch.tensor(masked, device=work.device)
+    where = upload_list(masked, torch.int64, work.device)
     work[where] = work[where].masked_fill_(forbidden, _NEVER)
 
 
@@ -146,5 +142,5 @@ def _unpack(packed: npt.NDArray[np.uint8], device: torch.device) -> torch.Tensor
     smaller."""
     if device.type == "cpu":
         return torch.from_numpy(np.unpackbits(packed, axis=1, bitorder="little").view(np.bool_))
-    bits = to_device(packed, device).unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device)
+    bits = upload(packed, device).unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device)
     return (bits & 1).bool().flatten(1)

@@ -1,0 +1,292 @@
+"""Attention on CUDA: Triton kernels of our own over the block table, for pages of any size.
+
+A short chunk (single tokens, forced ones, the tail of a resumed sequence) is cut along its context into *works* of
+`CHUNK` positions, so that a few sequences keep a GPU busy; a second kernel joins their parts. The rows of a longer
+chunk are enough to be busy with, and each is done with in one program. Which of the two a sequence takes depends on its
+own length, and chunks lie at absolute positions: its result is the same bits whatever else is in the step.
+
+Heads of any width up to `MAX_DIM`, grouped heads, values narrower than keys, sliding windows, soft-capping and sinks
+are all done here; wider heads go through plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bridle.lora.fused import Machine
+from bridle.model.forward_context import AttentionOptions
+from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kv_cache import LayerCache
+from bridle.model.packing import PackedRow, PackedStep
+from bridle.model.uploads import upload
+
+#: Positions of a work.
+CHUNK = 256
+#: Tokens of a sequence in a step, up to which its context is cut into works.
+MAX_SHORT = 32
+#: The widest head that fits into registers beside what else a program holds.
+MAX_DIM = 256
+#: Rows of a program: 16 is the least that tensor cores multiply.
+SHORT_ROWS, LONG_ROWS = 16, 64
+#: Bytes that parts may take at once. A step with more of them is done in turns.
+MAX_PART_BYTES = 128 << 20
+#: No window at all.
+NO_WINDOW = (1 << 31) - 1
+
+Ints = npt.NDArray[np.int32]
+
+
+class Blocks(NamedTuple):
+    """How a program divides its work: rows, keys of a round, warps, rounds that are loaded ahead."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def blocks_for(is_short: bool, dim: int, item_size: int) -> Blocks:
+    """Sizes for heads as wide as `dim`, of numbers of so many bytes: what fits into registers and shared memory."""
+    wide = dim > 128
+    if item_size == 4:  # float32 is multiplied without tensor cores
+        return Blocks(16, 32 if not wide else 16, 4 if dim <= 64 else 8, 1)
+    if is_short:
+        return Blocks(SHORT_ROWS, 64 if not wide else 32, 4, 2)
+    return Blocks(LONG_ROWS, 64 if not wide else 32, 4 if not wide else 8, 2)
+
+
+class Part(NamedTuple):
+    """Sequences `first` to before `last` of a step, whose works and parts begin there."""
+
+    first: int
+    last: int
+    first_work: int
+    num_works: int
+    first_part: int
+    num_parts: int
+    longest: int
+
+
+@dataclass(slots=True)
+class Layout:
+    """What the kernels read of a step, short sequences first: `words` holds `num_sequences` rows of [offset, tokens,
+    context, first part], then works of [sequence, chunk], then block tables of `width` blocks."""
+
+    words: Ints
+    num_sequences: int
+    num_works: int
+    width: int
+    short: list[Part]  # one entry per sequence
+    num_long: int
+    longest: int  # tokens of the longest one that is not short
+
+
+def lay_out(rows: Sequence[PackedRow], block_size: int) -> Layout:
+    """Describe a step's rows to the kernels."""
+    short = [row for row in rows if row.length <= MAX_SHORT]
+    long = [row for row in rows if row.length > MAX_SHORT]
+    ordered = short + long
+    width = max(-(-row.context // block_size) for row in ordered)
+    sequences = np.zeros((len(ordered), 4), np.int32)
+    tables = np.zeros((len(ordered), width), np.int32)
+    entries, num_parts, num_works = [], 0, 0
+    for number, row in enumerate(ordered):
+        sequences[number] = (row.offset, row.length, row.context, num_parts)
+        num_blocks = -(-row.context // block_size)
+        tables[number, :num_blocks] = np.frombuffer(row.mirror.blocks, np.int32)[:num_blocks]
+        if number < len(short):
+            chunks = -(-row.context // CHUNK)
+            entries.append(
+                Part(number, number + 1, num_works, chunks, num_parts, chunks * row.length, row.length),
+            )
+            num_works += chunks
+            num_parts += chunks * row.length
+    works = np.empty((num_works, 2), np.int32)
+    counts = [entry.num_works for entry in entries]
+    works[:, 0] = np.repeat(np.arange(len(entries)), counts)
+    works[:, 1] = np.arange(num_works) - np.repeat([entry.first_work for entry in entries], counts)
+    words = np.concatenate([sequences.ravel(), works.ravel(), tables.ravel()])
+    longest = max((row.length for row in long), default=0)
+    return Layout(words, len(ordered), num_works, width, entries, len(long), longest)
+
+
+def turns(entries: Sequence[Part], max_parts: int) -> Iterator[Part]:
+    """Join sequences, in order, to turns of at most `max_parts` parts (or of one sequence that has more)."""
+    current: Part | None = None
+    for entry in entries:
+        if current is not None and current.num_parts + entry.num_parts <= max_parts:
+            current = Part(
+                current.first,
+                entry.last,
+                current.first_work,
+                current.num_works + entry.num_works,
+                current.first_part,
+                current.num_parts + entry.num_parts,
+                max(current.longest, entry.longest),
+            )
+            continue
+        if current is not None:
+            yield current
+        current = entry
+    if current is not None:
+        yield current
+
+
+class PagedKernel:
+    """Attention over the block table, for a step's rows of any lengths."""
+
+    name = "paged"
+
+    def __init__(self, device: torch.device) -> None:
+        self._machine = Machine(device)
+        self._fallback = CpuKernel()
+        self._step: PackedStep | None = None
+        self._layout: Layout | None = None
+        self._words: Tensor | None = None  # the layout's, on the device
+
+    @cached_property
+    def kernels(self) -> Any:
+        """Takes a moment, and Triton."""
+        from bridle.model.kernels import paged_kernels
+
+        return paged_kernels
+
+    def words(self, rows: Sequence[PackedRow], block_size: int) -> Ints:
+        """What is to be uploaded with a step; its layout is kept for `begin`."""
+        self._layout = lay_out(rows, block_size)
+        return self._layout.words
+
+    def begin(self, step: PackedStep) -> None:
+        self._fallback.begin(step)
+        if step.words is None:
+            words = self.words(step.rows, step.block_size)
+            self._words = upload(words, step.slots.device)
+        else:
+            self._words = step.words
+        self._step = step
+
+    def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
+        if max(query.shape[-1], cache.values.shape[-1]) > MAX_DIM:
+            return self._fallback.attend(query, cache, options)
+        query = query if query.stride(-1) == 1 else query.contiguous()
+        out = query.new_empty(*query.shape[:2], cache.values.shape[-1])
+        call = _Call(query, cache, options, out, self._machine.is_wide)
+        with self._machine.chosen():
+            self._attend_short(call)
+            self._attend_long(call)
+        return out  # [T, Hq, Dv]
+
+    def _attend_short(self, call: _Call) -> None:
+        layout, sequences, works, tables = self._parts()
+        shape = (call.num_heads, call.value_dim)
+        sizes = call.sizes(is_short=True)
+        for turn in turns(layout.short, MAX_PART_BYTES // (4 * call.num_heads * call.value_dim)):
+            sums = call.out.new_empty(turn.num_parts, *shape, dtype=torch.float32)
+            peaks = call.out.new_empty(turn.num_parts, call.num_heads, dtype=torch.float32)
+            totals = torch.empty_like(peaks)
+            grid = (turn.num_works, call.kv_heads, -(-turn.longest * call.group // sizes["block_rows"]))
+            self.kernels.attend_part[grid](
+                *call.inputs(sequences, works, tables, sums, peaks, totals),
+                turn.first_work,
+                turn.first_part,
+                *call.strides,
+                layout.width,
+                *call.numbers,
+                chunk=CHUNK,
+                **sizes,
+            )
+            self.kernels.join_parts[(turn.last - turn.first, turn.longest, call.num_heads)](
+                sums,
+                peaks,
+                totals,
+                sequences,
+                call.sinks,
+                call.out,
+                turn.first,
+                turn.first_part,
+                call.out.stride(0),
+                call.window,
+                value_dim=call.value_dim,
+                chunk=CHUNK,
+                block_value=sizes["block_value"],
+                has_sinks=call.has_sinks,
+                num_warps=1,
+            )
+
+    def _attend_long(self, call: _Call) -> None:
+        layout, sequences, _, tables = self._parts()
+        if not layout.num_long:
+            return
+        sizes = call.sizes(is_short=False)
+        grid = (-(-layout.longest * call.group // sizes["block_rows"]), call.kv_heads, layout.num_long)
+        self.kernels.attend_whole[grid](
+            *call.inputs(sequences, tables, call.sinks, call.out),
+            len(layout.short),
+            *call.strides,
+            layout.width,
+            call.out.stride(0),
+            *call.numbers,
+            has_sinks=call.has_sinks,
+            **sizes,
+        )
+
+    def _parts(self) -> tuple[Layout, Tensor, Tensor, Tensor]:
+        """The layout, and sequences, works and tables on the device."""
+        layout, words = self._layout, self._words
+        assert layout is not None
+        assert words is not None
+        ends = (4 * layout.num_sequences, 4 * layout.num_sequences + 2 * layout.num_works)
+        return layout, words[: ends[0]], words[ends[0] : ends[1]], words[ends[1] :]
+
+
+class _Call:
+    """What one layer asks for, as the kernels take it."""
+
+    def __init__(self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, is_wide: bool) -> None:
+        self._query, self._cache, self.out = query, cache, out
+        self.num_heads, self.dim = query.shape[1:]
+        self.kv_heads = cache.keys.shape[1]
+        self.group = self.num_heads // self.kv_heads
+        self.value_dim = cache.values.shape[-1]
+        self.window = NO_WINDOW if options.window is None else options.window
+        self.has_sinks = options.sinks is not None
+        self.sinks = out if options.sinks is None else options.sinks  # any pointer will do
+        self.has_softcap = options.softcap is not None
+        self.numbers = (options.scaling, self.window, options.softcap or 1.0)
+        self.strides = (query.stride(0), query.stride(1), cache.keys.stride(0), cache.values.stride(0))
+        self._is_wide = is_wide
+
+    def inputs(self, *more: Tensor) -> tuple[Tensor, ...]:
+        return (self._query, self._cache.keys, self._cache.values, *more)
+
+    def sizes(self, *, is_short: bool) -> dict[str, Any]:
+        """What the kernels are compiled for."""
+        block_dim, block_value = block_of(self.dim), block_of(self.value_dim)
+        blocks = blocks_for(is_short, max(block_dim, block_value), self.out.element_size())
+        return {
+            "group": self.group,
+            "dim": self.dim,
+            "value_dim": self.value_dim,
+            "page": self._cache.block_size,
+            "block_rows": blocks.rows,
+            "block_dim": block_dim,
+            "block_value": block_value,
+            "block_keys": blocks.keys,
+            "has_softcap": self.has_softcap,
+            "is_wide": self._is_wide,
+            "num_warps": blocks.warps,
+            "num_stages": blocks.stages,
+        }
+
+
+def block_of(dim: int) -> int:
+    """A power of two that holds a head, at least 16."""
+    return max(16, 1 << (dim - 1).bit_length())

@@ -1,0 +1,250 @@
+"""What a device would be asked for, without one: torch code runs over tensors that only have shapes (torch's device
+`meta`), and every launch, every upload and every wait for the device is noted with the line of ours that caused it.
+
+A launch is one operation on device tensors that is no view and no allocation: at least one kernel. An upload is *quick*
+if it comes from pinned memory and nobody waits for it. A wait is whatever needs a number of the device's on the host.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import arg_tree_leaves, tree_leaves
+
+from tests.sources import ROOT
+
+META = torch.device("meta")
+PACKAGE = str(ROOT / "bridle")
+
+#: Operations that move no number.
+_FREE = """
+    _has_same_storage_numel _reshape_alias _unsafe_view alias as_strided chunk contiguous detach device
+    diagonal empty empty_like empty_strided expand expand_as flatten is_pinned is_same_size lift_fresh
+    movedim mT narrow new_empty new_empty_strided permute resize_ resolve_conj resolve_neg select set_
+    slice split split_with_sizes squeeze squeeze_ sym_size sym_stride t transpose type_as unbind unfold
+    unsqueeze unsqueeze_ unsafe_chunk unsafe_split view view_as
+"""
+FREE = frozenset(_FREE.split())
+
+
+def _site() -> str:
+    """The innermost line of the package that is being run."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(PACKAGE) and not name.endswith("/uploads.py"):
+            return f"bridle{name.removeprefix(PACKAGE)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"
+
+
+class DeviceTrace:
+    """Counts, by what and where."""
+
+    def __init__(self) -> None:
+        self.launches: Counter[tuple[str, str]] = Counter()
+        self.uploads: Counter[tuple[str, str]] = Counter()
+        self.waits: Counter[tuple[str, str]] = Counter()
+        self.is_on = True
+        self._pinned: set[int] = set()
+        self._held: list[Tensor] = []  # so that no id of a pinned tensor is used again
+
+    # -- noting ----------------------------------------------------------------------------------------------------
+
+    def launch(self, what: str, number: int = 1) -> None:
+        if self.is_on:
+            self.launches[what, _site()] += number
+
+    def wait(self, what: str) -> None:
+        if self.is_on:
+            self.waits[what, _site()] += 1
+
+    def upload(self, source: object, is_quick: bool) -> None:
+        how = "quick" if is_quick and id(source) in self._pinned else "slow"
+        if self.is_on:
+            self.uploads[how, _site()] += 1
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        self._pinned.add(id(tensor))
+        self._held.append(tensor)
+        return tensor
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.is_on, before = False, self.is_on
+        try:
+            yield
+        finally:
+            self.is_on = before
+
+    # -- judging ---------------------------------------------------------------------------------------------------
+
+    def check(self, *, launches: int, quick: int = 1, slow: int = 0, waits: int = 0) -> None:
+        """Nothing beyond these numbers. A failure names every line that asked for something."""
+        slowly = Counter({key: count for key, count in self.uploads.items() if key[0] == "slow"})
+        quickly = self.uploads - slowly
+        found = {"launches": self.launches, "quick uploads": quickly, "slow uploads": slowly, "waits": self.waits}
+        for (what, counts), limit in zip(found.items(), (launches, quick, slow, waits), strict=True):
+            if counts.total() > limit:
+                raise AssertionError(f"{counts.total()} {what}, {limit} are allowed:\n{_listed(counts)}")
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{what}: {counts.total()}\n{_listed(counts)}"
+            for what, counts in (("launches", self.launches), ("uploads", self.uploads), ("waits", self.waits))
+        )
+
+
+def _listed(counts: Counter[tuple[str, str]]) -> str:
+    return "\n".join(f"  {count:4} {what:20} {site}" for (what, site), count in counts.most_common())
+
+
+@contextmanager
+def traced() -> Iterator[DeviceTrace]:
+    """Note what happens inside the block."""
+    trace = DeviceTrace()
+    with _Functions(trace), _Operations(trace), patch("torch.cuda.device", _no_context):
+        yield trace
+
+
+@contextmanager
+def _no_context(_device: object) -> Iterator[None]:
+    yield
+
+
+def is_device(value: object) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "meta"
+
+
+def _zeros(shape: Sequence[int]) -> Any:
+    """What a tensor of zeros would be as a list."""
+    return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
+
+
+class _Functions(TorchFunctionMode):
+    """What Python calls: the ways to a number that never reach an operation, and pinned memory."""
+
+    def __init__(self, trace: DeviceTrace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, trace = getattr(func, "__name__", ""), self._trace
+        if name in ("tensor", "as_tensor", "new_tensor") and (
+            torch.device(kwargs.get("device") or "cpu").type == "meta" or any(map(is_device, args))
+        ):
+            trace.upload(None, False)
+            with trace.paused():
+                return func(*args, **kwargs)
+        if name == "pin_memory":
+            return trace.pin(args[0].clone())
+        if name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__", "__index__", "__len__"):
+            return self._number(name, func, args, kwargs)
+        if name == "__setitem__" and is_device(args[0]):
+            return self._set(*args)
+        return func(*args, **kwargs)
+
+    def _number(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        if name == "__len__" or not is_device(tensor):
+            return func(*args, **kwargs)
+        self._trace.wait(name)
+        if name in ("numpy", "cpu"):
+            zeros = torch.zeros(tensor.shape, dtype=tensor.dtype)
+            return zeros if name == "cpu" else zeros.numpy()
+        return {"tolist": _zeros, "__bool__": lambda _: False, "__float__": lambda _: 0.0}.get(name, lambda _: 0)(
+            tuple(tensor.shape)
+        )
+
+    def _set(self, target: Tensor, index: Any, value: Any) -> None:
+        indices = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(each, Tensor) and each.dtype is torch.bool for each in indices):
+            self._trace.wait("set by booleans")
+        if any(isinstance(each, list) for each in indices):
+            self._trace.upload(None, False)
+        self._trace.launch("set")
+
+
+class _Operations(TorchDispatchMode):
+    """What reaches the device."""
+
+    def __init__(self, trace: DeviceTrace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, trace = func.overloadpacket.__name__, self._trace
+        is_asked = any(map(is_device, arg_tree_leaves(*args, **kwargs)))
+        if name in ("_to_copy", "to", "copy_") and (moved := self._move(func, name, args, kwargs)) is not None:
+            return moved
+        if is_asked and name in ("nonzero", "masked_select"):
+            trace.wait(name)
+            trace.launch(name, 3)
+            return args[0].new_empty((1, args[0].dim()), dtype=torch.int64)
+        if is_asked and name in ("index", "index_put_", "index_put", "_index_put_impl_"):
+            return self._index(func, name, args, kwargs)
+        if func.namespace == "aten" and func._can_decompose():
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        made = func(*args, **kwargs)
+        if name not in FREE and (is_asked or any(map(is_device, tree_leaves(made)))):
+            trace.launch(name)
+        return made
+
+    def _move(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A copy between host and device."""
+        if name == "copy_":
+            source, target = args[1], args[0].device.type
+        else:
+            source = args[0]
+            device = kwargs.get("device")
+            target = source.device.type if device is None else torch.device(device).type
+        if (source.device.type == "meta") == (target == "meta"):
+            return None
+        if target == "meta":
+            is_quick = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
+            self._trace.upload(source, bool(is_quick))
+            return args[0] if name == "copy_" else func(*args, **kwargs)
+        self._trace.wait(name)
+        return args[0] if name == "copy_" else torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+
+    def _index(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        tensor, indices = args[0], [each for each in args[1] if each is not None]
+        if any(each.dtype is torch.bool for each in indices):
+            self._trace.wait(f"{name} by booleans")
+            self._trace.launch(name, 4)
+            return tensor if "put" in name else tensor.new_empty((1, *tensor.shape[indices[0].dim() :]))
+        if any(not is_device(each) and each.dim() for each in indices):
+            self._trace.upload(None, False)
+        self._trace.launch(name)
+        return tensor if "put" in name else func(*args, **kwargs)
+
+
+class Counted:
+    """Triton kernels that are counted and not run: in the place of a module with kernels."""
+
+    def __init__(self, trace: DeviceTrace) -> None:
+        self._trace = trace
+
+    def __getattr__(self, name: str) -> Any:
+        trace = self._trace
+
+        class Launcher:
+            def __getitem__(self, _grid: object) -> Any:
+                return lambda *args, **kwargs: trace.launch(name)
+
+        return Launcher()

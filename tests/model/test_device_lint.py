@@ -1,0 +1,189 @@
+"""Budgets of a step: how many launches, uploads and waits it asks of a device, counted without one.
+
+A launch costs microseconds of the host each, an upload from ordinary memory and a wait cost all that the device has yet
+to do. A failure names the lines that ask for too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from bridle.engine.decision import mask_of
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.plan import BlockCopy, PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.model import dense_layer, dense_model, guards
+from bridle.model.attention import PagedAttention
+from bridle.model.checkpoint import inspect_checkpoint
+from bridle.model.executor import LocalExecutor
+from bridle.model.geometry import discover_geometry
+from bridle.model.kernels.paged import PagedKernel
+from bridle.model.kv_cache import KVCache
+from bridle.model.loader import lower_model, read_model
+from bridle.model.runner import ModelRunner
+from bridle.model.sampler import StandardSampler
+from bridle.sampling import SamplingParams
+from bridle.testing import tiny
+from tests.model.device_trace import META, Counted, DeviceTrace, traced
+
+CPU = torch.device("cpu")
+BLOCK = 4
+VOCAB = 300
+
+
+def _agree(want: torch.Tensor, have: torch.Tensor) -> bool:
+    """What has no numbers cannot be compared; tests of the layers do that elsewhere."""
+    return want.shape == have.shape
+
+
+class Trial:
+    """The executor over a model that is on no device."""
+
+    def __init__(self, family: str, dtype: torch.dtype = torch.bfloat16) -> None:
+        checkpoint = inspect_checkpoint(tiny.cached_checkpoint(family))
+        settings = guards.read_config(checkpoint)
+        model = read_model(checkpoint, settings, dtype, CPU)
+        geometry = discover_geometry(model, settings.num_hidden_layers, CPU)
+        self.num_layers = len(geometry.layers)
+        self.kernel = PagedKernel(META)
+        model = model.to(META)
+        with patch.object(dense_layer, "is_close", _agree), patch.object(dense_model, "is_close", _agree):
+            lower_model(model, geometry)
+            cache = KVCache(geometry, 64, BLOCK, dtype, META)
+            runner = ModelRunner(model, PagedAttention(cache, self.kernel))
+        info = ExecutorInfo(family, geometry.vocab_size, 200, 64, BLOCK)
+        self.executor = LocalExecutor(info, runner, StandardSampler(), geometry.vocab_size, META)
+        self._step = 0
+
+    def forward(self, rows: list[PlanRow], copies: list[BlockCopy] | None = None) -> DeviceTrace:
+        self._step += 1
+        with self.traced() as trace:
+            self.executor.forward(StepPlan(self._step, rows, copies=copies or []))
+        return trace
+
+    def sample(self, rows: list[SampleRow]) -> DeviceTrace:
+        with self.traced() as trace:
+            self.executor.sample(SampleBatch(self._step, rows))
+        return trace
+
+    @contextmanager
+    def traced(self) -> Iterator[DeviceTrace]:
+        with traced() as trace:
+            self.kernel.__dict__["kernels"] = Counted(trace)
+            yield trace
+
+
+def prompt(seq_id: int, length: int, first_block: int = 0) -> PlanRow:
+    blocks = tuple(range(first_block, first_block - (-length // BLOCK)))
+    return PlanRow(seq_id, 0, length, new_tokens=(5,) * length, new_blocks=blocks, num_prompt=length)
+
+
+def decoded(trial: Trial, num_seqs: int) -> DeviceTrace:
+    """A decode step after the prompts of so many sequences."""
+    trial.forward([prompt(n, 3, n) for n in range(num_seqs)])
+    rows = [
+        PlanRow(n, 3, 1, num_kept=3, new_tokens=(7,), num_kept_blocks=1, num_prompt=3, num_logits=1)
+        for n in range(num_seqs)
+    ]
+    return trial.forward(rows)
+
+
+# -- a step ------------------------------------------------------------------------------------------------------
+
+#: Launches of a decode step: of each layer, and around the layers.
+FORWARD = {"llama": (33, 16), "qwen3": (40, 19), "mistral": (33, 16), "gemma2": (68, 20)}
+
+
+@pytest.mark.parametrize("family", sorted(FORWARD))
+def test_a_decode_step_is_one_upload_and_no_wait(family: str) -> None:
+    trial = Trial(family)
+    per_layer, fixed = FORWARD[family]
+    decoded(trial, 5).check(launches=per_layer * trial.num_layers + fixed, quick=1)
+
+
+def test_more_sequences_ask_for_no_more() -> None:
+    few, many = decoded(Trial("llama"), 2), decoded(Trial("llama"), 16)
+    assert few.launches.total() == many.launches.total()
+    assert many.uploads.total() == 1
+
+
+def test_a_step_with_prompts_of_any_length_beside_decodes() -> None:
+    """The kernels of long chunks come on top, and nothing else."""
+    trial = Trial("llama")
+    trial.forward([prompt(0, 3)])
+    decode = PlanRow(0, 3, 1, num_kept=3, new_tokens=(7,), num_kept_blocks=1, num_prompt=3, num_logits=1)
+    per_layer, fixed = FORWARD["llama"]
+    trace = trial.forward([decode, prompt(1, 50, 4), prompt(2, 9, 20)])
+    trace.check(launches=(per_layer + 1) * trial.num_layers + fixed, quick=1)
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------
+
+MASK = mask_of([1, 2, 3], VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("settings", "launches", "quick", "waits"),
+    [
+        ({"temperature": 0.0}, 7, 0, 1),
+        ({"temperature": 0.7}, 39, 3, 1),
+        ({"temperature": 0.7, "top_p": 0.9}, 81, 6, 2),
+        ({"temperature": 0.7, "top_k": 20}, 76, 6, 2),
+        ({"temperature": 0.7, "min_p": 0.1, "typical_p": 0.9}, 72, 5, 1),
+        ({"temperature": 0.7, "repetition_penalty": 1.1, "frequency_penalty": 0.1}, 59, 9, 1),
+        ({"temperature": 0.0, "logprobs": 5}, 32, 1, 2),
+    ],
+)
+def test_a_draw_waits_for_its_tokens_alone(settings: dict[str, float], launches: int, quick: int, waits: int) -> None:
+    """... and once more where a prefix of unknown length is kept, or log-probabilities are asked for."""
+    trial = Trial("llama")
+    decoded(trial, 5)
+    rows = [SampleRow(n, n, SamplingParams(**settings)) for n in range(5)]  # type: ignore[arg-type]
+    trial.sample(rows).check(launches=launches, quick=quick, waits=waits)
+
+
+def test_masks_are_one_upload_that_nobody_waits_for() -> None:
+    trial = Trial("llama")
+    decoded(trial, 5)
+    all_masked = [SampleRow(n, n, SamplingParams(temperature=0.0), mask=MASK) for n in range(5)]
+    trial.sample(all_masked).check(launches=16, quick=1, waits=1)
+    some_masked = [SampleRow(n, n, SamplingParams(temperature=0.0), mask=MASK if n else None) for n in range(5)]
+    trial.sample(some_masked).check(launches=18, quick=2, waits=1)
+
+
+# -- the lint itself ---------------------------------------------------------------------------------------------
+
+
+def spendthrift(tensor: torch.Tensor) -> None:
+    """Everything that the lint is there to find."""
+    rows = torch.tensor([0, 1], device=tensor.device)
+    tensor.index_select(0, rows)
+    tensor += torch.ones(4).to(tensor.device)
+    tensor[tensor > 1]
+    if bool((tensor > 2).any()):
+        raise AssertionError
+    tensor.sum().item()
+    tensor.tolist()
+    tensor.cpu()
+
+
+def test_what_is_slow_is_found_and_named() -> None:
+    with traced() as trace:
+        spendthrift(torch.empty(4, device=META))
+    assert sorted(what for what, _ in trace.uploads.elements()) == ["slow", "slow"]
+    waits = sorted(what for what, _ in trace.waits.elements())
+    assert waits == ["__bool__", "cpu", "index by booleans", "item", "tolist"]
+    with pytest.raises(AssertionError, match="2 slow uploads, 0 are allowed"):
+        trace.check(launches=100, waits=100)
+    with pytest.raises(AssertionError, match=r"launches, 1 are allowed"):
+        trace.check(launches=1, slow=2, waits=100)
+
+
+def test_a_line_that_asks_for_too_much_is_named() -> None:
+    trial = Trial("llama")
+    with pytest.raises(AssertionError, match=r"\d+ mm +bridle/model/dense_layer\.py:\d+"):
+        decoded(trial, 2).check(launches=0)

@@ -1,0 +1,261 @@
+"""Paged attention of our own: when it is chosen, what its kernels are told; and, where Triton is, the kernels
+themselves: in its interpreter, compiled for GPUs that need not be there, and on one that is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.config import ModelConfig
+from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.lora import choice
+from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.kernels import create_kernel, paged, trial
+from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kernels.paged import PagedKernel, Part, lay_out, turns
+from bridle.model.kernels.varlen import VarlenKernel
+from bridle.model.loader import choose_dtype
+from bridle.model.mirror import Mirror
+from bridle.model.packing import PackedRow
+from bridle.model.sizing import default_block_size
+from tests.sources import ROOT
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
+
+
+# -- the choice --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine that says it has a GPU, and Triton."""
+    machine = SimpleNamespace(capability=(9, 0), has_triton=True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine.capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=8))
+    monkeypatch.setattr(choice, "find_spec", lambda name: name if machine.has_triton else None)
+    return machine
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_cuda_gets_the_paged_kernel_whatever_the_type(gpu: SimpleNamespace, dtype: torch.dtype) -> None:
+    assert isinstance(create_kernel("auto", CUDA, dtype), PagedKernel)
+    assert isinstance(create_kernel("auto", CPU, dtype), CpuKernel)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"capability": (7, 5)}, "a GPU of compute capability 8.0"), ({"has_triton": False}, "Triton, which torch for")],
+)
+def test_a_gpu_that_cannot_gets_plain_torch_and_the_log_says_why(
+    gpu: SimpleNamespace, settings: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    vars(gpu).update(settings)
+    assert isinstance(create_kernel("auto", CUDA, torch.bfloat16), CpuKernel)
+    assert reason in caplog.text
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        create_kernel("paged", CUDA, torch.bfloat16)
+    assert caught.value.param == "kernel"
+
+
+def test_an_older_torch_has_no_flash_attention_over_pages(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of torch 2.11 the function has none of what paging needs: that is asked, and not tried by the first step."""
+
+    def varlen_attn(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> None:
+        raise AssertionError("asked for its arguments, never called")
+
+    assert isinstance(create_kernel("varlen", CUDA, torch.bfloat16), VarlenKernel) or torch.__version__ < "2.12"
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    with pytest.raises(InvalidRequest, match=r"block_table, enable_gqa, num_splits, seqused_k \(2.12 or newer\)"):
+        create_kernel("varlen", CUDA, torch.bfloat16)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)  # before 2.10 there is no such module
+    with pytest.raises(InvalidRequest, match=r"2.12 or newer"):
+        create_kernel("varlen", CUDA, torch.bfloat16)
+    with pytest.raises(InvalidRequest, match="half precision"):
+        create_kernel("varlen", CUDA, torch.float32)
+    gpu.capability = (7, 5)
+    with pytest.raises(InvalidRequest, match="compute capability"):
+        create_kernel("varlen", CUDA, torch.float16)
+
+
+class Wrong(CpuKernel):
+    """Says it is ours: right ones, with `error` added, or raising `failure`."""
+
+    name = "paged"
+
+    def __init__(self, error: float = 0.0, failure: Exception | None = None) -> None:
+        super().__init__()
+        self._error, self._failure = error, failure
+
+    def attend(self, *args: Any) -> torch.Tensor:
+        if self._failure is not None:
+            raise self._failure
+        out = super().attend(*args)
+        out[-1, -1, -1] += self._error
+        return out
+
+
+GEOMETRY = Geometry({n: LayerGeometry(4, 2, 8, 8, (None, 20)[n], bool(n), bool(n)) for n in range(2)}, 2)
+
+
+def tried(kernel: Wrong, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(trial, "create_kernel", lambda *args: kernel)
+    return trial.tried_kernel(name, CPU, torch.float32, GEOMETRY, 4)
+
+
+def test_a_kernel_that_is_right_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Wrong()
+    assert tried(kernel, "auto", monkeypatch) is kernel
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem"),
+    [
+        (Wrong(1.0), "differs by 1"),
+        (Wrong(float("nan")), "differs by nan"),
+        (Wrong(failure=RuntimeError("no C compiler")), "RuntimeError: no C compiler"),
+        (Wrong(failure=ImportError("a broken Triton")), "ImportError: a broken Triton"),
+    ],
+)
+def test_one_that_fails_gives_way_to_plain_torch(
+    kernel: Wrong, problem: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    assert type(tried(kernel, "auto", monkeypatch)) is CpuKernel
+    assert problem in caplog.text
+    with pytest.raises(UnsupportedModel, match=problem):
+        tried(kernel, "paged", monkeypatch)
+
+
+def test_a_full_device_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        tried(Wrong(failure=torch.OutOfMemoryError()), "auto", monkeypatch)
+
+
+def test_what_follows_from_the_choice() -> None:
+    """Small pages unless torch's own kernel is asked for; no float32 on a GPU unless it is."""
+    assert default_block_size(ModelConfig()) == 16
+    assert default_block_size(ModelConfig(kernel="varlen")) == 256
+    assert default_block_size(ModelConfig(kernel="varlen", block_size=512)) == 512
+    for own, want in ((torch.float32, torch.bfloat16), (None, torch.bfloat16), (torch.float16, torch.float16)):
+        assert choose_dtype(ModelConfig(), SimpleNamespace(dtype=own), CUDA) is want  # type: ignore[arg-type]
+        assert choose_dtype(ModelConfig(), SimpleNamespace(dtype=own), CPU) is torch.float32  # type: ignore[arg-type]
+    wide = choose_dtype(ModelConfig(dtype="float32"), SimpleNamespace(dtype=torch.bfloat16), CUDA)  # type: ignore[arg-type]
+    assert wide is torch.float32
+
+
+# -- what the kernels read ---------------------------------------------------------------------------------------
+
+LENGTHS = st.lists(st.tuples(st.integers(0, 900), st.integers(1, 70)), min_size=1, max_size=6)
+
+
+def rows_of(lengths: list[tuple[int, int]], size: int) -> list[PackedRow]:
+    rows, offset, block = [], 0, 0
+    for before, length in lengths:
+        mirror = Mirror()
+        num_blocks = -(-(before + length) // size) + 1  # one is there already for what comes
+        mirror.add_blocks(range(block, block + num_blocks))
+        rows.append(PackedRow(offset, length, before + length, [], mirror))
+        block += num_blocks
+        offset += length
+    return rows
+
+
+@given(LENGTHS, st.sampled_from([1, 16, 256]))
+def test_a_layout_has_each_chunk_of_each_short_row_once(lengths: list[tuple[int, int]], size: int) -> None:
+    rows = rows_of(lengths, size)
+    layout = lay_out(rows, size)
+    sequences = layout.words[: 4 * len(rows)].reshape(-1, 4)
+    works = layout.words[4 * len(rows) :][: 2 * layout.num_works].reshape(-1, 2)
+    tables = layout.words[4 * len(rows) + 2 * layout.num_works :].reshape(len(rows), layout.width)
+    ordered = sorted(rows, key=lambda row: row.length > paged.MAX_SHORT)
+    num_short = len(layout.short)
+    assert [tuple(one[:3]) for one in sequences] == [(row.offset, row.length, row.context) for row in ordered]
+    assert layout.num_long == len(rows) - num_short
+    assert layout.longest == max((row.length for row in ordered[num_short:]), default=0)
+    want = [(n, c) for n, row in enumerate(ordered[:num_short]) for c in range(-(-row.context // paged.CHUNK))]
+    assert [tuple(work) for work in works] == want
+    parts = [(n, sequences[n][3] + c * row.length, row.length) for n, c in want for row in [ordered[n]]]
+    assert [begin for _, begin, _ in parts[1:]] == [begin + count for _, begin, count in parts[:-1]]
+    for row, table in zip(ordered, tables, strict=True):
+        used = -(-row.context // size)
+        assert table[:used].tolist() == row.mirror.blocks[:used].tolist()
+        assert not table[used:].any()
+
+
+@given(LENGTHS, st.integers(1, 400))
+def test_turns_cover_each_sequence_once_within_the_limit(lengths: list[tuple[int, int]], limit: int) -> None:
+    short = lay_out(rows_of([(before, min(length, 32)) for before, length in lengths], 16), 16).short
+    joined = list(turns(short, limit))
+    assert [joined[0].first, *(one.last for one in joined)] == [one.first for one in joined] + [len(short)]
+    for one in joined:
+        assert one.num_parts <= limit or one.last == one.first + 1
+        inside = short[one.first : one.last]
+        assert one == Part(
+            inside[0].first,
+            inside[-1].last,
+            inside[0].first_work,
+            sum(each.num_works for each in inside),
+            inside[0].first_part,
+            sum(each.num_parts for each in inside),
+            max(each.longest for each in inside),
+        )
+    for one, other in pairwise(joined):
+        assert one.num_parts + short[other.first].num_parts > limit, "as many as fit"
+
+
+# -- the kernels -------------------------------------------------------------------------------------------------
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_laws_hold_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "900"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/model/paged_laws.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("shape", range(5))
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [(80, "bf16"), (86, "fp16"), (90, "bf16"), (90, "fp32"), (100, "bf16")]
+)
+def test_kernels_compile(
+    capability: int, dtype: str, shape: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU, within the registers and the shared memory that one program may have."""
+    from tests.lora.compiled import MAX_SPILLED, SHARED_MEMORY, usage
+    from tests.model.paged_compiled import SHAPES, compile_all
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for kernel in compile_all(capability, dtype, SHAPES[shape]):
+        assert kernel.metadata.shared <= SHARED_MEMORY[capability], kernel.name
+        registers, spilled = usage(kernel, capability, tmp_path)
+        assert registers <= 255, kernel.name
+        assert spilled <= MAX_SPILLED, f"{kernel.name} spills {spilled} bytes"
+        code = kernel.asm["ptx"]
+        assert "cp.async.ca" not in code, f"{kernel.name} loads less than 16 bytes at a time"
+        if kernel.name != "join_parts":
+            assert "cp.async.cg" in code or "ld.global.v4" in code, f"{kernel.name} does not load 16 bytes at a time"
+            is_matrix = "mma" in code
+            assert is_matrix == (dtype != "fp32"), f"{kernel.name} multiplies in matrix units, unless in float32"
