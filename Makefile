@@ -55,7 +55,7 @@ bench-all: $(STAMP)-dev ## run every benchmark, those of lab/ too (hours; ARGS=-
 		echo "== $$name"; $(PY) -m bridle bench $$name $(ARGS) || exit 1; done
 
 controllers: $(STAMP)-controllers ## rebuild the standard controllers and compare (ARGS=--write ships them)
-	@$(PY) -m bridle.controllers.standard.rebuild $(ARGS)
+	@$(PY) -m lab.controllers.rebuild $(ARGS)
 
 kernels: $(STAMP)-controllers ## compile the CPU kernels and compare (ARGS=--write ships them)
 	@$(PY) -m bridle.native.rebuild $(ARGS)

@@ -14,7 +14,7 @@ LAB = ROOT / "lab"
 
 
 #: Sources of standard controllers. All but their recipes run inside the sandbox and are no modules of ours.
-GUESTS = PACKAGE / "controllers" / "standard" / "sources"
+GUESTS = LAB / "controllers" / "sources"
 
 
 @cache

@@ -91,7 +91,7 @@ def test_the_script_is_the_one_that_is_made(tmp_path: Path) -> None:
 
 def test_the_module_builds_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("ziglang", reason="the C compiler is not installed")
-    from bridle.controllers.standard.toolchain import SMALL, zig_cc
+    from lab.controllers.toolchain import SMALL, zig_cc
 
     (shown,) = [text for language, text in BLOCKS if language == "c"]
     (tmp_path / "shown.c").write_text(shown)

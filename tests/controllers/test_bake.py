@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bridle.aici.runtime.wasm_binary import may_change_tables
-from bridle.controllers.standard.sources.jsctrl.bake import bake
 from bridle.errors import InvalidRequest
+from lab.controllers.sources.jsctrl.bake import bake
 
 HEAD = """
   (import "env" "never" (func $never))

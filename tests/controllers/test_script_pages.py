@@ -6,13 +6,13 @@ import json
 import re
 
 from bridle.aici.client import RuntimePool
-from bridle.controllers import standard
+from lab.controllers import SOURCES
 from tests.controllers.conftest import Run, runner
 from tests.sources import ROOT
 
 SCRIPTS = (ROOT / "docs" / "scripts-javascript.md").read_text(encoding="utf-8")
 PROGRAMS = (ROOT / "docs" / "declarative.md").read_text(encoding="utf-8")
-TYPES = (standard.SOURCES / "jsctrl" / "aici.d.ts").read_text(encoding="utf-8")
+TYPES = (SOURCES / "jsctrl" / "aici.d.ts").read_text(encoding="utf-8")
 
 
 def test_every_name_that_can_be_imported_is_on_the_page(js: Run) -> None:

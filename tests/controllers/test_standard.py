@@ -15,8 +15,9 @@ import pytest
 from bridle.aici.runtime.compiler import compile_module
 from bridle.aici.runtime.limits import Limits
 from bridle.controllers import standard
-from bridle.controllers.standard import Shipped, load, load_code, manifest, names, rebuild
+from bridle.controllers.standard import Shipped, load, load_code, manifest, names
 from bridle.errors import ControllerUnavailable, InvalidRequest
+from lab.controllers import rebuild
 from tests.http.controlled import Client, controlled_model, ids, last_fork, lent, text_of
 from tests.http.harness import served, tokenizer
 from tests.sources import ROOT
@@ -181,10 +182,10 @@ def test_a_wheel_carries_everything(tmp_path: Path) -> None:
     folder = "bridle/controllers/standard"
     wanted = {f"{folder}/{shipped.file}" for shipped in manifest().values()}
     wanted |= {f"{folder}/{code.file}" for shipped in manifest().values() for code in shipped.code.values()}
-    wanted |= {f"{folder}/sources/{name}/build.py" for name in names()}
     wanted |= {f"{folder}/manifest.json", f"{folder}/include/bridle_controller.h", f"{folder}/include/bridle_steps.h"}
     wanted |= {"bridle/aici/runtime/wit/controller.wit"}
     assert wanted <= inside
+    assert not [name for name in inside if name.startswith("lab/")]
 
 
 # -- what the small ones do --------------------------------------------------------------------------------

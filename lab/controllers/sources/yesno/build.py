@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridle.controllers.standard.toolchain import SMALL, ZIG, zig_cc
+from lab.controllers.toolchain import SMALL, ZIG, zig_cc
 
 SOURCES: dict[str, str] = {}
 TOOLS = {"ziglang": ZIG}

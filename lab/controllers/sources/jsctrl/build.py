@@ -7,9 +7,9 @@ import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from bridle.controllers.standard.sources.jsctrl.bake import bake
-from bridle.controllers.standard.toolchain import INCLUDE, ZIG, download, zig_cc
 from bridle.errors import InvalidRequest
+from lab.controllers.sources.jsctrl.bake import bake
+from lab.controllers.toolchain import INCLUDE, ZIG, download, zig_cc
 
 QUICKJS = "quickjs-ng==0.17.0.2"
 SOURCES = {QUICKJS: "43d2e48272208721a7aaea8e3f02d4b9318f12ef20cc4f5421b59d9a470706ef"}

@@ -16,7 +16,7 @@ from bridle.aici.runtime.compiler import compile_component
 from bridle.aici.runtime.facts import settings_key
 from bridle.aici.runtime.limits import DEFAULT_LIMITS
 from bridle.aici.runtime.wasm import make_config
-from bridle.controllers.standard.rebuild import Code
+from lab.controllers.rebuild import Code
 
 _MACHINES = {"x86_64-linux": ("x86_64-unknown-linux-gnu", "x86_64", "Linux")}
 

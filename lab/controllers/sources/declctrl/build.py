@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridle.controllers.standard.sources.jsctrl.build import COMMON, QUICKJS, TOOLS, make
-from bridle.controllers.standard.sources.jsctrl.build import SOURCES as SCRIPT_SOURCES
+from lab.controllers.sources.jsctrl.build import COMMON, QUICKJS, TOOLS, make
+from lab.controllers.sources.jsctrl.build import SOURCES as SCRIPT_SOURCES
 
 HERE = Path(__file__).parent
 SOURCES = {QUICKJS: SCRIPT_SOURCES[QUICKJS]}

@@ -15,9 +15,9 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from bridle.controllers.standard.rebuild import Code
-from bridle.controllers.standard.toolchain import run, zig_cc
 from bridle.errors import InvalidRequest
+from lab.controllers.rebuild import Code
+from lab.controllers.toolchain import run, zig_cc
 
 HERE = Path(__file__).parent
 WIT = Path(__file__).parents[4] / "aici" / "runtime" / "wit"
@@ -44,7 +44,7 @@ def build(out: Path) -> None:
 
 def precompile(wasm: bytes) -> dict[str, Code]:
     """Machine code: an interpreter takes too long to compile for whoever waits for it."""
-    from bridle.controllers.standard.sources.pyctrl.precompile import machine_code
+    from lab.controllers.sources.pyctrl.precompile import machine_code
 
     return machine_code(wasm)
 

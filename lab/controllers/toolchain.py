@@ -11,13 +11,14 @@ import hashlib
 import sys
 from pathlib import Path
 
+from bridle.controllers.standard import FOLDER
 from bridle.errors import InvalidRequest
 from bridle.native.zig import ZIG, run, zig_cc
 
 __all__ = ["INCLUDE", "SMALL", "ZIG", "download", "run", "zig_cc"]
 
 #: The folder with `bridle_controller.h`.
-INCLUDE = Path(__file__).parent / "include"
+INCLUDE = FOLDER / "include"
 #: Compiler flags for a core module without a C library, and without traces of where it was built.
 SMALL = (
     "--target=wasm32-freestanding",

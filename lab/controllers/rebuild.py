@@ -27,8 +27,9 @@ from typing import Any
 
 import msgspec
 
-from bridle.controllers.standard import FOLDER, MANIFEST, MAX_BYTES, SOURCES, Shipped, ShippedCode, manifest
+from bridle.controllers.standard import FOLDER, MANIFEST, MAX_BYTES, Shipped, ShippedCode, manifest
 from bridle.errors import BridleError, InvalidRequest
+from lab.controllers import SOURCES
 
 _PRESET = 9 | lzma.PRESET_EXTREME
 #: With this filter the addresses in calls compress better.
@@ -95,7 +96,7 @@ def build(name: str) -> Built:
 
 def recipe_of(name: str) -> Any:
     """The module `sources/NAME/build.py`."""
-    return importlib.import_module(f"bridle.controllers.standard.sources.{name}.build")
+    return importlib.import_module(f"lab.controllers.sources.{name}.build")
 
 
 def _check_tools(name: str, tools: dict[str, str]) -> None:
