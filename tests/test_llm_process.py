@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,6 +42,19 @@ class Interrupts(Controller):
             os.kill(os.getpid(), signal.SIGINT)
             self.num_tokens = -1
         return Decision.wait() if self.num_tokens < 0 else Decision.sample()
+
+
+class Pauses(Controller):
+    """Draws one token, then lets its output wait until the event is set."""
+
+    def __init__(self, goes_on: threading.Event) -> None:
+        self.goes_on = goes_on
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.sample() if not view.generated or self.goes_on.is_set() else Decision.wait()
+
+    def __deepcopy__(self, memo: object) -> Pauses:
+        return Pauses(self.goes_on)
 
 
 def in_a_script(call: Callable[[], object]) -> None:
@@ -115,8 +129,8 @@ def in_a_fork(work: Callable[[], object]) -> str:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_fork_cannot_use_the_model_of_its_parent(llm: LLM) -> None:
-    stream = iter(llm.stream("hello"))
-    next(stream)
+    goes_on = threading.Event()
+    stream = iter(llm.stream("hello", controller=Pauses(goes_on)))
     works: list[Callable[[], object]] = [
         lambda: llm.generate("hello"),
         lambda: llm.generate("hello", constraint={"regex": "a+"}),
@@ -133,6 +147,7 @@ def test_a_fork_cannot_use_the_model_of_its_parent(llm: LLM) -> None:
         said = in_a_fork(work)
         assert said.startswith("EngineClosed: this process is a fork of the one that loaded the model"), said
     assert in_a_fork(llm.close) == "nothing"
+    goes_on.set()
     assert "".join(stream)  # the parent goes on
     assert isinstance(llm.generate("hello")[0], RequestOutput)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,11 @@ def test_unknown_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_benchmark_is_refused() -> None:
+<<<<<<< HEAD
     with pytest.raises(InvalidRequest, match="there are control, cpu, engine, overhead"):
+=======
+    with pytest.raises(InvalidRequest, match=r"there are .*engine, overhead"):
+>>>>>>> 52c3e0c (Let tests of forks, benchmarks and errors say what holds today)
         run("speed", Settings())
 
 
@@ -123,7 +128,7 @@ def test_every_benchmark_is_listed_and_there() -> None:
 
 
 def test_without_the_laboratory_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.bench.run.LAB", "no_lab_here.bench")
+    monkeypatch.setattr(sys.modules["bridle.bench.run"], "LAB", "no_lab_here.bench")
     assert benchmarks() == BENCHMARKS
     with pytest.raises(InvalidRequest, match="from a checkout"):
         run("lora", Settings())
