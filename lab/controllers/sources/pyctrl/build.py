@@ -15,12 +15,13 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from bridle.controllers.standard import FOLDER
 from bridle.errors import InvalidRequest
 from lab.controllers.rebuild import Code
 from lab.controllers.toolchain import run, zig_cc
 
 HERE = Path(__file__).parent
-WIT = Path(__file__).parents[4] / "aici" / "runtime" / "wit"
+WIT = FOLDER.parents[1] / "aici" / "runtime" / "wit"
 
 SOURCES: dict[str, str] = {}
 TOOLS = {"componentize-py": "0.25.1", "wasmtime": "50.0.1", "ziglang": "0.17.1"}
