@@ -1,8 +1,8 @@
 """The controllers that come with bridle: their names and their bytes, as they were built.
 
 Each is here as `NAME.wasm.xz`; the one that takes longest to compile is also here as machine code for the most common
-machines. `manifest.json` has the hash of every file, and other bytes are refused. In a checkout `lab.controllers` has the
-source of each module and builds it anew. This package knows nothing of the runtime that runs the controllers.
+machines. `manifest.json` has the hash of every file, and other bytes are refused. In a checkout `lab.controllers` has
+the source of each module and builds it anew. This package knows nothing of the runtime that runs the controllers.
 """
 
 from __future__ import annotations
