@@ -7,6 +7,7 @@ BENCHMARKS = {
     "batching": "continuous batching beside static batches and none, and what each of its knobs trades",
     "constraints": "masks beside llguidance's own, steps beside free ones",
     "controllers": "what scripts cost",
+    "crowds": "what floods, overload and slow readers cost those beside them",
     "detokenizer": "time to spell tokens",
     "lmtp": "LMQL's traffic, beside LMQL's own server",
     "lora": "many adapters in one batch, beside PEFT switching between them",
