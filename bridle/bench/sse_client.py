@@ -63,13 +63,20 @@ class Target:
 
 
 async def complete(
-    target: Target, prompt: Sequence[int], max_tokens: int, *, tenant: int = 0, drop_after: int | None = None
+    target: Target,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    tenant: int = 0,
+    drop_after: int | None = None,
+    never_ends: bool = False,
 ) -> Sample:
-    """Stream one completion. With `drop_after`, close the connection after that many tokens."""
+    """Stream one completion. With `drop_after`, close the connection after that many tokens. With `never_ends`,
+    no end token is drawn before `max_tokens`: what follows one may have no text, which looks like a long gap."""
     loop = asyncio.get_running_loop()
     sample = Sample(time.perf_counter(), tenant=tenant)
     done = loop.create_future()
-    request = _request(target, tenant, prompt, max_tokens)
+    request = _request(target, tenant, prompt, max_tokens, max_tokens if never_ends else 0)
     try:
         transport, _ = await loop.create_connection(
             lambda: _Reader(request, sample, drop_after, done), target.host, target.port
@@ -85,8 +92,15 @@ async def complete(
     return sample
 
 
-def _request(target: Target, tenant: int, prompt: Sequence[int], max_tokens: int) -> bytes:
-    options = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, "ignore_eos": True}
+def _request(target: Target, tenant: int, prompt: Sequence[int], max_tokens: int, min_tokens: int) -> bytes:
+    options: dict[str, object] = {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    if min_tokens:
+        options["min_tokens"] = min_tokens
     body = json.dumps({"prompt": list(prompt), "max_tokens": max_tokens} | options).encode()
     key = f"Authorization: Bearer {target.keys[tenant]}\r\n" if target.keys else ""
     head = (

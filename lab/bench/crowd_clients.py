@@ -212,7 +212,7 @@ async def stream_again_and_again(target: Target, over: asyncio.Event, max_tokens
     """Stream completions, one after the other, until it is over; the last one is read to its end."""
     samples = []
     while not over.is_set():
-        samples.append(await complete(target, [5, 6, 7], max_tokens, tenant=tenant))
+        samples.append(await complete(target, [5, 6, 7], max_tokens, tenant=tenant, never_ends=True))
         if samples[-1].status != 200:
             await asyncio.sleep(_PAUSE)
     return samples
