@@ -17,6 +17,7 @@ os.environ.setdefault("BRIDLE_CONTROL_PREPARE", "false")  # nobody compiles inte
 
 import logging
 import random
+import signal
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -33,6 +34,10 @@ settings.register_profile(
 IS_FULL = os.environ.get("BRIDLE_FULL", "") not in ("", "0")
 settings.load_profile(os.environ.get("BRIDLE_PROFILE", "full" if IS_FULL else "ci"))
 
+
+# A shell starts what runs in its background without Ctrl-C. Tests send it, also to processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _seeds = random.Random()
 requests.new_seed = lambda: _seeds.getrandbits(53)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import struct
+import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import fields
@@ -124,7 +125,13 @@ class _Form:
         return self.kind(*values)
 
 
-_FORM_OF: dict[type[Event], _Form] = {kind: _Form(kind) for kind in Event.__subclasses__()}
+def _kinds() -> list[type[Event]]:
+    """The kinds of events. A dataclass with slots is a second class of its name; the first one stays among the
+    subclasses until it is collected, but no module has it."""
+    return [kind for kind in Event.__subclasses__() if getattr(sys.modules[kind.__module__], kind.__name__) is kind]
+
+
+_FORM_OF: dict[type[Event], _Form] = {kind: _Form(kind) for kind in _kinds()}
 _KIND_OF = {form.message: form for form in _FORM_OF.values()}
 _AnyEvent = functools.reduce(operator.or_, _KIND_OF)
 

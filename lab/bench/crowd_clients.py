@@ -141,7 +141,8 @@ class Silent(Member):
         self._request = request
 
     def begin(self) -> None:
-        self._transport.pause_reading()
+        # Before Python 3.11.5 a transport begins to read after this, whatever it was told until then.
+        asyncio.get_running_loop().call_soon(self._transport.pause_reading)
         self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL)
         self._transport.write(self._request)
 
