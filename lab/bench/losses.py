@@ -121,7 +121,7 @@ async def _drive(service: Service, num_streams: int, hows: Sequence[signal.Signa
         found.losses.append(await _lose(service, crowd, readiness, number, how, usual))
     await crowd.wait(lambda client: client.num_complete > 1, PATIENCE)
     await crowd.stop()
-    found.after = await service.settled()
+    found.after = await service.settled(found.before["children"])
     readiness.stop()
     found.complete = sum(client.num_complete for client in crowd.clients)
     found.different = sum(client.num_different for client in crowd.clients)
@@ -186,14 +186,16 @@ class Service:
             while (await asyncio.to_thread(self._metrics))["bridle_engine_blocks"] < self._num_blocks:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
-    async def settled(self) -> dict[str, float]:
-        """The server's state once nothing runs any more and everything is there."""
+    async def settled(self, num_children: float = 0) -> dict[str, float]:
+        """The server's state once nothing runs any more and everything is there: `num_children` processes at least,
+        since one that stands by is started seconds after the others."""
         await self.whole()
         async with asyncio.timeout(PATIENCE):
             while True:
                 metrics = await asyncio.to_thread(self._metrics)
                 is_idle = metrics["bridle_http_in_flight"] == metrics["bridle_engine_running"] == 0
-                if is_idle and metrics["bridle_engine_free_blocks"] == metrics["bridle_engine_blocks"]:
+                is_free = metrics["bridle_engine_free_blocks"] == metrics["bridle_engine_blocks"]
+                if is_idle and is_free and len(self._process.children(recursive=True)) >= num_children:
                     break
                 await asyncio.sleep(0.1)
         return {
