@@ -94,8 +94,8 @@ def _model() -> Iterator[Any]:
     from bridle.engine import AsyncEngine, Engine
     from bridle.service import LoadedModel
     from bridle.testing.scripted import ScriptedExecutor
-    from bridle.testing.tiny import save_tokenizer
     from bridle.text import Detokenizer, Tokenizer
+    from lab.doubles.tiny import save_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(Path(folder))

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from bridle import LLM, SamplingParams
 from bridle.controllers import SequenceView
 from bridle.engine import mask_allows
-from bridle.testing.tiny import make_checkpoint
 from bridle.text import Tokenizer
 from examples import aici_transformers
+from lab.doubles.tiny import make_checkpoint
 from tests.sources import ROOT
 from tests.text import kit
 

@@ -21,7 +21,7 @@ from bridle.errors import (
 )
 from bridle.llm import batch
 from bridle.outputs import FinishReason
-from bridle.testing.tiny import make_checkpoint
+from lab.doubles.tiny import make_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = ["the quick brown fox", "jumps", "over the lazy dog, and sleeps"]

@@ -9,7 +9,7 @@ import pytest
 
 from bridle import LLM, ChatSession, SamplingParams
 from bridle.errors import AdapterRefused, InvalidRequest, UnknownAdapter
-from bridle.testing import tiny
+from lab.doubles import tiny
 from tests.http.harness import scripted_model
 from tests.lora.kit import write_adapter as write_lora
 from tests.service.fake_adapters import FakeHome, with_adapters, write_adapter

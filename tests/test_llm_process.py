@@ -15,7 +15,7 @@ from bridle import LLM, ChatSession, Controller, Decision, SamplingParams
 from bridle.controllers import SequenceView
 from bridle.errors import UnsupportedModel
 from bridle.outputs import RequestOutput
-from bridle.testing.tiny import make_checkpoint
+from lab.doubles.tiny import make_checkpoint
 
 LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
 

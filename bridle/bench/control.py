@@ -1,9 +1,8 @@
 """What steering costs: `bridle bench control`.
 
-(a) beside a device that takes 20 ms a step, the control part of the critical path, and masks in the sampler; (b) on a
-real forward pass, the slowdown and the controllers' processor time; (c) the latency of neighbours of a sequence that
-forces tokens; (d) a program by the engine's verbs against the same by requests over the prefix cache; (e) upload,
-start, fork and memory. Medians of runs in turns, so that a noisy machine disturbs all alike.
+Beside a device that takes 20 ms a step: the control part of the critical path, and masks in the sampler. On a real
+forward pass: the slowdown, and the processor time of the controllers. Medians of runs in turns, so that a noisy machine
+disturbs all alike.
 """
 
 from __future__ import annotations
@@ -35,14 +34,10 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
         figures = {
             "critical_path": _critical_path(folder, settings),
             "mask_in_sampler": _masks(settings),
-            **_on_a_model(folder, settings),
-            **_costs(folder, settings),
+            "slowdown": _slowdown(folder, settings),
         }
     _print_tables(console, figures)
     return figures
-
-
-# -- (a) -----------------------------------------------------------------------------------------------------
 
 
 def _critical_path(folder: Path, settings: Settings) -> list[dict[str, Any]]:
@@ -105,53 +100,22 @@ def _masks(settings: Settings) -> list[dict[str, Any]]:
     return figures
 
 
-# -- (b), (c), (d) -------------------------------------------------------------------------------------------
-
-
-def _on_a_model(folder: Path, settings: Settings) -> dict[str, Any]:
+def _slowdown(folder: Path, settings: Settings) -> list[dict[str, Any]]:
+    """On a real forward pass."""
     from bridle.bench import control_guests as guests
     from bridle.bench import control_programs as programs
     from bridle.bench.checkpoints import make_checkpoint
     from bridle.bench.control_device import runtime_pool
 
     checkpoint = make_checkpoint(_MODEL, folder)
-    guests.write_tokenizer(checkpoint.path, checkpoint.vocab_size)
+    tokenizer = guests.write_tokenizer(checkpoint.path, checkpoint.vocab_size) / "tokenizer.json"
+    limit = ("--wasm-max-step-time", "500")
     executor = programs.load(checkpoint.path, settings.threads or 1)
     try:
-        with runtime_pool(
-            checkpoint.path / "tokenizer.json",
-            folder / "store",
-            checkpoint.vocab_size,
-            "--wasm-max-step-time",
-            "500",
-        ) as pool:
-            slowdown = programs.slowdown(executor, pool, quick=settings.quick)
-            neighbours = programs.neighbours(executor, pool, quick=settings.quick)
-        return {
-            "slowdown": slowdown,
-            "neighbours": neighbours,
-            "verbs": programs.verbs(executor, quick=settings.quick),
-            "each_token": programs.steering_each_token(executor, quick=settings.quick),
-        }
+        with runtime_pool(tokenizer, folder / "store", checkpoint.vocab_size, *limit) as pool:
+            return programs.slowdown(executor, pool, quick=settings.quick)
     finally:
         executor.close()
-
-
-# -- (e) -----------------------------------------------------------------------------------------------------
-
-
-def _costs(folder: Path, settings: Settings) -> dict[str, Any]:
-    """Needs the tokenizer that `_critical_path` wrote."""
-    from bridle.bench import control_costs as costs
-
-    tokenizer = folder / "tokenizer"
-    return {
-        "startup": costs.startup(tokenizer, folder, _VOCAB_SIZE, quick=settings.quick),
-        "long_fork": costs.long_fork(quick=settings.quick),
-    }
-
-
-# -- showing -------------------------------------------------------------------------------------------------
 
 
 def _print_tables(console: Console, figures: dict[str, Any]) -> None:
@@ -159,17 +123,9 @@ def _print_tables(console: Console, figures: dict[str, Any]) -> None:
         "critical_path": "control on the critical path of a step of 20 ms, beyond no control",
         "mask_in_sampler": "masks in the sampler",
         "slowdown": f"8 sequences on the {_MODEL} model",
-        "neighbours": "latency between tokens of 19 neighbours of one",
-        "verbs": "one program, three ways",
-        "each_token": "a mask for every token, two ways",
     }
     for name, title in titles.items():
         print_table(console, title, figures[name])
-    uploads = figures["startup"].pop("uploads")
-    print_table(console, "uploads", [{"module": name, **values} for name, values in uploads.items()])
-    print_table(console, "instances", [figures["startup"]])
-    figures["startup"]["uploads"] = uploads
-    print_table(console, "fork of a long sequence; ms per fork", figures["long_fork"])
 
 
 def print_table(console: Console, title: str, rows: list[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ that happens while the device works.
 from __future__ import annotations
 
 import base64
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,9 +18,9 @@ from statistics import median
 
 from bridle.aici import protocol
 from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
-from bridle.bench.overhead import InstantExecutor
 from bridle.config import EngineConfig
 from bridle.engine import Engine, Request
+from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.outputs import Event, Finished
 from bridle.sampling import SamplingParams
@@ -27,6 +28,40 @@ from bridle.sampling import SamplingParams
 _PROMPT_TOKENS = 16
 #: Steps at the beginning that are not counted: openings, prompts, learning how long the device takes.
 _WARM_UP = 10
+
+
+class InstantExecutor:
+    """An `Executor` that computes nothing: every row draws the same token."""
+
+    def __init__(
+        self, num_seqs: int, num_tokens: int, *, block_size: int = 16, token: int = 100, vocab_size: int = 32_000
+    ) -> None:
+        self._token = token
+        self._info = ExecutorInfo(
+            model="instant",
+            vocab_size=vocab_size,
+            max_model_len=num_tokens,
+            num_blocks=num_seqs * (num_tokens // block_size + 2),
+            block_size=block_size,
+            max_num_batched_tokens=max(512, 2 * num_seqs),
+            max_num_seqs=num_seqs,
+        )
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    def forward(self, plan: StepPlan) -> None:
+        """Nothing to compute."""
+
+    def sample(self, batch: SampleBatch) -> StepResult:
+        return StepResult(batch.step, [self._token] * len(batch.rows), [None] * len(batch.rows))
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class TimedDevice(InstantExecutor):
@@ -149,3 +184,28 @@ def drain(engine: Engine, pool: RuntimePool) -> None:
     while engine.has_work:
         engine.step()
     pool.settle()
+
+
+def group_cpu(group: int | None) -> float:
+    """Processor seconds that the living processes of a group have used."""
+    ticks = 0
+    for pid in members(group):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / float(os.sysconf("SC_CLK_TCK"))
+
+
+def members(group: int | None) -> list[int]:
+    """Processes of a process group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.getpgid(int(entry.name)) == group:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found

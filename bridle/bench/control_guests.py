@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
-#: An answer of `script` that samples freely instead of splicing.
-SAMPLE = ""
-
 # Addresses: scratch below 0x1000, stack of automaton states at 0x1000, then the automaton's table, the allow-set at
-# 0x10000, prepared answers, prompts at 0x100000, the trie at 0x200000.
-_TABLE, _TEXT, _TEXT_END = 0x2000, 0x20000, 0x100000
+# 0x10000, data of further guests at 0x20000, prompts at 0x100000, the trie at 0x200000.
+_TABLE = 0x2000
 
 _MODULE = """(module
   (import "env" "aici_host_return_process_result" (func $return (param i32 i32)))
@@ -49,7 +45,8 @@ _MODULE = """(module
   (data (i32.const 0x140) ",\\22splices\\22:[]}]}")
   %BODY%)"""
 
-_EVERYTHING = "(memory.fill (i32.const 0x10000) (i32.const 0xff) (i32.const 0x8000))"
+#: Fills the allow-set.
+EVERYTHING = "(memory.fill (i32.const 0x10000) (i32.const 0xff) (i32.const 0x8000))"
 
 _WALK = """
   (global $nodes (mut i32) (i32.const 0))
@@ -94,9 +91,9 @@ _WALK = """
 
 def trivial() -> bytes:
     """Allows every token, always."""
-    body = f"""(func (export "aici_create") (result i32) {_EVERYTHING} (i32.const 1))
+    body = f"""(func (export "aici_create") (result i32) {EVERYTHING} (i32.const 1))
       (func (export "aici_mid_process") (param i32) (call $sample))"""
-    return _build(body, 48)
+    return build(body, 48)
 
 
 def walk() -> bytes:
@@ -107,71 +104,16 @@ def walk() -> bytes:
     for byte in b"0123456789":
         table[0][byte] = table[2][byte] = 2
     table[1][32] = table[2][46] = 0
-    return _build(_data(_TABLE, b"".join(table)) + _WALK, 1024)
+    return build(data_at(_TABLE, b"".join(table)) + _WALK, 1024)
 
 
-def script(answers: Sequence[str]) -> bytes:
-    """Gives one answer after the other, the last one for ever. An answer is a result as JSON, or `SAMPLE`."""
-    at, data, body = _TEXT, "", ""
-    for number, answer in enumerate(answers):
-        test = "i32.ge_u" if number == len(answers) - 1 else "i32.eq"
-        say = f"(call $return (i32.const {at}) (i32.const {len(answer)}))" if answer else "(call $sample)"
-        body += f"(if ({test} (local.get $step) (i32.const {number})) (then {say} (return)))\n"
-        data += _data(at, answer.encode())
-        at += len(answer)
-    if at > _TEXT_END:
-        raise ValueError(f"the answers have {at - _TEXT} characters; at most {_TEXT_END - _TEXT}")
-    return _build(
-        f"""{data} (func (export "aici_create") (result i32) {_EVERYTHING} (i32.const 1))
-        (func (export "aici_mid_process") (param i32) (local $step i32)
-          (local.set $step (global.get $step))
-          (global.set $step (i32.add (global.get $step) (i32.const 1)))
-          {body})""",
-        48,
-    )
-
-
-def splice(tokens: Sequence[int], backtrack: int = 0) -> str:
-    """The answer that forces `tokens`."""
-    one = {"when_sampled": [], "backtrack": backtrack, "ff_tokens": list(tokens)}
-    return json.dumps({"branches": [{"sample_mask": None, "splices": [one]}]})
-
-
-def padded(wasm: bytes, num_bytes: int, seed: int = 0) -> bytes:
-    """The module with a custom section, for sizes of transport and storage."""
-    content = random.Random(seed).randbytes(num_bytes)
-    section = _leb(3) + b"pad" + content
-    return wasm + b"\0" + _leb(len(section)) + section
-
-
-def heavy(num_functions: int) -> bytes:
-    """A module that takes a compiler some time: `trivial` and many functions beside it."""
-    extra = []
-    for number in range(num_functions):
-        steps = "".join(
-            f"(local.set $x (i32.xor (i32.mul (local.get $x) (i32.const {number * 31 + k})) (local.get $y)))"
-            f"(if (i32.and (local.get $x) (i32.const {1 << k % 20})) (then (local.set $y (local.get $x))))"
-            for k in range(40)
-        )
-        extra.append(f'(func (export "f{number}") (param $x i32) (param $y i32) (result i32) {steps} (local.get $x))')
-    body = f"""(func (export "aici_create") (result i32) {_EVERYTHING} (i32.const 1))
-      (func (export "aici_mid_process") (param i32) (call $sample))"""
-    return _build(body + "".join(extra), 48)
-
-
-def _leb(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def _data(address: int, content: bytes) -> str:
+def data_at(address: int, content: bytes) -> str:
+    """A data segment."""
     return f'(data (i32.const {address}) "{"".join(f"{chr(92)}{byte:02x}" for byte in content)}")\n'
 
 
-def _build(body: str, pages: int) -> bytes:
+def build(body: str, pages: int) -> bytes:
+    """A controller whose functions are `body`, with so many pages of memory."""
     import wasmtime
 
     return bytes(wasmtime.wat2wasm(_MODULE.replace("%PAGES%", str(pages)).replace("%BODY%", body)))

@@ -136,12 +136,6 @@ def make_prompts(num_prompts: int, vocab_size: int, *, seed: int = 0) -> list[li
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
 
 
-def make_prompts_of(num_prompts: int, length: int, vocab_size: int, *, seed: int = 0) -> list[list[int]]:
-    """As `make_prompts`, all of one length."""
-    rng = random.Random(seed)
-    return [[rng.randrange(3, vocab_size) for _ in range(length)] for _ in range(num_prompts)]
-
-
 def _race(
     checkpoint: Checkpoint, peers: Sequence[Peer], prompts: Prompts, num_new: int, num_rounds: int
 ) -> list[Figure]:

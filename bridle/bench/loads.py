@@ -71,15 +71,6 @@ def row_of(load: str, samples: Sequence[Sample], seconds: float, client_cpu: flo
     )
 
 
-def served_shares(samples: Sequence[Sample], num_users: int, begin: float, end: float) -> list[float]:
-    """The tokens that each user got between `begin` and `end`, relative to an equal share (1 is exactly equal)."""
-    served = [0] * num_users
-    for each in samples:
-        served[each.tenant] += each.tokens_between(begin, end)
-    fair = sum(served) / num_users
-    return [each / fair if fair else 0.0 for each in served]
-
-
 def best(rows: Sequence[Row]) -> Row:
     """The row with the most tokens a second, which other programs on the machine disturbed least."""
     return max(rows, key=lambda row: row.tokens_per_second)

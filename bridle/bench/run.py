@@ -17,11 +17,9 @@ from bridle.native.features import describe_cpu
 
 #: Name of a benchmark and what it measures. Its module, of that name in this package, has `measure(settings, console)`.
 BENCHMARKS = {
-    "control": "what steering costs, next to no control and next to requests over the prefix cache",
-    "cpu": "decoding and prompts on a CPU in all forms of weights, beside llama.cpp and the machine's limits",
+    "control": "what steering costs, next to no control",
     "engine": "generated tokens per second beside transformers' `generate` and its continuous batching, with the share "
     "of the memory-bandwidth limit",
-    "overhead": "Python time of a step outside the model",
     "serve": "the HTTP server under load, beside the offline engine",
 }
 #: The package of the benchmarks in a checkout's `lab/`, which is not part of the wheel.

@@ -15,18 +15,7 @@ import psutil
 
 from bridle.bench.child import announced_port, end_process, read_metrics
 from bridle.bench.sse_client import Target
-from bridle.errors import EngineClosed
 from bridle.service.keys import KeyStore
-
-
-@dataclass(frozen=True, slots=True)
-class ServerState:
-    """The memory of a server. `kv_tokens` is room in its KV cache that sequences take."""
-
-    kv_tokens: float
-    memory_mib: float
-    descriptors: int
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +39,6 @@ class HttpServer:
         headers = {"Authorization": f"Bearer {self.target.keys[0]}"} if self.target.keys else {}
         pairs = read_metrics(self.target.host, self.target.port, headers)
         return {name: value for name, value in pairs if "{" not in name}
-
-    def settle(self, seconds: float = 120.0) -> ServerState:
-        """The state once nothing runs any more. Raises `EngineClosed` if something goes on running."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            metrics = self.metrics()
-            if metrics["bridle_http_in_flight"] == 0 and metrics["tgi_batch_current_size"] == 0:
-                return self._state(metrics)
-            time.sleep(0.1)
-        raise EngineClosed(f"requests still run {seconds:g} seconds after their clients left")
-
-    def _state(self, metrics: dict[str, float]) -> ServerState:
-        return ServerState(
-            kv_tokens=metrics["tgi_batch_current_max_tokens"],
-            memory_mib=self.process.memory_info().rss / 2**20,
-            descriptors=self.process.num_fds(),
-            threads=self.process.num_threads(),
-        )
 
 
 @contextlib.contextmanager

@@ -27,7 +27,6 @@ class Sample:
 
     sent: float
     status: int = 0
-    tenant: int = 0
     ended: float = 0.0
     is_complete: bool = False
     num_tokens: int = 0
@@ -47,10 +46,6 @@ class Sample:
     def pace(self) -> float:
         """Mean time per token after the first."""
         return (self.event_times[-1] - self.event_times[0]) / max(self.num_tokens - 1, 1)
-
-    def tokens_between(self, begin: float, end: float) -> int:
-        """Events that came in that time."""
-        return sum(begin <= when < end for when in self.event_times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ async def complete(
     """Stream one completion. With `drop_after`, close the connection after that many tokens. With `never_ends`,
     no end token is drawn before `max_tokens`: what follows one may have no text, which looks like a long gap."""
     loop = asyncio.get_running_loop()
-    sample = Sample(time.perf_counter(), tenant=tenant)
+    sample = Sample(time.perf_counter())
     done = loop.create_future()
     request = _request(target, tenant, prompt, max_tokens, max_tokens if never_ends else 0)
     try:
@@ -155,16 +150,15 @@ class _Reader(asyncio.Protocol):
 async def closed_loop(
     target: Target, prompts: Sequence[Sequence[int]], max_tokens: int, num_clients: int
 ) -> list[Sample]:
-    """`num_clients` clients, each with one request at a time, until all prompts are through. Tenants take turns."""
+    """`num_clients` clients, each with one request at a time, until all prompts are through."""
     waiting = list(reversed(prompts))
     samples: list[Sample] = []
 
-    async def client(number: int) -> None:
-        tenant = number % max(len(target.keys), 1)
+    async def client() -> None:
         while waiting:
-            samples.append(await complete(target, waiting.pop(), max_tokens, tenant=tenant))
+            samples.append(await complete(target, waiting.pop(), max_tokens))
 
-    await asyncio.gather(*(client(number) for number in range(num_clients)))
+    await asyncio.gather(*(client() for _ in range(num_clients)))
     return samples
 
 
@@ -174,20 +168,18 @@ async def open_loop(
     max_tokens: int,
     rate: float,
     seconds: float,
-    weights: Sequence[float] = (1.0,),
     seed: int = 0,
 ) -> list[Sample]:
-    """Requests arrive as a Poisson process of `rate` a second, whatever the server does; tenant i sends the share
-    `weights[i]` of them. What still runs half a minute after the last one is given up."""
+    """Requests arrive as a Poisson process of `rate` a second, whatever the server does. What still runs half a minute
+    after the last one is given up."""
     rng = random.Random(seed)
     tasks: list[asyncio.Task[Sample]] = []
     begin = due = time.perf_counter()
     while due < begin + seconds:
         due += rng.expovariate(rate)
         await asyncio.sleep(max(due - time.perf_counter(), 0))
-        (tenant,) = rng.choices(range(len(weights)), weights)
         prompt = prompts[len(tasks) % len(prompts)]
-        tasks.append(asyncio.create_task(complete(target, prompt, max_tokens, tenant=tenant)))
+        tasks.append(asyncio.create_task(complete(target, prompt, max_tokens)))
     done, late = await asyncio.wait(tasks, timeout=30)
     for task in late:
         task.cancel()

@@ -1,13 +1,9 @@
-"""Clocks that tests and benchmarks hand to the engine in place of the system's.
-
-`FakeClock` stands still until told to move: deadlines are tested without waiting. `RealClock` has the same
-face over the system's monotonic clock, so that a timed fake can be used for benchmarks.
-"""
+"""A clock that tests hand to the engine in place of the system's. It stands still until told to move: deadlines are
+tested without waiting."""
 
 from __future__ import annotations
 
 import threading
-import time
 from typing import Protocol
 
 
@@ -41,16 +37,3 @@ class FakeClock:
         """Jump to `moment` unless it has passed already."""
         with self._lock:
             self._now = max(self._now, moment)
-
-
-class RealClock:
-    """The system's monotonic clock; `wait_until` sleeps."""
-
-    def __call__(self) -> float:
-        return time.monotonic()
-
-    def wait_until(self, moment: float) -> None:
-        """Sleep until `moment`, in seconds of this clock."""
-        delay = moment - time.monotonic()
-        if delay > 0:
-            time.sleep(delay)

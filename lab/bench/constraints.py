@@ -20,8 +20,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bridle.bench.control import print_table
+from bridle.bench.control_device import InstantExecutor
 from bridle.bench.loads import quantile
-from bridle.bench.overhead import InstantExecutor
 from bridle.bench.settings import Settings
 from bridle.constraints import (
     Choice,

@@ -17,13 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.aici.client import RuntimePool, WasmController
 from bridle.bench import control_guests as guests
-from bridle.bench.control_costs import group_cpu, group_memory
-from bridle.bench.control_device import Borrowed, TimedDevice, check, critical_path, drain, runtime_pool
+from bridle.bench.control_device import (
+    Borrowed,
+    TimedDevice,
+    check,
+    critical_path,
+    drain,
+    group_cpu,
+    runtime_pool,
+)
 from bridle.config import EngineConfig
 from bridle.controllers.standard import names
 from bridle.engine import Engine, Request
 from bridle.outputs import Forked
 from bridle.sampling import SamplingParams
+from lab.bench.control_costs import group_memory
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.bench.serve_process import HttpServer, http_server
 from bridle.bench.settings import Settings
 from bridle.bench.sse_client import Sample, complete
+from bridle.errors import EngineClosed
 from bridle.lmtp.client import Client
 from lab.bench.crowd_clients import (
     FRAMES,
@@ -83,6 +84,17 @@ def _server(settings: Settings, *options: str, num_users: int = 0) -> Iterator[H
 def resident(server: HttpServer) -> float:
     """MiB of the server's memory."""
     return server.process.memory_info().rss / 2**20
+
+
+def settle(server: HttpServer, seconds: float = 120.0) -> None:
+    """Wait until nothing runs any more. Raises `EngineClosed` if something goes on running."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        metrics = server.metrics()
+        if metrics["bridle_http_in_flight"] == 0 and metrics["tgi_batch_current_size"] == 0:
+            return
+        time.sleep(0.1)
+    raise EngineClosed(f"requests still run {seconds:g} seconds after their clients left")
 
 
 # -- who is watched ------------------------------------------------------------------------------------------
@@ -181,7 +193,7 @@ async def _overload(server: HttpServer, report: Report, seconds: float) -> None:
     _tell(report, "overload", beside, seen)
     report.took("overload", beside, "refusal", tally.answers.get(429, []))
     report.held("overload", "peak", seen.peak)
-    await asyncio.to_thread(server.settle)
+    await asyncio.to_thread(settle, server)
     report.held("overload", "after", resident(server))
     for status, times in sorted(tally.answers.items()):
         report.counted("overload", f"status {status}", len(times))
@@ -201,7 +213,7 @@ async def _slow(server: HttpServer, report: Report, seconds: float) -> None:
     ):
         seen = await _controls(server, report, f"{CROWD} that do not read, {CROWD} that do not go on", seconds)
     report.held("slow", "peak", seen.peak)
-    await asyncio.to_thread(server.settle)
+    await asyncio.to_thread(settle, server)
     report.held("slow", "after", resident(server))
     report.counted("slow", "connections", tally.num_opened)
 
@@ -234,12 +246,13 @@ async def _controls(server: HttpServer, report: Report, beside: str, seconds: fl
 async def _dropped(server: HttpServer, report: Report, rounds: int) -> None:
     """Streams whose readers leave at random tokens."""
     rng = random.Random(0)
-    report.held("dropped", "before", (await asyncio.to_thread(server.settle)).memory_mib)
+    await asyncio.to_thread(settle, server)
+    report.held("dropped", "before", resident(server))
     for number in range(rounds):
         drops = [rng.randint(1, 32) for _ in range(CROWD)]
         streams = await asyncio.gather(*(complete(server.target, _PROMPT, 64, drop_after=drop) for drop in drops))
-        state = await asyncio.to_thread(server.settle)
-        report.held("dropped", f"after round {number + 1}", state.memory_mib)
+        await asyncio.to_thread(settle, server)
+        report.held("dropped", f"after round {number + 1}", resident(server))
         report.counted("dropped", f"streams of round {number + 1}", sum(each.status == 200 for each in streams))
 
 

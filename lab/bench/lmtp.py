@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.bench.checkpoints import Checkpoint, make_checkpoint
 from bridle.bench.settings import Settings
-from bridle.testing.tiny import save_tokenizer
 from lab.bench.lmql import VERSION, lmql_python
 from lab.bench.lmtp_servers import bridle_server, genuine_server
+from lab.doubles.tiny import save_tokenizer
 
 if TYPE_CHECKING:
     from rich.console import Console

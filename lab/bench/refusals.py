@@ -23,7 +23,7 @@ from bridle.bench.loads import quantile
 from bridle.bench.serve_process import HttpServer, http_server
 from bridle.bench.settings import Settings
 from bridle.bench.sse_client import Target
-from bridle.testing.hostile import hostile_values
+from lab.doubles.hostile import hostile_values
 
 if TYPE_CHECKING:
     from rich.console import Console

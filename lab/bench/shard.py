@@ -18,7 +18,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.overhead import InstantExecutor
+from bridle.bench.control_device import InstantExecutor
 from bridle.bench.settings import Settings
 from bridle.engine.decision import mask_words
 from bridle.engine.interfaces import Executor

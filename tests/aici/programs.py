@@ -13,7 +13,7 @@ from random import Random
 from bridle.controllers import Controller, SequenceView
 from bridle.engine.decision import Branch, Decision, Splice, mask_of
 from bridle.sampling import SamplingParams
-from bridle.testing.controllers import View
+from lab.doubles.controllers import View
 from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import Step, guest2, mask, result
 

@@ -17,8 +17,8 @@ from bridle.controllers import PythonControllerPool
 from bridle.engine import Engine, Request
 from bridle.outputs import FinishReason, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.testing.reference import ReferenceOutput, run_reference
 from bridle.testing.scripted import ScriptedExecutor
+from lab.doubles.reference import ReferenceOutput, run_reference
 from tests.aici import programs
 from tests.aici.conftest import EOS, VOCAB_SIZE
 from tests.aici.guests import force, guest2, sample

@@ -16,8 +16,8 @@ from bridle.aici.client.replay import Difference, replay
 from bridle.engine import Request
 from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError, InvalidRequest
-from bridle.testing.tiny import make_checkpoint
 from examples.aici_transformers import TinyEngine
+from lab.doubles.tiny import make_checkpoint
 from tests.aici.guests import (
     END,
     LOOP,

@@ -1,4 +1,4 @@
-"""The parts of `bridle bench control` that need no minutes: its guests, its fork, its program in three ways."""
+"""The parts of `bridle bench control` and `verbs` that need no minutes: guests, a fork, a program in three ways."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 
 from bridle.aici.client import RuntimePool
 from bridle.bench import control_guests as guests
-from bridle.bench.control_costs import group_cpu, group_memory, long_fork
-from bridle.bench.control_device import critical_path, runtime_pool, upload
-from bridle.bench.control_programs import load, steering_each_token, verbs
-from bridle.testing.tiny import make_checkpoint
+from bridle.bench.control_device import critical_path, group_cpu, runtime_pool, upload
+from bridle.bench.control_programs import load
+from lab.bench.control_costs import group_memory, long_fork
+from lab.bench.control_guests import heavy, padded
+from lab.bench.verbs import steering_each_token, verbs
+from lab.doubles.tiny import make_checkpoint
 
 VOCAB_SIZE = 32_000  # that of the device which computes nothing
 
@@ -36,9 +38,9 @@ def test_every_sequence_draws_beside_the_device(pool: RuntimePool, kind: str, bl
 
 def test_padding_and_heavy_modules_are_modules(pool: RuntimePool) -> None:
     small = guests.trivial()
-    padded = guests.padded(small, 10_000)
-    assert len(padded) > len(small) + 10_000
-    ids = {upload(pool, wasm) for wasm in (small, padded, guests.heavy(3))}
+    large = padded(small, 10_000)
+    assert len(large) > len(small) + 10_000
+    ids = {upload(pool, wasm) for wasm in (small, large, heavy(3))}
     assert len(ids) == 3
     assert group_memory(pool.runtime_pid) > 1 << 20 and group_cpu(pool.runtime_pid) > 0
 

@@ -12,14 +12,15 @@ from rich.console import Console
 
 from bridle.bench import BENCHMARKS, Settings, benchmarks, run
 from bridle.bench.checkpoints import SHAPES, Checkpoint, make_checkpoint
-from bridle.bench.cpu import Case, Limits, cases
-from bridle.bench.cpu import measure as measure_cpu
+from bridle.bench.control_device import InstantExecutor
 from bridle.bench.engine import Figure, _agreement, _check_lengths, _compare, _roof, make_prompts
-from bridle.bench.overhead import InstantExecutor, measure
 from bridle.bench.roof import read_bandwidth, triad_bandwidth
 from bridle.engine.plan import SampleBatch, SampleRow
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams
+from lab.bench.cpu import Case, Limits, cases
+from lab.bench.cpu import measure as measure_cpu
+from lab.bench.overhead import measure
 from tests.sources import LAB, PACKAGE
 
 CHECKPOINT = Checkpoint("small", Path(), vocab_size=100, num_parameters=10, step_bytes=1000, token_bytes=2)
@@ -97,7 +98,7 @@ def test_unknown_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_benchmark_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"there are .*engine, overhead"):
+    with pytest.raises(InvalidRequest, match=r"there are control, engine, serve"):
         run("speed", Settings())
 
 
@@ -159,7 +160,7 @@ def test_limits_are_the_slower_of_memory_and_arithmetic() -> None:
 
 @pytest.mark.slow
 def test_cpu_measures_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.bench.cpu.read_bandwidth", lambda num_rounds: 1e10)
+    monkeypatch.setattr("lab.bench.cpu.read_bandwidth", lambda num_rounds: 1e10)
     out = io.StringIO()
     settings = Settings(quick=True, batches=(2,), model_sizes=("20m",), report=tmp_path / "plot.svg")
     report = measure_cpu(settings, Console(file=out, width=120))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from bridle.testing.tiny import make_checkpoint
+from lab.doubles.tiny import make_checkpoint
 from tests.aici.guests import END, NOOP, guest2, say
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bridle.cli import main
 from bridle.cli.chat import Conversation
-from bridle.testing.tiny import make_checkpoint
+from lab.doubles.tiny import make_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ from bridle.engine import Engine, Request
 from bridle.engine.client import EventStream
 from bridle.engine.statistics import EngineStatistics
 from bridle.outputs import Event
-from bridle.testing.controllers import FakeController, FakeControllerPool
 from bridle.testing.scripted import ScriptedExecutor
+from lab.doubles.controllers import FakeController, FakeControllerPool
 from tests.cluster.replica_kit import LocalReplica
 from tests.engine.support import Lab
 

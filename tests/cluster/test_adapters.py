@@ -19,8 +19,8 @@ from bridle.lora import AdapterDevice, AdapterPool, as_device, open_adapter
 from bridle.model.loader import load_executor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.testing import tiny
 from bridle.testing.scripted import ScriptedExecutor
+from lab.doubles import tiny
 from tests.cluster.kit import Host, ask, hosted
 from tests.lora.kit import ALL_LINEAR, write_adapter
 

@@ -10,7 +10,7 @@ from bridle.engine.interfaces import Executor
 from bridle.model.loader import load_executor
 from bridle.outputs import Event
 from bridle.sampling import SamplingParams, Watermark
-from bridle.testing import tiny
+from lab.doubles import tiny
 from tests.engine.support import replay
 
 

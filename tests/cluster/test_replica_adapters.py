@@ -19,7 +19,7 @@ from bridle.sampling import SamplingParams
 from bridle.service import OutputCollector, build_request, collect, load_model
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.loading import LoadedModel
-from bridle.testing import tiny
+from lab.doubles import tiny
 from tests.lora.kit import write_adapter
 from tests.lora.test_pool import SECONDS, Bench
 

@@ -29,7 +29,7 @@ from bridle.model.loader import load_executor
 from bridle.model.tensor_parallel import _split, read_plan
 from bridle.outputs import Embedded, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.testing import tiny
+from lab.doubles import tiny
 
 
 def config_of(family: str) -> ModelConfig:

@@ -13,8 +13,8 @@ import pytest
 
 from bridle import LLM, SamplingParams, WasmController
 from bridle.service import LoadedModel
-from bridle.testing.tiny import save_tokenizer
 from bridle.text import Tokenizer
+from lab.doubles.tiny import save_tokenizer
 from tests.http.controlled import controlled_model, lent
 from tests.sources import ROOT
 

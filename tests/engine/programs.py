@@ -8,7 +8,7 @@ from random import Random
 
 from bridle.engine.decision import Branch, Decision, Splice, mask_of
 from bridle.sampling import SamplingParams
-from bridle.testing.controllers import Program, Reply, View
+from lab.doubles.controllers import Program, Reply, View
 
 VOCAB = 16
 OVERRIDES = (None, None, SamplingParams(temperature=0.0), SamplingParams(temperature=2.0, top_k=3))

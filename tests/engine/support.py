@@ -32,9 +32,9 @@ from bridle.outputs import (
 )
 from bridle.sampling import SamplingParams
 from bridle.testing.clock import FakeClock
-from bridle.testing.controllers import FakeController, FakeControllerPool, Program
-from bridle.testing.reference import Path, ReferenceOutput, run_reference
 from bridle.testing.scripted import ScriptedExecutor
+from lab.doubles.controllers import FakeController, FakeControllerPool, Program
+from lab.doubles.reference import Path, ReferenceOutput, run_reference
 
 _ids = count()
 _SAMPLING = frozenset(SamplingParams.__dataclass_fields__)

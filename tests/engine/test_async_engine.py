@@ -26,9 +26,9 @@ from bridle.errors import (
     Overloaded,
 )
 from bridle.outputs import Event, FinishReason
-from bridle.testing.controllers import FakeControllerPool
-from bridle.testing.reference import run_reference
 from bridle.testing.scripted import ScriptedExecutor
+from lab.doubles.controllers import FakeControllerPool
+from lab.doubles.reference import run_reference
 from tests.engine.programs import always
 from tests.engine.support import Replay, check_output, make_request, replay
 

@@ -13,8 +13,8 @@ from bridle.engine.decision import Decision
 from bridle.engine.interfaces import StoredValue
 from bridle.errors import ControllerError
 from bridle.outputs import Event, Finished, FinishReason, Log, Stored, TokenEvent
-from bridle.testing.controllers import FakeControllerPool, Reply, View
 from bridle.testing.scripted import ScriptedExecutor
+from lab.doubles.controllers import FakeControllerPool, Reply, View
 from tests.engine.support import make_request
 
 _notes = st.one_of(

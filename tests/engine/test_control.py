@@ -10,7 +10,7 @@ from bridle.engine.decision import Branch, Decision, Splice, mask_of
 from bridle.engine.interfaces import StoredValue
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, DeadlineExceeded, InvalidRequest
 from bridle.outputs import FinishReason, Log, Stored, TokenEvent
-from bridle.testing.controllers import FakeController, Reply, View
+from lab.doubles.controllers import FakeController, Reply, View
 from tests.engine.programs import always, script
 from tests.engine.support import Lab, Output, check_against_reference, make_request
 

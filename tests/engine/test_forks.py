@@ -8,7 +8,7 @@ from bridle.engine.decision import Branch, Decision, Splice
 from bridle.engine.sequence import fork_key, root_key
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.outputs import FinishReason, Forked
-from bridle.testing.controllers import View
+from lab.doubles.controllers import View
 from tests.engine.programs import always, script
 from tests.engine.support import Lab, check_against_reference, make_request
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ShardUnavailable
 from bridle.outputs import FinishReason
-from bridle.testing.controllers import FakeController
 from bridle.testing.text import PieceDecoder
+from lab.doubles.controllers import FakeController
 from tests.engine.programs import VOCAB, RandomProgram
 from tests.engine.support import Lab, Replay, check_against_reference, make_request, more, replay
 

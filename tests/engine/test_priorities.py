@@ -18,8 +18,8 @@ from bridle.engine.waiting import admission_order, overtaken_levels
 from bridle.errors import DeadlineExceeded, InvalidRequest
 from bridle.outputs import Finished, FinishReason, PromptEvent
 from bridle.testing.clock import FakeClock
-from bridle.testing.controllers import FakeController, FakeControllerPool, Reply
 from bridle.testing.scripted import ScriptedExecutor
+from lab.doubles.controllers import FakeController, FakeControllerPool, Reply
 from tests.engine.support import make_request, make_sequence
 
 SECONDS = 10.0

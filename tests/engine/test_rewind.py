@@ -9,8 +9,8 @@ import pytest
 from bridle.engine.decision import Branch, Decision, Splice
 from bridle.errors import ControllerError
 from bridle.outputs import FinishReason, Rewind, TokenEvent
-from bridle.testing.controllers import View
 from bridle.testing.text import PieceDecoder, PieceState
+from lab.doubles.controllers import View
 from tests.engine.programs import always, script
 from tests.engine.support import Lab, check_against_reference, make_request
 

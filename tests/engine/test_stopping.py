@@ -11,8 +11,8 @@ from bridle.engine.decision import Branch, Decision
 from bridle.engine.request import MaxLength, MaxNewTokens, StopOnRepetition, StopOnTokens
 from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.outputs import FinishReason, PromptEvent, TokenEvent, Usage
-from bridle.testing.reference import reference_prompt_logprobs
 from bridle.testing.text import PieceDecoder
+from lab.doubles.reference import reference_prompt_logprobs
 from tests.engine.programs import script
 from tests.engine.support import Lab, check_against_reference, make_request
 

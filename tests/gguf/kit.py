@@ -15,7 +15,7 @@ from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.forward_context import AttentionOptions, attention_handler
 from bridle.model.resolve import resolve_model
 from bridle.service.export import quantize_model
-from bridle.testing import tiny
+from lab.doubles import tiny
 
 PROMPT = [1, 40, 77, 90, 44, 31, 22, 198, 77, 41, 9, 23, 120, 200, 222, 131, 90, 120, 6, 33, 200, 150, 9, 60]
 

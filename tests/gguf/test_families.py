@@ -19,7 +19,7 @@ from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model
-from bridle.testing import tiny
+from lab.doubles import tiny
 from tests.gguf.kit import ALL_FAMILIES, folder, load, logits, pair
 from tests.model.test_engine_equality import Oracle, check_run, run
 

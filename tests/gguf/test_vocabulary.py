@@ -20,7 +20,7 @@ from bridle.gguf.pretokenizers import PRE_TOKENIZERS, name_of, pre_tokenizer_spe
 from bridle.gguf.shards import GgufModel
 from bridle.gguf.vocabulary import Vocabulary, read_vocabulary
 from bridle.gguf.vocabulary_writer import vocabulary_fields
-from bridle.testing.tiny import CHAT_TEMPLATE
+from lab.doubles.tiny import CHAT_TEMPLATE
 from tests.gguf.kit import folder
 
 ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

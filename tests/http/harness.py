@@ -25,8 +25,8 @@ from bridle.service import LoadedModel, ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.service.story import Tracing
 from bridle.testing.scripted import ScriptedExecutor
-from bridle.testing.tiny import save_tokenizer
 from bridle.text import Detokenizer, Tokenizer
+from lab.doubles.tiny import save_tokenizer
 
 NAME = "scripted"
 

@@ -23,8 +23,8 @@ from bridle.http.openai.native_chunks import native_chunks
 from bridle.http.transport.content_coding import Gzip
 from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
-from bridle.testing.tiny import save_tokenizer
 from bridle.text import Tokenizer
+from lab.doubles.tiny import save_tokenizer
 from tests.http.harness import local_client, saying, scripted_model
 from tests.service.fakes import fake_model
 

@@ -31,7 +31,7 @@ from bridle.http.tgi.errors import native_body
 from bridle.lmtp.failures import failure_of
 from bridle.service import ModelRegistry, load_model
 from bridle.shown import without_folders
-from bridle.testing import tiny
+from lab.doubles import tiny
 
 TELLING = "the-secret-customer"
 REFUSING = "{{ raise_exception('roles must alternate') if messages[0].content == 'refuse' }}{{ messages[0].no.more }}"

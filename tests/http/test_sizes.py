@@ -23,8 +23,8 @@ from bridle.http.settings import HttpSettings
 from bridle.http.transport import json_body
 from bridle.service.json_size import MAX_INLINE_BYTES, json_size, limit_for
 from bridle.service.requests import MAX_INLINE_CHARS
-from bridle.testing.hostile import hostile_values
 from bridle.text import Tokenizer
+from lab.doubles.hostile import hostile_values
 from tests.conftest import IS_FULL
 from tests.http.harness import local_client, scripted_model
 

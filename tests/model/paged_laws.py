@@ -27,7 +27,7 @@ from bridle.model.kernels.reference import ReferenceKernel
 from bridle.model.kernels.trial import find_problem, tried_kernel
 from bridle.model.mirror import Mirror
 from bridle.model.packing import PackedStep, pack_step
-from bridle.testing import tiny
+from lab.doubles import tiny
 from tests.model.test_kernels import CPU, Pool, attend, check_kernel, layer_options
 
 assert is_interpreted(), "run this with TRITON_INTERPRET=1"

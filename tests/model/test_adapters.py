@@ -23,7 +23,7 @@ from bridle.model.executor import LocalExecutor
 from bridle.model.loader import load_executor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.testing import tiny
+from lab.doubles import tiny
 
 MEMORY = 1 << 30
 GAP = 1e-4

@@ -27,7 +27,7 @@ from bridle.model.loader import lower_model, read_model
 from bridle.model.runner import ModelRunner
 from bridle.model.sampler import StandardSampler
 from bridle.sampling import SamplingParams
-from bridle.testing import tiny
+from lab.doubles import tiny
 from tests.model.device_trace import META, Counted, DeviceTrace, traced
 
 CPU = torch.device("cpu")

@@ -26,7 +26,7 @@ from bridle.engine.interfaces import Executor
 from bridle.model.loader import load_executor
 from bridle.outputs import Event, Finished, FinishReason, Forked, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.testing import tiny
+from lab.doubles import tiny
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi", "phi3", "gpt2", "gpt_neox", "opt", "olmo2",

@@ -18,7 +18,7 @@ from bridle.model.executor import LocalExecutor
 from bridle.model.loader import load_executor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.testing import tiny
+from lab.doubles import tiny
 from tests.model.driver import GREEDY, NaiveDriver, argmax_sampler, load
 
 PROMPTS = [[5, 6, 7, 8, 9] * 6, [10, 11, 12], [40] * 17]

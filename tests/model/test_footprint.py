@@ -15,7 +15,7 @@ from bridle.model import footprint
 from bridle.model.footprint import settle_adapters
 from bridle.service import ControlSettings
 from bridle.service.model_set import EngineLoader
-from bridle.testing import tiny
+from lab.doubles import tiny
 
 GIB, MIB = 1 << 30, 1 << 20
 CPU, GPU = ModelConfig(device="cpu"), ModelConfig(device="cuda")

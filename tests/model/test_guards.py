@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from bridle.errors import InvalidRequest, OutOfBlocks, UnsupportedModel
 from bridle.model import guards
 from bridle.model.resolve import resolve_model
-from bridle.testing import tiny
+from lab.doubles import tiny
 from tests.model.driver import load
 
 _SMALL: dict[str, Any] = {

@@ -20,7 +20,7 @@ from bridle.model.mirror import Mirror
 from bridle.model.packing import PackedRow, PackedStep
 from bridle.native.layers import Rows, attend
 from bridle.native.library import kernels
-from bridle.testing import tiny
+from lab.doubles import tiny
 from tests.model.driver import NaiveDriver, argmax_sampler
 
 FOUND = kernels()

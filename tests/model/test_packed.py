@@ -20,7 +20,7 @@ from bridle.model.loader import load_executor
 from bridle.model.quantize import Int8Linear
 from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model
-from bridle.testing import tiny
+from lab.doubles import tiny
 from tests.gguf.kit import load, logits
 
 #: Tensors in place of a weight, and the weight that they stand for.

@@ -10,7 +10,7 @@ import torch
 from bridle.model import guards
 from bridle.model.check import check_model
 from bridle.model.parity import TRIAL_WINDOW
-from bridle.testing import tiny
+from lab.doubles import tiny
 
 # Lengths of the trial run that make it longer than the narrowed window several times over.
 LENGTH = 64

@@ -17,8 +17,8 @@ from bridle.errors import InternalError, InvalidRequest, OutOfBlocks
 from bridle.model import memory, sizing
 from bridle.model.loader import load_executor
 from bridle.model.sizing import PoolNeeds, fit_pool
-from bridle.testing import tiny
 from bridle.testing.scripted import ScriptedExecutor
+from lab.doubles import tiny
 
 CPU = torch.device("cpu")
 BLOCK_BYTES = 1_000

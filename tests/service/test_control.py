@@ -15,7 +15,7 @@ from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 from bridle.outputs import FinishReason
 from bridle.service import ControlSettings, load_model
 from bridle.service.control import as_control, guess_num_logits
-from bridle.testing.tiny import make_checkpoint
+from lab.doubles.tiny import make_checkpoint
 from tests.aici.guests import END, force, guest2, say
 
 

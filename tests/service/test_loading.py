@@ -10,7 +10,7 @@ from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from bridle.sampling import SamplingParams
 from bridle.service import OutputCollector, build_request, collect, load_model, model_name
-from bridle.testing.tiny import cached_checkpoint
+from lab.doubles.tiny import cached_checkpoint
 
 
 def test_a_name_is_the_folders_last_part_or_the_id_itself(tmp_path: Path) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bridle.aici.client import RuntimePool, WasmController
-from bridle.bench import control_guests as guests
-from bridle.bench.control_device import runtime_pool, upload
-from bridle.bench.overhead import InstantExecutor
+from bridle.bench.control_device import InstantExecutor, members, runtime_pool, upload
+from bridle.bench.control_guests import trivial
 from bridle.engine import Branch, Decision, Engine, Request, Splice
 from bridle.sampling import SamplingParams
+from lab.bench import control_guests as guests
 
 _CONTEXT = 32_768
 _BLOCK = 16
@@ -25,7 +24,7 @@ def startup(tokenizer: Path, folder: Path, vocab_size: int, *, quick: bool) -> d
     num_instances = 20 if quick else 100
     limit = ("--limit", f"max_instances={num_instances + 8}", "--wasm-max-init-time", "10000")
     with runtime_pool(tokenizer, folder / "store-costs", vocab_size, *limit) as pool:
-        small, large = guests.trivial(), guests.heavy(60 if quick else 400)
+        small, large = trivial(), guests.heavy(60 if quick else 400)
         sizes = {"small": small, "code": large, "padded": guests.padded(small, 1 << 20)}
         uploads = {name: _upload_figures(pool, wasm) for name, wasm in sizes.items()}
         module = upload(pool, small)
@@ -73,31 +72,6 @@ def group_memory(group: int | None) -> int:
             continue
         total += sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
     return 1024 * total
-
-
-def group_cpu(group: int | None) -> float:
-    """Processor seconds that the living processes of a group have used."""
-    ticks = 0
-    for pid in members(group):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / float(os.sysconf("SC_CLK_TCK"))
-
-
-def members(group: int | None) -> list[int]:
-    """Processes of a process group."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if os.getpgid(int(entry.name)) == group:
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
 
 
 def long_fork(*, quick: bool) -> list[dict[str, Any]]:

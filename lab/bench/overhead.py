@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bridle.bench.control_device import InstantExecutor
 from bridle.bench.settings import Settings
-from bridle.engine.interfaces import ControllerPool, ExecutorInfo, TextDecoder
-from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.interfaces import ControllerPool, TextDecoder
 from bridle.engine.request import Request
 from bridle.sampling import SamplingParams
 
@@ -25,40 +25,6 @@ if TYPE_CHECKING:
 _BATCHES = (1, 64, 256)
 _PROMPT_TOKENS = 32
 _VOCAB_SIZE = 32_000
-
-
-class InstantExecutor:
-    """An `Executor` that computes nothing: every row draws the same token."""
-
-    def __init__(
-        self, num_seqs: int, num_tokens: int, *, block_size: int = 16, token: int = 100, vocab_size: int = _VOCAB_SIZE
-    ) -> None:
-        self._token = token
-        self._info = ExecutorInfo(
-            model="instant",
-            vocab_size=vocab_size,
-            max_model_len=num_tokens,
-            num_blocks=num_seqs * (num_tokens // block_size + 2),
-            block_size=block_size,
-            max_num_batched_tokens=max(512, 2 * num_seqs),
-            max_num_seqs=num_seqs,
-        )
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return self._info
-
-    def forward(self, plan: StepPlan) -> None:
-        """Nothing to compute."""
-
-    def sample(self, batch: SampleBatch) -> StepResult:
-        return StepResult(batch.step, [self._token] * len(batch.rows), [None] * len(batch.rows))
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def measure(settings: Settings, console: Console) -> dict[str, Any]:

@@ -10,6 +10,7 @@ disturbs more.
 
 from __future__ import annotations
 
+import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridle.bench.checkpoints import Checkpoint, make_checkpoint
-from bridle.bench.cpu_files import can_write, has_llamacpp, write_files
-from bridle.bench.engine import better, make_prompts_of
+from bridle.bench.engine import better
 from bridle.bench.peers import BridlePeer, GeneratePeer, Peer, Run, load_transformers
 from bridle.bench.roof import read_bandwidth
 from bridle.bench.settings import Settings
+from lab.bench.cpu_files import can_write, has_llamacpp, write_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,6 +89,12 @@ def cases(settings: Settings) -> list[Case]:
     prompts = (256,) if settings.quick else (256, 2048)
     decoding = [Case("decode", batch, context) for context in contexts for batch in batches]
     return decoding + [Case("prefill", 1, length) for length in prompts]
+
+
+def _prompts(num_prompts: int, length: int, vocab_size: int) -> list[list[int]]:
+    """Random tokens, the same for the same arguments."""
+    rng = random.Random(0)
+    return [[rng.randrange(3, vocab_size) for _ in range(length)] for _ in range(num_prompts)]
 
 
 class Limits:
@@ -176,7 +183,7 @@ def _race(
 ) -> list[Figure]:
     num_new, num_rounds = (8, 2) if settings.quick else (24, 3)
     length = 1 + num_new if case.kind == "decode" else 1
-    prompts = make_prompts_of(case.batch, case.context, checkpoint.vocab_size)
+    prompts = _prompts(case.batch, case.context, checkpoint.vocab_size)
     running = [p for p in peers if not isinstance(p, GeneratePeer) or case.batch * case.context <= _MAX_TRANSFORMERS]
     best: dict[str, Run] = {}
     for number in range(num_rounds):

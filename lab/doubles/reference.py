@@ -17,9 +17,9 @@ from bridle.engine.plan import SampleRow
 from bridle.engine.request import Request
 from bridle.engine.sequence import fork_key, root_key
 from bridle.outputs import FinishReason, Logprob, Usage
-from bridle.testing.controllers import Program, Reply, View, after, forked
 from bridle.testing.logits import ScriptedModel
 from bridle.testing.sampler import logprob_of, sample_row
+from lab.doubles.controllers import Program, Reply, View, after, forked
 
 Path = tuple[int, ...]
 _PLAIN = Decision.sample()
