@@ -51,6 +51,8 @@ class ConstraintPool:
     """Runs requests whose `controller` is a `Constraint`. `make_vocabulary` is called once, off the engine's
     thread, when the first of them comes. `clock` must be the engine's."""
 
+    is_busy = False  # it needs no call of `collect` without an ask
+
     def __init__(
         self,
         make_vocabulary: Callable[[], Vocabulary],
@@ -69,11 +71,6 @@ class ConstraintPool:
         self._end_row: bytes | None = None
 
     # -- coming --------------------------------------------------------------------------------------------
-
-    @property
-    def is_busy(self) -> bool:
-        """False: this pool needs no call of `collect` without an ask."""
-        return False
 
     def accepts(self, controller: object) -> bool:
         """Whether it is a `Constraint`."""

@@ -26,16 +26,13 @@ class PythonControllerPool:
     Each request runs on a copy of the object it was given, so one object can be passed to many requests.
     """
 
+    is_busy = False  # `ask` does everything at once
+
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._opened: dict[str, _Instance] = {}
         self._live: dict[int, _Instance] = {}
         self._answers: dict[int, Answer] = {}
-
-    @property
-    def is_busy(self) -> bool:
-        """False: `ask` does everything at once."""
-        return False
 
     def accepts(self, controller: object) -> bool:
         """Whether it is a `Controller`."""

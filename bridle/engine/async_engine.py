@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from bridle.engine.client import EventStream
 from bridle.engine.engine import Engine
@@ -251,17 +251,17 @@ if hasattr(os, "register_at_fork"):
 
 def wake_all(streams: Iterable[EventStream]) -> None:
     """Wake the readers of streams that have news: each event loop once, however many of its streams there are."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
     for stream in streams:
         if stream.loop is None:
             stream.wake()
         else:
-            by_loop.setdefault(stream.loop, []).append(stream.wake_in_loop)
-    for loop, wakes in by_loop.items():
+            by_loop.setdefault(stream.loop, []).append(stream.news)
+    for loop, news in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the reader's loop is closed, so nobody reads any more
-            loop.call_soon_threadsafe(_call_all, wakes)
+            loop.call_soon_threadsafe(_set_all, news)
 
 
-def _call_all(calls: Iterable[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
+def _set_all(news: Iterable[asyncio.Event]) -> None:
+    for each in news:
+        each.set()

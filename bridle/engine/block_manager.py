@@ -224,12 +224,10 @@ class BlockManager:
     def _extend_hashes(self, seq: Sequence, num_tokens: int) -> None:
         size, hashes = self.block_size, seq.kv.block_hashes
         while (len(hashes) + 1) * size <= num_tokens:
-            parent = hashes[-1] if hashes else self._root(seq)
+            request = seq.request
+            parent = hashes[-1] if hashes else root_hash(self._model, request.adapter or "", request.tenant)
             start = len(hashes) * size
             hashes.append(block_hash(parent, seq.tokens[start : start + size]))
-
-    def _root(self, seq: Sequence) -> bytes:
-        return root_hash(self._model, seq.request.adapter or "", seq.request.tenant)
 
     # -- checks ------------------------------------------------------------------------------------------
 

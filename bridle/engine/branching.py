@@ -18,7 +18,7 @@ from bridle.engine.plan import SampleBatch, SampleRow, ScoreRun, StepResult
 from bridle.engine.progress import Progress
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
-from bridle.engine.steering import Steering
+from bridle.engine.steering import PLAIN, Steering
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
@@ -81,18 +81,18 @@ class Branching:
             if not draws_next(item):
                 continue
             if item.seq.request.embeds:
-                out.embeds.append((item.seq, _last_row(item)))
+                out.embeds.append((item.seq, item.last_logit))
             else:
                 self._branch_one(item, out)
         return out
 
     def _branch_one(self, item: Scheduled, out: Branched) -> None:
         seq = item.seq
-        branches = self._steering.branches(seq)
+        branches = PLAIN if seq.control.pool is None else self._steering.branches(seq)
         spreads = not seq.draws.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
         if spreads:  # a single forced splice needs no row, and was applied before
             branches *= seq.sampling.n
-        if not branches or not self._may_have(seq, len(branches)):
+        if not branches or (len(branches) > 1 and not self._may_have(seq, len(branches))):
             return
         if spreads:
             seq.draws.was_forked = True
@@ -101,16 +101,14 @@ class Branching:
         if len(branches) > 1:
             owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
             seq.draws.num_forks += 1
-        logits_index = _last_row(item)
         for branch, owner in zip(branches, owners, strict=True):
             row = len(out.batch.rows) if branch.sample else None
             if branch.sample:
-                out.batch.rows.append(_sample_row(owner, seq, branch, logits_index))
+                out.batch.rows.append(_sample_row(owner, seq, branch, item.last_logit))
             out.draws.append(Draw(owner, branch, row))
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
-        if num_branches == 1:
-            return True
+        """Whether the request may have that many more outputs; if not, the sequence fails."""
         total = self._outputs_of(seq.request.id).num_created + num_branches - 1
         limit = max(self._max_outputs, seq.sampling.n)
         if total > limit:
@@ -200,11 +198,6 @@ def draws_next(item: Scheduled) -> bool:
     return item.end == len(seq.tokens) and seq.output.ending is None and not seq.is_finished
 
 
-def _last_row(item: Scheduled) -> int:
-    """The logits row of the last computed position."""
-    return item.first_logit + item.row.num_logits - 1
-
-
 def score_run(item: Scheduled) -> ScoreRun | None:
     """The known tokens whose log-probabilities can be read off this row's logits."""
     seq = item.seq
@@ -214,7 +207,7 @@ def score_run(item: Scheduled) -> ScoreRun | None:
     last = min(item.end + 1, seq.num_to_score)
     if first >= last:
         return None
-    logits_start = item.first_logit + item.row.num_logits - (item.end - (first - 1))
+    logits_start = item.last_logit + first - item.end  # position `first - 1` predicts the first of them
     num_top = max(seq.sampling.prompt_logprobs or 0, seq.sampling.logprobs or 0)
     return ScoreRun(seq.id, logits_start, tuple(seq.tokens[first:last]), num_top)
 

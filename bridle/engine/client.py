@@ -72,13 +72,9 @@ class EventStream:
         self._complete = False  # the last event is here
         self._drained = False  # and was read
         self._ready = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._async_ready: asyncio.Event | None = None
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop of the reader, once it reads."""
-        return self._loop
+        #: The event loop of the reader, once it reads in one, and what wakes it there.
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.news = asyncio.Event()
 
     # -- the engine's side -------------------------------------------------------------------------------
 
@@ -110,13 +106,8 @@ class EventStream:
         self._backlog, self._error = Backlog(), error
 
     def wake(self) -> None:
-        """Wake a reader in another thread."""
+        """Wake a reader in another thread. One in asyncio is woken by `news`, in its event loop."""
         self._ready.set()
-
-    def wake_in_loop(self) -> None:
-        """Wake a reader in asyncio. Called in the reader's event loop."""
-        if self._async_ready is not None:
-            self._async_ready.set()
 
     # -- the reader's side -------------------------------------------------------------------------------
 
@@ -130,8 +121,7 @@ class EventStream:
         with self._lock:
             events = self._backlog.take()
             self._ready.clear()
-            if self._async_ready is not None:
-                self._async_ready.clear()
+            self.news.clear()
             if events:
                 return events
             if self._complete:
@@ -153,14 +143,13 @@ class EventStream:
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
         with self._lock:
-            self._async_ready = asyncio.Event()
-            self._loop = asyncio.get_running_loop()
+            self.loop = asyncio.get_running_loop()
         try:
             while (events := self.take()) is not None:
                 if events:
                     yield events
                 else:
-                    await self._async_ready.wait()
+                    await self.news.wait()
         finally:
             self.cancel()
 

@@ -241,7 +241,7 @@ class Engine:
             branched = self._branching.branch(plan.step, scheduled)
             result = self._executor.sample(branched.batch)
             times.append(self.clock())
-            vectors = self._embed(plan.step, branched)
+            vectors = self._embed(plan.step, branched) if branched.embeds else []
             if result.step != plan.step:
                 raise InternalError(f"the executor answered step {result.step} instead of {plan.step}")
         except Exception as error:
@@ -254,8 +254,7 @@ class Engine:
         self._branching.commit(scheduled, branched, result, vectors)
 
     def _embed(self, step: int, branched: Branched) -> list[array[float]]:
-        if not branched.embeds or self._embedder is None:
-            return []
+        assert self._embedder is not None  # else such requests are refused
         return self._embedder.embed(step, [row for _, row in branched.embeds])
 
     def _await_answers(self, scheduled: list[Scheduled]) -> None:

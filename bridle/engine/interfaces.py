@@ -159,7 +159,7 @@ class ControllerPool(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether the pool has messages to send or to receive although nothing was asked, so that `collect` must be
-        called again."""
+        called again. False, plainly, for a pool that never has."""
         raise NotImplementedError
 
     def accepts(self, controller: object) -> bool:

@@ -81,7 +81,7 @@ class Progress:
             output.num_scored = len(seq.tokens)
             logprob = self._spelled(seq, logprob)
         if output.prompt_sent and not (forced and wants_logprobs):
-            self._emit_token(seq, token, text, logprob, forced)
+            self.events.append(TokenEvent(seq.request.id, seq.index, token, text, logprob, forced))
         else:
             output.unsent.append(UnsentToken(token, text, forced))
         if num_taken:
@@ -95,9 +95,6 @@ class Progress:
         else:
             seq.output.usage.sampled_tokens += 1
             self._statistics.num_sampled_tokens += 1
-
-    def _emit_token(self, seq: Sequence, token: int, text: str, logprob: Logprob | None, forced: bool) -> None:
-        self.events.append(TokenEvent(seq.request.id, seq.index, token, text, logprob, forced))
 
     def count_replaced(self, seq: Sequence) -> None:
         """Count a drawn token that a splice replaced before it entered the sequence."""
@@ -140,11 +137,9 @@ class Progress:
             if output.num_scored < seq.num_prompt:
                 output.prompt_logprobs.append(score)
             elif output.unsent:
-                item = output.unsent.pop(0)
-                self._emit_token(seq, item.token, item.text, score, item.forced)
+                self._send(seq, output.unsent.pop(0), score)
             output.num_scored += 1
-            if output.num_scored == seq.num_prompt:
-                self._emit_prompt(seq)
+            self.note_prompt(seq)
 
     def _spelled(self, seq: Sequence, logprob: Logprob | None) -> Logprob | None:
         if logprob is None or self._decoder is None or not seq.request.detokenize:
@@ -152,18 +147,13 @@ class Progress:
         return logprob.spelled(self._decoder.token_text)
 
     def note_prompt(self, seq: Sequence) -> None:
-        """Tell the client that the prompt was computed, unless its scores are still to come."""
-        if not seq.output.prompt_sent and not (
-            seq.sampling.prompt_logprobs is not None and seq.output.num_scored < seq.num_prompt
-        ):
-            self._emit_prompt(seq)
-
-    def _emit_prompt(self, seq: Sequence) -> None:
-        if seq.output.prompt_sent:
+        """Tell the client, once, that the prompt was computed, unless its scores are still to come."""
+        wants_scores = seq.sampling.prompt_logprobs is not None
+        if seq.output.prompt_sent or (wants_scores and seq.output.num_scored < seq.num_prompt):
             return
         seq.output.prompt_sent = True
         logprobs: tuple[Logprob | None, ...] = ()
-        if seq.sampling.prompt_logprobs is not None:
+        if wants_scores:
             logprobs = (*[None] * (seq.num_prompt - len(seq.output.prompt_logprobs)), *seq.output.prompt_logprobs)
         prompt = tuple(seq.tokens[: seq.num_prompt])
         self.events.append(
@@ -177,40 +167,46 @@ class Progress:
                 opening=seq.control.opening_seconds,
             )
         )
-        if seq.sampling.logprobs is None:
-            self._flush_unsent(seq)
+        if seq.output.unsent and seq.sampling.logprobs is None:
+            self._send_all(seq)
 
-    def _flush_unsent(self, seq: Sequence) -> None:
-        for item in seq.output.unsent:
-            self._emit_token(seq, item.token, item.text, None, item.forced)
+    def _send(self, seq: Sequence, held: UnsentToken, logprob: Logprob | None) -> None:
+        """Send a token that was held back."""
+        self.events.append(TokenEvent(seq.request.id, seq.index, held.token, held.text, logprob, held.forced))
+
+    def _send_all(self, seq: Sequence) -> None:
+        """Send the tokens that were held back, without scores."""
+        for held in seq.output.unsent:
+            self._send(seq, held, None)
         seq.output.unsent.clear()
 
     # -- endings -----------------------------------------------------------------------------------------
 
     def _check_stop(self, seq: Sequence, stop_string: str | None) -> bool:
-        try:
-            stop = self._find_stop(seq, stop_string)
-        except Exception as error:  # a criterion of the user's failed: that ends its request, not the engine
-            self.fail(seq, InvalidRequest(f"a stopping criterion raised {error!r}", "stopping_criteria"))
-            return True
-        if stop is None:
-            return False
-        if stop is FinishReason.LENGTH:
+        """End the output if its newest token completes it; returns whether it does."""
+        if seq.tokens[-1] in seq.stop_ids:
+            self.finish(seq, FinishReason.STOP, seq.tokens[-1])
+        elif stop_string is not None:
+            self.finish(seq, FinishReason.STOP, stop_string)
+        elif len(seq.tokens) >= seq.max_len:
             self.finish(seq, FinishReason.LENGTH)
         else:
-            self.finish(seq, FinishReason.STOP, stop)
+            return bool(seq.request.stopping) and self._check_criteria(seq)
         return True
 
-    def _find_stop(self, seq: Sequence, stop_string: str | None) -> int | str | None:
-        tokens, num_prompt = seq.tokens, seq.num_prompt
-        if tokens[-1] in seq.stop_ids:
-            return tokens[-1]
-        if stop_string is not None:
-            return stop_string
-        for criterion in seq.stopping:
-            if (stop := criterion(tokens, num_prompt)) is not None:
-                return stop
-        return None
+    def _check_criteria(self, seq: Sequence) -> bool:
+        """End the output if one of the user's own criteria says so, or fails: that ends its request, not the engine."""
+        for criterion in seq.request.stopping:
+            try:
+                stop = criterion(seq.tokens, seq.num_prompt)
+            except Exception as error:
+                self.fail(seq, InvalidRequest(f"a stopping criterion raised {error!r}", "stopping_criteria"))
+                return True
+            if stop is not None:
+                is_length = stop is FinishReason.LENGTH
+                self.finish(seq, FinishReason.LENGTH if is_length else FinishReason.STOP, None if is_length else stop)
+                return True
+        return False
 
     def finish(
         self,
@@ -227,10 +223,10 @@ class Progress:
             seq.control.let_go()
             seq.clamp_computed()
             return
-        if not seq.output.prompt_sent and reason not in _ABRUPT:
-            self._emit_prompt(seq)
-        if reason in _ABRUPT or seq.sampling.logprobs is None:
-            self._flush_unsent(seq)
+        if reason not in _ABRUPT:
+            self.note_prompt(seq)
+        if seq.output.unsent and (reason in _ABRUPT or seq.sampling.logprobs is None):
+            self._send_all(seq)
         tail = seq.output.text.flush() if seq.output.text is not None else ""
         seq.output.usage.completion_tokens = seq.num_generated
         self._scheduler.remove(seq)

@@ -31,11 +31,11 @@ _NO_COPIES: list[BlockCopy] = []
 
 @dataclass(slots=True)
 class Scheduled:
-    """One planned row, with the sequence that it belongs to. `first_logit` is the number of its first logits row."""
+    """One planned row, with the sequence that it belongs to. `last_logit` is the number of its last logits row."""
 
     seq: Sequence
     row: PlanRow
-    first_logit: int
+    last_logit: int
     end: int  # position after the last one computed
 
 
@@ -135,8 +135,8 @@ class Scheduler:
         for seq, num_tokens, _ in picked:
             row = seq.plan_row(num_tokens)
             plan.rows.append(row)
-            scheduled.append(Scheduled(seq, row, num_logits, row.start + num_tokens))
             num_logits += row.num_logits
+            scheduled.append(Scheduled(seq, row, num_logits - 1, row.start + num_tokens))
         return plan, scheduled
 
     def _next_in_line(self) -> list[Sequence]:
@@ -160,7 +160,9 @@ class Scheduler:
                 self._pick_waiting(picked, min(budget, self._prompt_budget))
         else:
             self._pick_whole(picked, ready, is_open)
-        self._note(picked)
+        if not self._gate.is_always_open:
+            had_prompts = any(seq.kv.is_prefilling for seq, _, _ in picked.values())
+            self._gate.note(had_prompts=had_prompts, had_decodes=bool(picked))
         return list(picked.values())
 
     def _pick_whole(self, picked: _Picked, ready: list[Sequence], is_open: bool) -> None:
@@ -170,11 +172,6 @@ class Scheduler:
             self._pick_waiting(picked, self._prompt_budget)
         if not picked:
             self._pick_running(picked, [seq for seq in ready if not seq.kv.is_prefilling])
-
-    def _note(self, picked: _Picked) -> None:
-        if not self._gate.is_always_open:
-            had_prompts = any(seq.kv.is_prefilling for seq, _, _ in picked.values())
-            self._gate.note(had_prompts=had_prompts, had_decodes=bool(picked))
 
     def _ready(self) -> list[Sequence]:
         """The running sequences that can go on, most urgent first."""
@@ -232,10 +229,11 @@ class Scheduler:
                 break
             if not seq.is_ready:
                 kept.append(seq)
-            elif not self._fits_whole(seq, budget, picked) or not self._admit_over_suspended(seq):
+            elif not (self._in_chunks or self._fits_whole(seq, budget, picked)) or not self._admit_over_suspended(seq):
                 break
             else:
-                self._raise_to(level, seq)
+                if level < seq.queue.level:
+                    self._raise_to(level, seq)
                 num_tokens = min(seq.target - seq.kv.num_computed, budget)
                 picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)
                 budget -= num_tokens
@@ -244,14 +242,13 @@ class Scheduler:
 
     def _raise_to(self, level: int, seq: Sequence) -> None:
         """Give an admitted sequence the urgency of the most urgent one that it has overtaken."""
-        if level < seq.queue.level:
-            seq.queue.level = level
-            self._in_order = False
+        seq.queue.level = level
+        self._in_order = False
 
     def _fits_whole(self, seq: Sequence, budget: int, picked: Iterable[int]) -> bool:
         """Whether all missing tokens of `seq` fit into the step. A sequence that is too long for any step begins a step
         of its own."""
-        return self._in_chunks or not picked or seq.target - self.blocks.match_prefix(seq) <= budget
+        return not picked or seq.target - self.blocks.match_prefix(seq) <= budget
 
     def _admit_over_suspended(self, seq: Sequence) -> bool:
         """Admit `seq`, if need be by preempting sequences whose controllers wait, since they might wait for

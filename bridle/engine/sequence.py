@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bridle.engine.plan import PlanRow
-from bridle.engine.request import MaxLength, Request, StoppingCriteria
+from bridle.engine.request import Request
 from bridle.engine.sequence_state import ControlState, DrawState, KvState, OutputState, QueueState, SequenceStatus
 from bridle.outputs import Usage
 from bridle.sampling import SamplingParams
@@ -56,7 +56,6 @@ class Sequence:
     max_len: int  # of tokens, prompt included
     key: int
     stop_ids: frozenset[int] = frozenset()
-    stopping: tuple[StoppingCriteria, ...] = ()
     queue: QueueState = field(init=False)
     kv: KvState = field(default_factory=KvState)
     control: ControlState = field(default_factory=ControlState)
@@ -128,7 +127,6 @@ class Sequence:
     def set_prompt(self, prompt: tuple[int, ...], max_len: int) -> None:
         """Begin with `prompt`; the sequence may grow to `max_len` tokens."""
         self.tokens, self.num_prompt, self.max_len = list(prompt), len(prompt), max_len
-        self.stopping = (MaxLength(max_len), *self.request.stopping)
         scored_from = max(self.sampling.prompt_logprobs_start, 1)  # nothing predicts the first token
         is_scored = self.sampling.prompt_logprobs is not None
         self.output.num_scored = min(scored_from, len(prompt)) if is_scored else len(prompt)
@@ -196,7 +194,6 @@ class Sequence:
             max_len=self.max_len,
             key=fork_key(self.key, self.draws.num_forks, branch),
             stop_ids=self.stop_ids,
-            stopping=self.stopping,
             kv=KvState(num_computed=kv.num_computed, block_hashes=kv.block_hashes.copy(), num_hashed=kv.num_hashed),
             control=ControlState(control.pool, control.max_moves, control.num_moves),
             draws=DrawState(self.draws.num_draws, was_forked=True),

@@ -21,7 +21,8 @@ from bridle.errors import BridleError, ControllerDeadlock, ControllerError, Cont
 from bridle.outputs import Finished, FinishReason, Log, Stored
 from bridle.sampling import MAX_LOGPROBS
 
-_PLAIN = (Branch(),)
+#: How a sequence without a controller goes on.
+PLAIN = (Branch(),)
 Candidates = tuple[tuple[int, float], ...] | None
 
 #: How many times in one step forced tokens may follow forced tokens; further ones wait for the next step.
@@ -288,10 +289,8 @@ class Steering:
     # -- checking ----------------------------------------------------------------------------------------
 
     def branches(self, seq: Sequence) -> tuple[Branch, ...]:
-        """How `seq` goes on from its logits row. There is no branch if it does not go on, because it ended, waits or is
-        late."""
-        if not seq.is_controlled:
-            return _PLAIN
+        """How the controller of `seq` lets it go on from its logits row. There is no branch if it does not go on,
+        because it ended, waits or is late."""
         decision = seq.control.answer
         if decision is None:
             self.miss(seq)

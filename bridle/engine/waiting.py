@@ -58,12 +58,9 @@ class PromptGate:
     def __init__(self, ratio: float = 0.0, max_steps: int = 0) -> None:
         self.ratio = ratio
         self.max_steps = max_steps
+        #: Whether no prompt ever waits, so that nothing need be counted.
+        self.is_always_open = ratio == 0 or max_steps == 0
         self._num_steps = 0  # of decoding alone, in a row
-
-    @property
-    def is_always_open(self) -> bool:
-        """Whether no prompt ever waits, so that nothing need be counted."""
-        return self.ratio == 0 or self.max_steps == 0
 
     def is_open(self, num_queued: int, num_decoding: int) -> bool:
         """Whether queued prompts may be admitted now."""

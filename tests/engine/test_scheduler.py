@@ -59,7 +59,7 @@ class Loop:
         drawing = [item for item in scheduled if item.end == len(item.seq.tokens)]
         batch = SampleBatch(plan.step)
         for item in drawing:
-            batch.rows.append(SampleRow(item.seq.id, item.first_logit + item.row.num_logits - 1, GREEDY))
+            batch.rows.append(SampleRow(item.seq.id, item.last_logit, GREEDY))
         result = self.executor.sample(batch)
         for item, token in zip(drawing, result.tokens, strict=True):
             item.seq.tokens.append(token)
