@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -16,7 +21,10 @@ from bridle.controllers import SequenceView
 from bridle.errors import UnsupportedModel
 from bridle.outputs import RequestOutput
 from lab.doubles.tiny import make_checkpoint
+from tests.http.harness import scripted_model
+from tests.waiting import PATIENCE, until
 
+SHORT = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
 
 
@@ -84,6 +92,76 @@ def test_an_interrupt_ends_what_runs(llm: LLM, run: Callable[[Callable[[], objec
     finished = llm.statistics().finished
     assert finished["cancelled"] >= 1
     assert finished["error"] == 0
+
+
+class Trap:
+    """Sends the main thread what Ctrl-C sends, at one of the lines that a call runs in `bridle.llm`, in any thread."""
+
+    def __init__(self, line: int) -> None:
+        self.num_left = line
+        self.is_sent = threading.Event()
+
+    def trace(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
+        if f"{os.sep}bridle{os.sep}llm{os.sep}" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.num_left -= 1
+            if self.num_left < 0 and not self.is_sent.is_set():
+                self.is_sent.set()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return self.trace
+
+    def spring(self, call: Callable[[], object]) -> None:
+        """Run `call` up to the interrupt, or to its end if that comes first."""
+        before = sys.gettrace()
+        threading.settrace(self.trace)
+        sys.settrace(self.trace)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                call()
+                if self.is_sent.wait(0):
+                    time.sleep(PATIENCE)  # it is on its way
+        finally:
+            sys.settrace(before)
+            threading.settrace(None)  # type: ignore[arg-type]
+
+
+class GoesOn(Controller):
+    """Draws, and from the interrupt on waits for ever: only who cancels it ends it."""
+
+    def __init__(self, is_sent: threading.Event) -> None:
+        self.is_sent = is_sent
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.wait() if self.is_sent.is_set() else Decision.sample()
+
+    def __deepcopy__(self, memo: object) -> GoesOn:
+        return GoesOn(self.is_sent)
+
+
+def say(llm: LLM, controller: Controller) -> object:
+    return llm.session(sampling=SHORT, controller=controller).send("hello")
+
+
+def generate(llm: LLM, controller: Controller) -> object:
+    return llm.generate(["hello", "and", "more"], SHORT, controller=controller)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("run", [in_a_script, in_a_notebook])
+@pytest.mark.parametrize("call", [generate, say])
+def test_an_interrupt_at_any_line_leaves_nothing_running(
+    call: Callable[[LLM, Controller], object], run: Callable[[Callable[[], object]], None]
+) -> None:
+    with LLM(scripted_model()) as llm:
+        engine: Any = llm.model.client
+        for line in range(10_000):
+            trap = Trap(line)
+            trap.spring(lambda trap=trap: run(lambda: call(llm, GoesOn(trap.is_sent))))  # type: ignore[misc]
+            if not trap.is_sent.is_set():
+                break
+            until(lambda: engine.num_live == 0, f"the end of all requests after an interrupt at line {line}")
+        assert line > 50
 
 
 @pytest.mark.parametrize("run", [in_a_script, in_a_notebook])

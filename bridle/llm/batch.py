@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bridle.engine.client import EngineClient, EventStream
 from bridle.errors import Overloaded
@@ -29,22 +30,38 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     own. An interrupt cancels it, and is raised when it has ended."""
     if not in_event_loop():
         return asyncio.run(coroutine)
-    task: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+    there = _Elsewhere(coroutine)
     with ThreadPoolExecutor(1, thread_name_prefix="bridle-llm") as threads:
-        running = threads.submit(asyncio.run, _told(coroutine, task))
-        try:
-            return running.result()
+        try:  # from before anything runs there: an interrupt comes between any two lines
+            return threads.submit(asyncio.run, there.run()).result()
         except BaseException:
-            loop, own = task.result()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
-                loop.call_soon_threadsafe(own.cancel)
+            there.cancel()
             raise
 
 
-async def _told(coroutine: Coroutine[Any, Any, T], task: Future[Any]) -> T:
-    """Run `coroutine`, after publishing its task and loop in `task`."""
-    task.set_result((asyncio.get_running_loop(), asyncio.current_task()))
-    return await coroutine
+class _Elsewhere(Generic[T]):
+    """A coroutine in the event loop of another thread. `cancel` ends it, whether or not it has begun."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._lock = threading.Lock()
+        self._cancel: Callable[[], object] | None = None
+        self._is_cancelled = False
+
+    async def run(self) -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            if self._is_cancelled:
+                task.cancel()
+        return await self._coroutine
+
+    def cancel(self) -> None:
+        with self._lock, contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
+            self._is_cancelled = True
+            if self._cancel is not None:
+                self._cancel()
 
 
 def in_event_loop() -> bool:
@@ -68,8 +85,9 @@ async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector],
     try:
         await asyncio.gather(*lanes)
     finally:
-        for lane in lanes:
+        for lane, (stream, _) in zip(lanes, started, strict=True):
             lane.cancel()
+            stream.cancel()  # a lane that is cancelled before its first line does not
         await asyncio.gather(*lanes, return_exceptions=True)
 
 

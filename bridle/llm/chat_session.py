@@ -71,7 +71,7 @@ class ChatSession:
 
     def send(self, said: str | Sequence[Message]) -> str:
         """Say something, a text or whole messages; gives the content of the answer."""
-        return self.stream(said).read()
+        return self.together([self], [said])[0]
 
     async def send_async(self, said: str | Sequence[Message]) -> str:
         """`send` for an event loop."""

@@ -84,11 +84,15 @@ class TextStream(Reader[str]):
     ) -> None:
         """`on_finish` is told the whole output; `turn` says how a conversation's is read."""
         self._collector = OutputCollector(request, prompt)
-        self._events = client.submit(request)
-        self._base = _Source(self._events, self._collector, on_finish)
         self._deltas = DeltaReader(self._collector, RewindPolicy.HOLD)
         self._turn = None if turn is None else turn.reader()
-        super().__init__(self._base, self._take_text)
+        try:
+            self._events = client.submit(request)
+            self._base = _Source(self._events, self._collector, on_finish)
+            super().__init__(self._base, self._take_text)
+        except KeyboardInterrupt:  # it comes between any two lines, and nobody has the stream yet
+            client.cancel(request.id)
+            raise
 
     @property
     def request(self) -> Request:

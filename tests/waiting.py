@@ -1,0 +1,35 @@
+"""Waiting for what other threads and processes do. How long that takes says nothing: a machine may be slow and busy, so
+tests wait for a condition, and the bound is only there to tell a hang."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+#: Seconds after which what was waited for is not late but missing; less than pytest's own limit for a test.
+PATIENCE = 300.0
+_PAUSE = 0.005
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str = "the condition", seconds: float = PATIENCE) -> T:
+    """Wait until `condition()` holds; gives what it gave. Fails with `what`, and what it gave last."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"{what} did not come true within {seconds:g} seconds: {found!r}")
+        time.sleep(_PAUSE)
+    return found
+
+
+async def until_async(condition: Callable[[], T], what: str = "the condition", seconds: float = PATIENCE) -> T:
+    """The same for what happens in this event loop, or beside it."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"{what} did not come true within {seconds:g} seconds: {found!r}")
+        await asyncio.sleep(_PAUSE)
+    return found
