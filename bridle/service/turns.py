@@ -35,6 +35,7 @@ class Turns:
         self._filled_at = clock()
         self._waiting: OrderedDict[str, deque[Callable[[], object]]] = OrderedDict()
         self._timer: asyncio.Handle | None = None
+        self._is_giving = False  # somebody has a turn
 
     @property
     def num_waiting(self) -> int:
@@ -46,9 +47,11 @@ class Turns:
         self._left -= seconds
 
     def ask(self, user: str, go_on: Callable[[], object]) -> None:
-        """Call `go_on` when it is this user's turn: at once, if time is left in the share and nobody waits."""
-        if not self._waiting and self._has_time():
-            go_on()
+        """Call `go_on` when it is this user's turn: at once, if time is left in the share and nobody waits. Who asks
+        during a turn, for the next one, waits until the loop has done its other work: on a busy machine there is always
+        time left, and turns within turns would not end."""
+        if not self._waiting and not self._is_giving and self._has_time():
+            self._give(go_on)
             return
         self._waiting.setdefault(user, deque()).append(go_on)
         if self._timer is None:
@@ -82,4 +85,11 @@ class Turns:
         if waiting:
             self._waiting[user] = waiting
         self._timer = loop.call_soon(self._next)
-        go_on()
+        self._give(go_on)
+
+    def _give(self, go_on: Callable[[], object]) -> None:
+        self._is_giving = True
+        try:
+            go_on()
+        finally:
+            self._is_giving = False

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.errors import InvalidRequest
-from bridle.service.turns import Turns
+from bridle.service.turns import BURST, Turns
 from bridle.testing.clock import FakeClock as Clock
 
 
@@ -35,6 +35,40 @@ def test_nobody_waits_while_there_is_time() -> None:
     for number in range(3):
         turns.ask("ann", lambda number=number: heard.append(number))  # type: ignore[misc]
     assert heard == [0, 1, 2] and turns.num_waiting == 0
+
+
+@pytest.mark.parametrize("spent", [0.0, BURST + 0.0001], ids=["share left", "share spent"])
+def test_a_turn_ends_before_the_next_and_the_loop_goes_on_between(spent: float) -> None:
+    """Also where time is always left, as on a busy machine, whose clock goes on while next to nothing is charged."""
+    num_turns = 3_000  # more than Python nests calls
+
+    async def main() -> None:
+        clock = Clock()
+        turns = Turns(clock=clock)
+        turns.charge(spent)
+        began: list[int] = []  # with each turn, how often the loop had done other work
+        num_others = num_open = 0
+        is_nested = False
+
+        def go_on() -> None:
+            nonlocal num_open, is_nested
+            is_nested = is_nested or num_open > 0
+            num_open += 1
+            began.append(num_others)
+            clock.advance(1.0)
+            if len(began) < num_turns and not is_nested:
+                turns.ask("ann", go_on)
+            num_open -= 1
+
+        turns.ask("ann", go_on)
+        while len(began) < num_turns and not is_nested:
+            clock.advance(1.0)
+            await asyncio.sleep(0)
+            num_others += 1
+        assert not is_nested
+        assert len(set(began)) > num_turns / 2
+
+    asyncio.run(main())
 
 
 def test_a_hundred_connections_of_one_user_are_one_user() -> None:
