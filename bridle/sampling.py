@@ -23,6 +23,9 @@ MAX_TOKENS_LIMIT = 1 << 31
 MAX_LOGIT_BIAS = 1 << 20
 _MANY_BIASES = 256  # more are packed
 MAX_SEED = 1 << 64
+MAX_BAD_WORDS = 1_024
+MAX_BAD_WORD_TOKENS = 1 << 14  # of all of them together
+MAX_BREAKER_IDS = 1 << 20
 
 
 class LogitBias(Mapping[int, float]):
@@ -97,6 +100,11 @@ def _draw(default: Any, **names: str | None) -> Any:
     return field(default=default, metadata={"meaning": Meaning("draw", True, names)})  # type: ignore[arg-type]
 
 
+def _fixed(default: Any, **names: str | None) -> Any:
+    """A field of draws that holds for the whole output: what follows it keeps a state, or names texts."""
+    return field(default=default, metadata={"meaning": Meaning("draw", False, names)})  # type: ignore[arg-type]
+
+
 def _param(default: Any, part: Part = "output", **names: str | None) -> Any:
     return field(default=default, metadata={"meaning": Meaning(part, False, names)})  # type: ignore[arg-type]
 
@@ -113,6 +121,15 @@ class SamplingParams:
     before temperature. `prompt_logprobs` does the same for the tokens of the prompt, from `prompt_logprobs_start` on:
     what comes before need not be computed if it is cached. `seed` None draws one at
     admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none.
+
+    Further samplers, each off by default, by llama.cpp's names; `bridle.model.sampling` has their definitions:
+    `top_n_sigma` (arXiv 2411.07641), `xtc_probability` and `xtc_threshold` (XTC), `dynatemp_range` and
+    `dynatemp_exponent` (a temperature that follows the entropy), `mirostat` 2 with `mirostat_tau` and `mirostat_eta`
+    (arXiv 2007.14966), `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n` (-1: all tokens) and
+    `dry_sequence_breakers` (DRY). At temperature 0 only DRY counts, since the others choose what may be drawn.
+
+    `bad_words` are never completed, by whichever of two spellings: alone and after a space (vLLM).
+    Whoever builds a request turns texts to tokens: `dry_breaker_ids` and `bad_words_ids` are theirs.
     """
 
     n: int = _param(1, tgi="best_of", lmtp=None)
@@ -138,6 +155,22 @@ class SamplingParams:
     prompt_logprobs_start: int = _param(0, openai=None, tgi=None, lmtp=None)
     skip_special_tokens: bool = _param(True, tgi=None)
     watermark: Watermark | None = field(default=None, metadata={"meaning": Meaning("draw")})
+    top_n_sigma: float = _fixed(0.0)
+    xtc_probability: float = _fixed(0.0)
+    xtc_threshold: float = _fixed(0.1)
+    dynatemp_range: float = _fixed(0.0)
+    dynatemp_exponent: float = _fixed(1.0)
+    mirostat: int = _fixed(0)
+    mirostat_tau: float = _fixed(5.0)
+    mirostat_eta: float = _fixed(0.1)
+    dry_multiplier: float = _fixed(0.0)
+    dry_base: float = _fixed(1.75)
+    dry_allowed_length: int = _fixed(2)
+    dry_penalty_last_n: int = _fixed(-1)
+    dry_sequence_breakers: tuple[str, ...] = _param(("\n", ":", '"', "*"))
+    dry_breaker_ids: tuple[int, ...] = _fixed((), openai=None, tgi=None, lmtp=None)
+    bad_words: tuple[str, ...] = _param(())
+    bad_words_ids: tuple[tuple[int, ...], ...] = _param((), openai=None, tgi=None, lmtp=None)
 
     def __post_init__(self) -> None:
         _freeze_collections(self)
@@ -157,8 +190,11 @@ class SamplingParams:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})", "min_tokens"
             )
+        if self.mirostat == 1:
+            raise InvalidRequest("mirostat is 1; only 2 (Mirostat 2.0) and 0 (off) are known", "mirostat")
         _check_stop(self)
         _check_bias(self.logit_bias)
+        _check_lists(self)
 
     @property
     def is_greedy(self) -> bool:
@@ -167,6 +203,14 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def has_dry(self) -> bool:
+        return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
+
+    @property
+    def has_mirostat(self) -> bool:
+        return self.mirostat == 2 and not self.is_greedy
 
     def with_(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated again."""
@@ -189,6 +233,9 @@ _INT_RANGES = (
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs_start", 0, MAX_TOKENS_LIMIT),
+    ("mirostat", 0, 2),
+    ("dry_allowed_length", 0, MAX_TOKENS_LIMIT),
+    ("dry_penalty_last_n", -1, MAX_TOKENS_LIMIT),
 )
 _OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs"})
 _TINY = math.ulp(0.0)
@@ -200,6 +247,15 @@ _FLOAT_RANGES = (
     ("repetition_penalty", 0.01, 100.0),
     ("presence_penalty", -100.0, 100.0),
     ("frequency_penalty", -100.0, 100.0),
+    ("top_n_sigma", -1.0, 1_000.0),
+    ("xtc_probability", 0.0, 1.0),
+    ("xtc_threshold", _TINY, 1.0),
+    ("dynatemp_range", 0.0, 100.0),
+    ("dynatemp_exponent", 0.0, 100.0),
+    ("mirostat_tau", 0.0, 100.0),
+    ("mirostat_eta", 0.0, 100.0),
+    ("dry_multiplier", 0.0, 1_000.0),
+    ("dry_base", 1.0, 100.0),
 )
 
 
@@ -207,7 +263,12 @@ def _freeze_collections(params: SamplingParams) -> None:
     given: object = params.stop  # callers may pass one string, a list or None
     stop = (given,) if isinstance(given, str) else tuple(params.stop or ())
     object.__setattr__(params, "stop", stop)
-    object.__setattr__(params, "stop_token_ids", tuple(params.stop_token_ids or ()))
+    for name in _TEXTS:
+        texts: object = getattr(params, name)
+        object.__setattr__(params, name, (texts,) if isinstance(texts, str) else tuple(texts or ()))  # type: ignore[arg-type]
+    for name in ("stop_token_ids", "dry_breaker_ids"):
+        object.__setattr__(params, name, tuple(getattr(params, name) or ()))
+    object.__setattr__(params, "bad_words_ids", tuple(map(tuple, params.bad_words_ids or ())))
     bias = params.logit_bias or {}
     if not isinstance(bias, LogitBias):
         bias = LogitBias.of(bias) if _MANY_BIASES < len(bias) <= MAX_LOGIT_BIAS else dict(bias)
@@ -257,6 +318,34 @@ def _check_stop(params: SamplingParams) -> None:
         )
     for token in params.stop_token_ids:
         _check_int("stop_token_ids", token, 0, MAX_TOKENS_LIMIT)
+
+
+#: Lists of texts, with the most entries and the most characters of an entry.
+_TEXTS = {"dry_sequence_breakers": (MAX_STOP_STRINGS, 64), "bad_words": (MAX_BAD_WORDS, MAX_STOP_STRING_CHARS)}
+
+
+def _check_lists(params: SamplingParams) -> None:
+    for name, (most, most_chars) in _TEXTS.items():
+        texts = getattr(params, name)
+        if len(texts) > most:
+            raise InvalidRequest(f"{name} has {len(texts)} entries; at most {most}", name)
+        for text in texts:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequest(f"{name} holds {text!r}; every entry must be a non-empty string", name)
+            if len(text) > most_chars:
+                raise InvalidRequest(f"{name} has an entry of {len(text)} characters; at most {most_chars}", name)
+    if len(params.dry_breaker_ids) > MAX_BREAKER_IDS:
+        raise InvalidRequest(
+            f"dry_breaker_ids has {len(params.dry_breaker_ids)} ids; at most {MAX_BREAKER_IDS}", "dry_breaker_ids"
+        )
+    num_tokens = sum(map(len, params.bad_words_ids))
+    if num_tokens > MAX_BAD_WORD_TOKENS:
+        raise InvalidRequest(f"bad_words has {num_tokens} tokens; at most {MAX_BAD_WORD_TOKENS} together", "bad_words")
+    for word in params.bad_words_ids:
+        if not word:
+            raise InvalidRequest("bad_words_ids holds an empty list; every entry needs a token", "bad_words_ids")
+        for token in word:
+            _check_int("bad_words_ids", token, 0, MAX_TOKENS_LIMIT)
 
 
 def _check_bias(bias: Mapping[int, float]) -> None:

@@ -12,15 +12,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.replica_messages import frame, pack_request, read_by_replica
 from bridle.cluster.samplings import decode_sampling, encode_sampling
+from bridle.http.openai.derived import derived_fields
 from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.tgi.schemas import Parameters
 from bridle.lmtp.messages import Generate
-from bridle.lmtp.server.requests import OPTIONS
+from bridle.lmtp.server.requests import OPTIONS, options_of
 from bridle.sampling import (
     OVERRIDABLE,
     SENT_WITH_DRAWS,
@@ -60,6 +62,22 @@ OTHER: Mapping[str, Any] = {
     "prompt_logprobs_start": 1,
     "skip_special_tokens": False,
     "watermark": Watermark(0.25, 3.0),
+    "top_n_sigma": 1.5,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.25,
+    "dynatemp_range": 0.5,
+    "dynatemp_exponent": 2.0,
+    "mirostat": 2,
+    "mirostat_tau": 3.0,
+    "mirostat_eta": 0.25,
+    "dry_multiplier": 0.75,
+    "dry_base": 2.0,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": 64,
+    "dry_sequence_breakers": (";",),
+    "dry_breaker_ids": (4, 9),
+    "bad_words": ("no",),
+    "bad_words_ids": ((4, 9), (3,)),
 }
 NAMES = [each.name for each in fields(SamplingParams)]
 
@@ -141,13 +159,22 @@ def test_controllers_may_change_draws_alone() -> None:
     assert set(listed) == OVERRIDABLE
 
 
+@dataclass(frozen=True, slots=True)
+class More(SamplingParams):
+    top_a: float = _draw(0.0)
+
+
+def test_a_new_field_travels() -> None:
+    """Whoever adds one writes it once: bodies, GENERATE and replicas derive it."""
+    for api in ("openai", "tgi"):
+        body = derived_fields(api, More).model_validate({"top_a": 0.5})
+        assert getattr(body, "top_a") == 0.5  # noqa: B009 -- derived
+    assert "top_a" in fields_on("lmtp", More) and "top_a" in options_of(More)
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(More(top_a=0.5)), type=More)
+    assert back.top_a == 0.5
+
+
 def test_a_new_field_is_missed() -> None:
-    """Whoever adds one hears from every API and every wire that does not know it."""
-
-    @dataclass(frozen=True, slots=True)
-    class More(SamplingParams):
-        top_a: float = _draw(0.0)
-
-    assert [missing(api, More) for api in ("openai", "tgi", "lmtp")] == [{"top_a"}] * 3
+    """What is written by hand hears of it: the protocol of shards."""
+    assert missing("openai", More) == missing("tgi", More) == {"top_a"}
     assert unsent(More) == {"top_a"}
-    assert "top_a" in fields_on("lmtp", More)

@@ -6,14 +6,16 @@ ways in.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
 from bridle.cli.sizes import byte_size, count
 from bridle.config import DType, EngineConfig, ModelConfig, Quantization
-from bridle.sampling import SamplingParams
+from bridle.errors import InvalidRequest
+from bridle.sampling import SamplingParams, meanings
 
 MODEL = Group("Model", sort_key=10)
 BATCHING = Group("Batching", sort_key=20)
@@ -172,15 +174,34 @@ class SamplingOptions:
     "The same seed gives the same text."
     stop: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Text that ends the output; may be given several times."
+    sampling: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "Any other sampling parameter as NAME=VALUE, such as `dry_multiplier=0.8`; may be given several times."
 
     def to_params(self) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
-            stop=self.stop,
-        )
+        return SamplingParams(**self._own() | _further(self.sampling))
+
+    def _own(self) -> dict[str, Any]:
+        return {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "seed": self.seed,
+            "stop": self.stop,
+        }
+
+
+def _further(given: tuple[str, ...]) -> dict[str, Any]:
+    """Sampling parameters by name. A value is JSON, or else a text as it stands."""
+    found: dict[str, Any] = {}
+    for item in given:
+        name, sign, value = item.partition("=")
+        if not sign or name not in meanings():
+            raise InvalidRequest(f"--sampling is {item!r}; must be NAME=VALUE with a sampling parameter", "sampling")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 
@@ -30,6 +31,8 @@ def encode_batch(batch: SampleBatch, names: SamplingNames) -> pb.Batch:
         message.num_bias.extend([len(row.bias) for row in rows])
         message.bias_tokens.extend([token for row in rows for token, _ in row.bias])
         message.bias_values.extend([value for row in rows for _, value in row.bias])
+    if any(row.mu is not None for row in rows):
+        message.mus.extend([math.nan if row.mu is None else row.mu for row in rows])
     if batch.scores:
         _add_scores(message, batch.scores)
     return message
@@ -66,6 +69,7 @@ def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
         message.draws,
         _masks(message, num_rows, what),
         _biases(message, num_rows, what),
+        _mus(message, num_rows, what),
     )
     return SampleBatch(message.step, list(rows), _scores(message, what))
 
@@ -84,6 +88,13 @@ def _biases(message: pb.Batch, num_rows: int, what: str) -> Sequence[tuple[tuple
     check_lengths(what, num_rows, message.num_bias)
     check_lengths(what, len(message.bias_tokens), message.bias_values)
     return shares(zip(message.bias_tokens, message.bias_values, strict=True), message.num_bias, what)
+
+
+def _mus(message: pb.Batch, num_rows: int, what: str) -> Sequence[float | None]:
+    if not message.mus:
+        return [None] * num_rows
+    check_lengths(what, num_rows, message.mus)
+    return [None if math.isnan(mu) else mu for mu in message.mus]
 
 
 def _scores(message: pb.Batch, what: str) -> list[ScoreRun]:

@@ -14,7 +14,7 @@ from bridle.outputs import Logprob
 
 def encode_result(result: StepResult) -> pb.Result:
     """The result in columns."""
-    message = pb.Result(step=result.step, tokens=result.tokens)
+    message = pb.Result(step=result.step, tokens=result.tokens, mus=result.mus)
     told = [(number, logprob) for number, logprob in enumerate(result.logprobs) if logprob is not None]
     if told:
         message.logprob_rows.extend([number for number, _ in told])
@@ -50,7 +50,7 @@ def decode_result(message: pb.Result) -> StepResult:
     scores: list[list[Logprob]] = []
     if message.num_scores:
         scores = [list(run) for run in shares(_decode_logprobs(message.scores, what), message.num_scores, what)]
-    return StepResult(message.step, tokens, logprobs, scores)
+    return StepResult(message.step, tokens, logprobs, scores, list(message.mus))
 
 
 def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> StepResult:
@@ -59,6 +59,8 @@ def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> Ste
     check_lengths(what, len(batch.rows), tokens)
     if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:
         raise ProtocolError(f"{what}: the tokens {min(tokens)} to {max(tokens)} came of a vocabulary of {vocab_size}")
+    if result.mus:
+        check_lengths(what, len(batch.rows), result.mus)
     check_lengths(what, len(batch.scores), result.scores)
     for run, scores in zip(batch.scores, result.scores, strict=True):
         check_lengths(what, len(run.tokens), scores)

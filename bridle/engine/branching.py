@@ -7,6 +7,7 @@ before sampling and may create sequences, `commit` applies the results, and `und
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Vectors
@@ -22,6 +23,8 @@ from bridle.engine.steering import PLAIN, Steering
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
+
+Tokens = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
@@ -159,7 +162,8 @@ class Branching:
                 splice = draw.branch.splices[0]
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
             else:
-                self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row])
+                mu = result.mus[draw.row] if result.mus else None
+                self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu)
 
     def _settle(self, item: Scheduled, scores: list[Logprob]) -> None:
         if not item.seq.output.prompt_sent and item.end >= item.seq.num_prompt:
@@ -168,7 +172,7 @@ class Branching:
             self._progress.add_scores(item.seq, scores)
             self._progress.settle(item.seq)
 
-    def _accept(self, draw: Draw, token: int, logprob: Logprob | None) -> None:
+    def _accept(self, draw: Draw, token: int, logprob: Logprob | None, mu: float | None = None) -> None:
         """Apply a drawn token to its branch: the token enters the sequence, or a splice replaces it."""
         seq = draw.seq
         if token < 0:
@@ -183,6 +187,8 @@ class Branching:
             self._progress.count_replaced(seq)
             self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token, candidates)
             return
+        if mu is not None and draw_has_mirostat(seq, draw.branch):
+            seq.draws.mus.append((len(seq.tokens) + 1, mu))
         ended = self._progress.append(seq, token, logprob, forced=False)
         if seq.control.pool is None:
             return
@@ -219,7 +225,25 @@ def _sample_row(owner: Sequence, source: Sequence, branch: Branch, logits_index:
         sampling = _with_candidates(sampling, branch.top_logprobs)
     if own.min_tokens and owner.num_generated < own.min_tokens:
         bias = (*bias, *((token, -float("inf")) for token in sorted(owner.stop_ids)))
-    return SampleRow(source.id, logits_index, sampling, owner.key, owner.draws.num_draws, branch.mask, bias)
+    if own.bad_words_ids:
+        bias = (*bias, *completing(own.bad_words_ids, owner.tokens, owner.num_generated))
+    mu = owner.draws.mus[-1][1] if owner.draws.mus else None
+    return SampleRow(source.id, logits_index, sampling, owner.key, owner.draws.num_draws, branch.mask, bias, mu)
+
+
+def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:
+    """Whether Mirostat had a part in the draw of a branch."""
+    return (branch.sampling or seq.sampling).has_mirostat
+
+
+def completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tuple[int, float]]:
+    """Biases that forbid the last token of each of `words` whose other tokens the output ends in."""
+    last = len(tokens)
+    return [
+        (word[-1], -math.inf)
+        for word in words
+        if len(word) - 1 <= num_generated and tuple(tokens[last - len(word) + 1 :]) == word[:-1]
+    ]
 
 
 def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:

@@ -88,6 +88,7 @@ class SampleRow:
     `seq_id` names the mirror whose tokens the penalties use: for a fresh fork its parent's. `mask` is a bit row (bit i
     of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token, addend) pairs,
     -inf forbids; it comes on top of `sampling.logit_bias`. The random number is a pure function of (`key`, `draw`).
+    `mu` is the state of Mirostat after the sequence's last draw, None before the first.
     """
 
     seq_id: int
@@ -97,6 +98,7 @@ class SampleRow:
     draw: int = 0
     mask: bytes | None = None
     bias: tuple[tuple[int, float], ...] = ()
+    mu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +128,12 @@ class StepResult:
     """The results of step `step`, in the order of the `SampleBatch`.
 
     `tokens[i]` answers `rows[i]`; -1 means that nothing could be drawn (the mask and bias left no token). `logprobs[i]`
-    is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch.
+    is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch. `mus[i]` is Mirostat's
+    state after the draw of `rows[i]`; there are none if no row uses it.
     """
 
     step: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob | None] = field(default_factory=list)
     scores: list[list[Logprob]] = field(default_factory=list)
+    mus: list[float] = field(default_factory=list)

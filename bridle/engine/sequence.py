@@ -122,6 +122,8 @@ class Sequence:
         self.num_prompt = min(self.num_prompt, num_tokens)
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, num_tokens)
         self.output.num_scored = min(self.output.num_scored, num_tokens)
+        while self.draws.mus and self.draws.mus[-1][0] > num_tokens:
+            self.draws.mus.pop()
         self.clamp_computed()
 
     def set_prompt(self, prompt: tuple[int, ...], max_len: int) -> None:
@@ -196,7 +198,7 @@ class Sequence:
             stop_ids=self.stop_ids,
             kv=KvState(num_computed=kv.num_computed, block_hashes=kv.block_hashes.copy(), num_hashed=kv.num_hashed),
             control=ControlState(control.pool, control.max_moves, control.num_moves),
-            draws=DrawState(self.draws.num_draws, was_forked=True),
+            draws=DrawState(self.draws.num_draws, mus=self.draws.mus.copy(), was_forked=True),
             output=OutputState(
                 output.text.copy() if output.text else None,
                 num_scored=len(self.tokens),

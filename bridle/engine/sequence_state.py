@@ -95,10 +95,13 @@ class ControlState:
 
 @dataclass(slots=True)
 class DrawState:
-    """How many random numbers were drawn, and how many forks there were. Written by `Branching`."""
+    """How many random numbers were drawn, and how many forks there were. Written by `Branching`.
+
+    `mus` are the states of Mirostat, each with the number of tokens that the sequence had by then."""
 
     num_draws: int = 0
     num_forks: int = 0
+    mus: list[tuple[int, float]] = field(default_factory=list)
     was_forked: bool = False  # the request's own n outputs exist
 
 

@@ -1,7 +1,8 @@
 """Logits to tokens: the standard sampler of every torch backend.
 
-Per row, in this order: gather (a copy), logit bias, mask, penalties, watermark, temperature, top-k, top-p, min-p,
-typical-p, draw. Log-probabilities are those of the raw row, or of the row after bias and mask. The arrays of a step are
+Per row, in this order: gather (a copy), logit bias, mask, penalties, DRY, watermark, top-n-sigma, temperature, top-k,
+top-p, min-p, typical-p, XTC, draw; with Mirostat, it takes the place of all from top-k to XTC.
+Log-probabilities are those of the raw row, or of the row after bias and mask. The arrays of a step are
 rebuilt from its rows, so a request may change its parameters from one token to the next, and operations that no row
 asks for are skipped. The sampler knows nothing of KV, blocks or text.
 
@@ -17,15 +18,19 @@ import torch
 
 from bridle.engine.interfaces import HistoryLookup
 from bridle.engine.plan import SampleBatch, SampleRow, StepResult
+from bridle.model.sampling.cuts import cut_sigma, dynamic_temperatures, exclude_top
 from bridle.model.sampling.draw import draw
-from bridle.model.sampling.filters import apply_filters
+from bridle.model.sampling.dry import Dry
+from bridle.model.sampling.filters import apply_filters, on_rows
 from bridle.model.sampling.logprobs import describe, parts, score
+from bridle.model.sampling.mirostat import cut_surprising, next_mus
 from bridle.model.sampling.penalties import Histories
 from bridle.model.sampling.rows import BiasTable, apply_masks, gather, pick
 from bridle.model.sampling.uniform import uniforms
 from bridle.model.sampling.watermark import apply_watermarks
 from bridle.model.uploads import upload, upload_list
 from bridle.outputs import Logprob
+from bridle.sampling import SamplingParams
 
 #: The token of a row from which nothing can be drawn.
 NOTHING = -1
@@ -43,6 +48,7 @@ class StandardSampler:
         self._max_elements = max_elements
         self._biases = BiasTable()
         self._histories = Histories()
+        self._dry = Dry()
 
     @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
@@ -50,33 +56,40 @@ class StandardSampler:
         no token, or whose logits are not numbers, answers -1 and no log-probability."""
         limit = self._max_elements or _MAX_ELEMENTS.get(logits.device.type, _MAX_ELEMENTS["cuda"])
         result = StepResult(batch.step)
+        mus: dict[int, float] = {}
         for rows in parts(batch.rows, logits.shape[-1], limit):
-            tokens, processed = self._tokens(logits, rows, history)
+            tokens, processed, moved = self._tokens(logits, rows, history)
+            mus |= {len(result.tokens) + i: mu for i, mu in moved.items()}
             result.tokens += tokens
             result.logprobs += _logprobs(logits, rows, tokens, processed)
         result.scores = score(logits, batch.scores, limit)
+        result.mus = [mus.get(i, 0.0) for i in range(len(batch.rows))] if mus else []
         return result
 
     def _tokens(
         self, logits: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup
-    ) -> tuple[list[int], _Processed]:
-        """Tokens of `rows`, and copies of the rows whose processed log-probabilities are wanted."""
+    ) -> tuple[list[int], _Processed, dict[int, float]]:
+        """Tokens of `rows`, copies of the rows whose processed log-probabilities are wanted, and the states of Mirostat
+        after the draw."""
         indices = [row.logits_index for row in rows]
         if all(_is_plain_greedy(row) for row in rows):
             best, token = pick(logits, indices).max(dim=-1)  # the first of equals
-            return torch.where(best.isfinite(), token, NOTHING).tolist(), {}
+            return torch.where(best.isfinite(), token, NOTHING).tolist(), {}, {}
         work = gather(logits, indices)  # [len(rows), W]
         self._biases.apply(work, rows, logits.shape[-1])
         apply_masks(work, rows)
         processed = {i: work[i].clone() for i, row in enumerate(rows) if _wants_processed(row)}
         self._histories.apply(work, rows, history, logits.shape[-1])
+        self._dry.apply(work, rows, history, self._histories, logits.shape[-1])
         apply_watermarks(work, rows, history, logits.shape[-1])
         best, token = work.max(dim=-1)
         drawn = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
+        mus: dict[int, float] = {}
         if drawn:
             index = upload_list(drawn, torch.int64, work.device)
-            token[index] = _draw(work[index], best[index], [rows[i] for i in drawn])
-        return torch.where(best.isfinite(), token, NOTHING).tolist(), processed
+            token[index], moved = _draw(work[index], best[index], [rows[i] for i in drawn])
+            mus = {drawn[slot]: mu for slot, mu in moved.items()}
+        return torch.where(best.isfinite(), token, NOTHING).tolist(), processed, mus
 
 
 _Processed = dict[int, torch.Tensor]
@@ -84,7 +97,9 @@ _Processed = dict[int, torch.Tensor]
 
 def _is_plain_greedy(row: SampleRow) -> bool:
     sampling = row.sampling
-    return sampling.is_greedy and not (_is_changed(row) or sampling.has_penalties or sampling.watermark is not None)
+    return sampling.is_greedy and not (
+        _is_changed(row) or sampling.has_penalties or sampling.has_dry or sampling.watermark is not None
+    )
 
 
 def _is_changed(row: SampleRow) -> bool:
@@ -97,16 +112,51 @@ def _wants_processed(row: SampleRow) -> bool:
     return sampling.logprobs is not None and sampling.logprobs_mode == "processed" and _is_changed(row)
 
 
-def _draw(work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """Tokens [R] drawn from logits `work` [R, W], which is used up; `best` [R] are its largest values."""
+def _draw(work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[torch.Tensor, dict[int, float]]:
+    """Tokens [R] drawn from logits `work` [R, W], which is used up, and the next states of Mirostat by row; `best` [R]
+    are the largest logits."""
     params = [row.sampling for row in rows]
     work -= best.unsqueeze(1)
-    if any(p.temperature != 1.0 for p in params):
-        temperature = upload_list([[p.temperature] for p in params], torch.float32, work.device)
-        work /= temperature.clamp_(min=_SMALLEST_TEMPERATURE)
-    apply_filters(work, params)
+    cut = [i for i, p in enumerate(params) if p.top_n_sigma > 0.0]
+    on_rows(work, cut, lambda x, some: cut_sigma(x, [params[i] for i in some]))
+    if any(p.temperature != 1.0 or p.dynatemp_range for p in params):
+        work /= _temperatures(work, params).clamp_(min=_SMALLEST_TEMPERATURE)
+    surprised = [i for i, p in enumerate(params) if p.has_mirostat]
+    apply_filters(work, [_WITHOUT if p.has_mirostat else p for p in params] if surprised else params)
+    _exclude_top(work, rows)
+    on_rows(work, surprised, lambda x, some: cut_surprising(x, [rows[i] for i in some]))
     uniform = uniforms([row.key for row in rows], [row.draw for row in rows])
-    return draw(work, upload(uniform, work.device))
+    token = draw(work, upload(uniform, work.device))
+    if not surprised:
+        return token, {}
+    index = upload_list(surprised, torch.int64, work.device)
+    moved = next_mus(work[index], token[index], [rows[i] for i in surprised])
+    return token, dict(zip(surprised, moved, strict=True))
+
+
+#: The filters of a row that has Mirostat: none.
+_WITHOUT = SamplingParams()
+#: Makes of a row's key the one of the number that decides about XTC, so that the draw itself stays as it is.
+_XTC_KEY = 0x5854_4321_C0FF_EE11
+
+
+def _temperatures(work: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """The temperature of each row of `work` [R, W]: float32 [R, 1]."""
+    given = upload_list([[p.temperature] for p in params], torch.float32, work.device)
+    moving = [i for i, p in enumerate(params) if p.dynatemp_range]
+    if moving:
+        index = upload_list(moving, torch.int64, work.device)
+        given[index] = dynamic_temperatures(work[index], [params[i] for i in moving])
+    return given
+
+
+def _exclude_top(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    asked = [i for i, row in enumerate(rows) if row.sampling.xtc_probability and not row.sampling.has_mirostat]
+    if not asked:
+        return
+    chances = uniforms([rows[i].key ^ _XTC_KEY for i in asked], [rows[i].draw for i in asked])
+    struck = [i for i, chance in zip(asked, chances, strict=True) if chance < rows[i].sampling.xtc_probability]
+    on_rows(work, struck, lambda x, some: exclude_top(x, [rows[i].sampling for i in some]))
 
 
 def _logprobs(

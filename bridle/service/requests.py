@@ -18,6 +18,7 @@ from bridle.engine.request import Request
 from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.sampling import LogitBias, SamplingParams
 from bridle.service.terms import DEFAULT_TERMS, Terms
+from bridle.service.words import with_tokens
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -76,6 +77,7 @@ def build_request(
     """
     tokens = encode_prompt(model, prompt, add_special_tokens)
     check_sampling(model, sampling)
+    sampling = with_tokens(model, sampling)
     steering = _steering(controller, constraint)
     return make_request(model, tokens, sampling, steering, stopping, detokenize=detokenize, **options)
 
@@ -284,8 +286,11 @@ def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
         _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, vocab_size)
     if ends:
         _check_ids("stop_token_ids", ends, vocab_size)
-    for text in sampling.stop:
-        check_unicode(text, "stop")
+    for word in sampling.bad_words_ids:
+        _check_ids("bad_words_ids", word, vocab_size)
+    for name in ("stop", "bad_words", "dry_sequence_breakers"):
+        for text in getattr(sampling, name):
+            check_unicode(text, name)
 
 
 def _check_ids(param: str, tokens: Collection[int], vocab_size: int) -> None:

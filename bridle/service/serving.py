@@ -32,6 +32,7 @@ from bridle.service.slot import Slot
 from bridle.service.steering import PLAIN, Steering, steering_of
 from bridle.service.story import Story, Tracing
 from bridle.service.terms import make_terms
+from bridle.service.words import has_texts, with_tokens
 
 if TYPE_CHECKING:
     from bridle.constraints.spec import Constraint
@@ -210,6 +211,8 @@ class Serving:
             async with story.terms.bounded("its constraint was compiled"):
                 await model.try_constraint(steering.constraint)
         check_sampling(model, sampling)
+        if has_texts(sampling):
+            sampling = await model.in_text_thread(with_tokens, model, sampling)
         num_copies = sampling.n if apart or steering.controller is not None else 1
         if num_copies > 1:
             sampling = sampling.with_(n=1)

@@ -1,12 +1,14 @@
 """Logits to tokens for one row at a time, in plain numpy: small enough to be checked by reading.
 
-Order: raw log-probabilities, bias, mask, processed log-probabilities, penalties, temperature, top-k, top-p,
-min-p, typical-p, draw. Ties go to the lower token id everywhere. A row is sampled alone, so neighbors cannot
+Order: raw log-probabilities, bias, mask, processed log-probabilities, penalties, DRY, top-n-sigma, temperature, top-k,
+top-p, min-p, typical-p, XTC, draw; Mirostat takes the place of all from top-k to XTC. Ties
+go to the lower token id everywhere. A row is sampled alone, so neighbors cannot
 matter.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,15 +26,24 @@ def sample_row(logits: Logits, row: SampleRow, history: Sequence[int], num_promp
     steered = _steer(logits, row)
     if not np.any(np.isfinite(steered)):
         return -1, None
-    scores = _penalize(steered, sampling, history, num_prompt)
+    scores = _dry(_penalize(steered, sampling, history, num_prompt), sampling, history)
     if sampling.is_greedy:
         token = int(np.argmax(scores))
     else:
-        token = _draw(_keep(scores / sampling.temperature, sampling), uniform(row.key, row.draw))
+        token = _draw(distribution(scores, row), uniform(row.key, row.draw))
     if sampling.logprobs is None:
         return token, None
     reported = logits if sampling.logprobs_mode == "raw" else steered
     return token, logprob_of(reported, token, sampling.logprobs)
+
+
+def next_mu(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int, token: int) -> float:
+    """Mirostat's state after `token` was drawn from `logits` under `row`."""
+    sampling = row.sampling
+    scores = _dry(_penalize(_steer(logits, row), sampling, history, num_prompt), sampling, history)
+    probs = distribution(scores, row)
+    surprise = -math.log2(probs[token] / probs.sum())
+    return _mu(row) - sampling.mirostat_eta * (surprise - sampling.mirostat_tau)
 
 
 def logprob_of(logits: Logits, token: int, num_top: int) -> Logprob:
@@ -72,6 +83,82 @@ def _penalize(logits: Logits, sampling: SamplingParams, history: Sequence[int], 
     for token in set(output):
         out[token] -= sampling.presence_penalty + sampling.frequency_penalty * output.count(token)
     return out
+
+
+def _dry(logits: Logits, sampling: SamplingParams, history: Sequence[int]) -> Logits:
+    """Each token loses by the longest repetition that it goes on with."""
+    if not sampling.has_dry:
+        return logits
+    breakers = set(sampling.dry_breaker_ids)
+    tokens = list(history) if sampling.dry_penalty_last_n < 0 else list(history)[-sampling.dry_penalty_last_n :]
+    longest: dict[int, int] = {}
+    for place, following in enumerate(tokens[1:]):
+        length = 0
+        while length < 50 and place - length >= 0 and tokens[place - length] == tokens[-1 - length]:
+            if tokens[place - length] in breakers:
+                break
+            length += 1
+        if length and following not in breakers:
+            longest[following] = max(longest.get(following, 0), length)
+    out = logits.copy()
+    for token, length in longest.items():
+        if length >= sampling.dry_allowed_length:
+            excess = length - sampling.dry_allowed_length
+            out[token] -= min(sampling.dry_multiplier * sampling.dry_base**excess, 1e30)
+    return out
+
+
+def distribution(scores: Logits, row: SampleRow) -> NDArray[np.float64]:
+    """Probabilities [V] that a draw from `scores` has, not normalized."""
+    sampling = row.sampling
+    scores = _within_sigma(scores, sampling)
+    scores = scores / _temperature(scores, sampling)
+    if sampling.has_mirostat:
+        return _unsurprising(np.exp(scores - scores.max()), _mu(row))
+    probs = _keep(scores, sampling)
+    if uniform(row.key ^ 0x5854_4321_C0FF_EE11, row.draw) < sampling.xtc_probability:
+        probs = _exclude_top(probs, scores, sampling.xtc_threshold)
+    return probs
+
+
+def _within_sigma(scores: Logits, sampling: SamplingParams) -> Logits:
+    if sampling.top_n_sigma <= 0.0:
+        return scores
+    sigma = float(np.std(scores[np.isfinite(scores)]))
+    out: Logits = np.where(scores >= scores.max() - sampling.top_n_sigma * sigma, scores, -np.inf)
+    return out
+
+
+def _temperature(scores: Logits, sampling: SamplingParams) -> float:
+    if not sampling.dynatemp_range:
+        return sampling.temperature
+    probs = np.exp(scores[np.isfinite(scores)] - scores.max())
+    probs = probs[probs > 0] / probs.sum()
+    entropy = -float((probs * np.log(probs)).sum())
+    share = entropy / math.log(max(int(np.isfinite(scores).sum()), 2))
+    low = max(sampling.temperature - sampling.dynatemp_range, 0.0)
+    high = sampling.temperature + sampling.dynatemp_range
+    power: float = min(max(share, 0.0), 1.0) ** sampling.dynatemp_exponent
+    return max(low + (high - low) * power, 1e-30)
+
+
+def _exclude_top(probs: NDArray[np.float64], scores: Logits, threshold: float) -> NDArray[np.float64]:
+    top = [int(i) for i in _descending(scores) if probs[i] > 0 and probs[i] >= threshold * probs.sum()]
+    kept = probs.copy()
+    kept[top[:-1]] = 0.0
+    return kept
+
+
+def _mu(row: SampleRow) -> float:
+    return 2.0 * row.sampling.mirostat_tau if row.mu is None else row.mu
+
+
+def _unsurprising(probs: NDArray[np.float64], mu: float) -> NDArray[np.float64]:
+    surprise = -np.log2(probs / probs.sum(), where=probs > 0, out=np.full_like(probs, -np.inf))
+    kept = np.where((probs > 0) & (surprise <= mu), probs, 0.0)
+    best = int(np.argmax(probs))
+    kept[best] = probs[best]
+    return kept
 
 
 def _keep(scores: Logits, sampling: SamplingParams) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ from bridle.testing.device import PlayedDevice
 from bridle.testing.kv import Contents, PagedKV, SequenceKV
 from bridle.testing.logits import Logits, NextToken, ScriptedModel
 from bridle.testing.mirror import Mirror, Mirrors, check_plan, check_writes, require
-from bridle.testing.sampler import logprob_of, sample_row
+from bridle.testing.sampler import logprob_of, next_mu, sample_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,9 @@ class ScriptedExecutor:
             self._is_sampled = True
             drawn = [self._draw(row) for row in batch.rows]
             scores = [self._score(run) for run in batch.scores]
-        return StepResult(batch.step, [token for token, _ in drawn], [logprob for _, logprob in drawn], scores)
+            tokens = [token for token, _ in drawn]
+            mus = list(map(self._next_mu, batch.rows, tokens))
+        return StepResult(batch.step, tokens, [logprob for _, logprob in drawn], scores, mus if any(mus) else [])
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """A vector of length 1 for each row: a hash of all that was read from the KV cache for it."""
@@ -246,6 +248,13 @@ class ScriptedExecutor:
         for token, _ in row.bias:
             require(0 <= token < self._info.vocab_size, f"bias of token {token}, which is not in the vocabulary")
         return sample_row(source.logits, row, mirror.tokens, mirror.num_prompt)
+
+    def _next_mu(self, row: SampleRow, token: int) -> float:
+        if token < 0 or not row.sampling.has_mirostat:
+            return 0.0
+        mirror = self._mirrors[row.seq_id]
+        logits = self._logits_of(row.logits_index, row.seq_id).logits
+        return next_mu(logits, row, mirror.tokens, mirror.num_prompt, token)
 
     def _score(self, run: ScoreRun) -> list[Logprob]:
         mirror, scores = self._mirrors[run.seq_id], []

@@ -18,7 +18,7 @@ from bridle.engine.request import Request
 from bridle.engine.sequence import fork_key, root_key
 from bridle.outputs import FinishReason, Logprob, Usage
 from bridle.testing.logits import ScriptedModel
-from bridle.testing.sampler import logprob_of, sample_row
+from bridle.testing.sampler import logprob_of, next_mu, sample_row
 from lab.doubles.controllers import Program, Reply, View, after, forked
 
 Path = tuple[int, ...]
@@ -58,6 +58,8 @@ class _Output:
     num_children: int = 0
     is_spread: bool = False  # the request's own n outputs exist
     logs: str = ""
+    mus: list[tuple[int, float]] = field(default_factory=list)  # of Mirostat, each with the tokens there were
+    moved: float = 0.0  # by the last draw
     result: ReferenceOutput | None = None
 
 
@@ -184,6 +186,7 @@ class _Reference:
             logprobs=list(parent.logprobs),
             usage=Usage(prompt_tokens=parent.usage.prompt_tokens, shared_tokens=len(parent.tokens)),
             num_draws=parent.num_draws,
+            mus=list(parent.mus),
             is_spread=True,
         )
         parent.num_children += 1
@@ -205,6 +208,8 @@ class _Reference:
             self.splice(output, splice.backtrack - 1, splice.ff_tokens, token)
             return
         num_kept = len(output.tokens)
+        if (branch.sampling or self.sampling).has_mirostat:
+            output.mus.append((num_kept + 1, output.moved))
         self.append(output, token, logprob)
         if splice is not None:
             self.force(output, splice.ff_tokens)
@@ -216,14 +221,26 @@ class _Reference:
         bias = branch.bias
         if len(output.tokens) - output.num_prompt < own.min_tokens:
             bias = (*bias, *((token, float("-inf")) for token in self.stop_ids))
-        row = SampleRow(0, 0, sampling, output.key, output.num_draws, branch.mask, bias)
+        bias = (*bias, *self.bad_word_ends(output))
+        mu = next((mu for length, mu in reversed(output.mus) if length <= len(output.tokens)), None)
+        row = SampleRow(0, 0, sampling, output.key, output.num_draws, branch.mask, bias, mu)
         logits = self.model.row_after(output.tokens, self.request.adapter)
-        return sample_row(logits, row, output.tokens, output.num_prompt)
+        token, logprob = sample_row(logits, row, output.tokens, output.num_prompt)
+        if token >= 0 and sampling.has_mirostat:
+            output.moved = next_mu(logits, row, output.tokens, output.num_prompt, token)
+        return token, logprob
+
+    def bad_word_ends(self, output: _Output) -> list[tuple[int, float]]:
+        """Biases against whatever would complete a bad word."""
+        generated = output.tokens[output.num_prompt :]
+        words = self.sampling.bad_words_ids
+        return [(word[-1], float("-inf")) for word in words if tuple([*generated, word[-1]][-len(word) :]) == word]
 
     def splice(self, output: _Output, backtrack: int, tokens: Sequence[int], sampled: int | None = None) -> None:
         num_kept = len(output.tokens) - backtrack
         output.usage.rewound_tokens += min(backtrack, len(output.tokens) - output.num_prompt)
         del output.tokens[num_kept:], output.logprobs[num_kept:]
+        output.mus = [(length, mu) for length, mu in output.mus if length <= num_kept]
         output.num_prompt = min(output.num_prompt, num_kept)
         self.force(output, tokens)
         output.view = after(output.view, output.tokens[num_kept:], backtrack, sampled)

@@ -14,7 +14,7 @@ from bridle.sampling import SamplingParams
 
 def row(index: int = 0, **fields: Any) -> SampleRow:
     """A sample row; the fields of `SampleRow` are taken out, all others are sampling parameters."""
-    own = {name: fields.pop(name) for name in ("seq_id", "key", "draw", "mask", "bias") if name in fields}
+    own = {name: fields.pop(name) for name in ("seq_id", "key", "draw", "mask", "bias", "mu") if name in fields}
     return SampleRow(own.pop("seq_id", index), index, SamplingParams(**fields), **own)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from hypothesis import given
@@ -31,13 +32,24 @@ def rows(draw: st.DrawFn) -> SampleRow:
         "repetition_penalty": draw(st.sampled_from([1.0, 1.3])),
         "presence_penalty": draw(st.sampled_from([0.0, 0.6])),
         "frequency_penalty": draw(st.sampled_from([0.0, -0.2])),
+        "top_n_sigma": draw(st.sampled_from([-1.0, 0.0, 0.5, 2.0])),
+        "xtc_probability": draw(st.sampled_from([0.0, 0.5, 1.0])),
+        "xtc_threshold": draw(st.sampled_from([0.01, 0.1, 0.4])),
+        "dynatemp_range": draw(st.sampled_from([0.0, 0.3, 5.0])),
+        "dynatemp_exponent": draw(st.sampled_from([0.0, 1.0, 3.0])),
+        "mirostat": draw(st.sampled_from([0, 2])),
+        "mirostat_tau": draw(st.sampled_from([0.0, 1.0, 5.0])),
+        "mu": draw(st.sampled_from([None, -3.0, 0.5, 4.0, 1e3])),
+        "dry_multiplier": draw(st.sampled_from([0.0, 0.8])),
+        "dry_allowed_length": draw(st.sampled_from([0, 1, 2])),
+        "dry_breaker_ids": draw(st.sampled_from([(), (4,), (99, 100)])),
         "logit_bias": draw(st.sampled_from([{}, {3: 2.0, 9: -math.inf}])),
         "logprobs": draw(st.sampled_from([None, 0, 3])),
         "logprobs_mode": draw(st.sampled_from(["raw", "processed"])),
         "mask": draw(st.sampled_from(MASKS)),
         "bias": draw(st.sampled_from([(), ((4, 1.5),)])),
     }
-    kept = draw(st.sets(st.sampled_from(sorted(fields)), max_size=5))
+    kept = draw(st.sets(st.sampled_from(sorted(fields)), max_size=7))
     index = draw(st.integers(0, len(LOGITS) - 1))
     chosen = {name: fields[name] for name in sorted(kept)}
     return row(index, key=draw(st.integers(0, 2**64)), draw=draw(st.integers(0, 2**40)), **chosen)
@@ -57,11 +69,13 @@ def test_a_row_is_bitwise_the_same_alone_and_among_others(batch: list[SampleRow]
         alone = run(LOGITS, [single], histories=HISTORIES)
         assert alone.tokens[0] == together.tokens[i]
         assert alone.logprobs[0] == together.logprobs[i]
+        assert (alone.mus or [0.0])[0] == (together.mus or [0.0] * len(batch))[i]
 
 
 @given(rows(), st.sampled_from([1, 23, 247, 900]), st.sampled_from([-math.inf, -80.0]))
 def test_padding_the_vocabulary_changes_no_token(single: SampleRow, extra: int, value: float) -> None:
-    if single.sampling.top_k > VOCAB or (value > -math.inf and single.sampling.typical_p < 1.0):
+    counts_all = single.sampling.typical_p < 1.0 or single.sampling.top_n_sigma > 0 or single.sampling.dynatemp_range
+    if single.sampling.top_k > VOCAB or (value > -math.inf and counts_all):
         return  # a top-k beyond the vocabulary means something else in a wider one; so do finite extra logits
     padded = torch.cat([LOGITS, torch.full((len(LOGITS), extra), value)], dim=1)
     expected = run(LOGITS, [single], histories=HISTORIES)
@@ -85,7 +99,7 @@ def allowed_tokens(single: SampleRow) -> set[int]:
 
 @given(st.lists(rows(), min_size=1, max_size=4), st.permutations(range(len(LOGITS))))
 def test_the_place_of_a_logits_row_does_not_matter(batch: list[SampleRow], order: list[int]) -> None:
-    moved = [SampleRow(r.seq_id, order.index(r.logits_index), r.sampling, r.key, r.draw, r.mask, r.bias) for r in batch]
+    moved = [replace(r, logits_index=order.index(r.logits_index)) for r in batch]
     expected = run(LOGITS, batch, histories=HISTORIES).tokens
     assert run(LOGITS[order], moved, histories=HISTORIES).tokens == expected
 

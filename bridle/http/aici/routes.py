@@ -29,6 +29,7 @@ from bridle.errors import (
 )
 from bridle.http.aici.shapes import RunShaper, initial_run
 from bridle.http.errors import RefusedBody, error_body, json_response, retry_headers, status_of
+from bridle.http.openai.derived import derived_fields
 from bridle.http.state import HttpState, http_state, serving_of
 from bridle.http.transport.call import call_of
 from bridle.http.transport.content_coding import check_plain
@@ -36,7 +37,7 @@ from bridle.http.transport.identity import identity_of
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
 from bridle.outputs import Event, Finished
-from bridle.sampling import SamplingParams
+from bridle.sampling import SamplingParams, fields_on
 from bridle.service import LoadedModel, list_tags, tag_module, upload_module
 from bridle.service.generation import Generation, Part
 from bridle.service.serving import Serving
@@ -56,8 +57,17 @@ _REFUSALS = (InvalidRequest, ControllerUnavailable, Overloaded)
 router = APIRouter(route_class=BoundedRoute)
 
 
-class RunBody(BaseModel):
-    """`controller` is a module id, a tag, a `gh:` name, or `none` for plain generation."""
+#: What the body has a rule of its own for, and what a stream of forks does not tell.
+_NOT_DERIVED = ("n", "logprobs", "prompt_logprobs", "seed", "ignore_eos", "include_stop_str_in_output")
+if TYPE_CHECKING:
+    _Derived = BaseModel
+else:
+    _Derived = derived_fields("openai", without=_NOT_DERIVED)
+
+
+class RunBody(_Derived):
+    """`controller` is a module id, a tag, a `gh:` name, or `none` for plain generation. Samplers that are not written
+    down here are derived."""
 
     model_config = ConfigDict(strict=True)
 
@@ -81,14 +91,9 @@ class RunBody(BaseModel):
             raise InvalidRequest(f"top_k is {self.top_k}; must be -1 when temperature is 0", "top_k")
         if self.top_k != -1 and self.top_k < 1:
             raise InvalidRequest(f"top_k is {self.top_k}; must be -1 (all) or at least 1", "top_k")
-        return SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            max_tokens=self.max_tokens,
-            seed=_SEED,
-            ignore_eos=ignores_eos(self.controller, None),
-        )
+        given = {name: getattr(self, name) for name in fields_on("openai") if name in RunBody.model_fields}
+        given = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**{"max_tokens": None} | given, seed=_SEED, ignore_eos=ignores_eos(self.controller, None))
 
 
 class TagsBody(BaseModel):

@@ -7,13 +7,14 @@ so that a long bad one gives one error instead of a million.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from bridle.chat.conversation import Conversation
 from bridle.errors import InvalidRequest
 from bridle.http.openai.biases import read_biases
+from bridle.http.openai.derived import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams, fields_on
 from bridle.service.steering import ignores_eos
 
@@ -133,8 +134,15 @@ class StreamOptions(BaseModel):
     include_resuming: bool | None = None
 
 
-class SamplingFields(BaseModel):
-    """The sampling fields that all OpenAI routes take, with the further fields of open servers."""
+if TYPE_CHECKING:
+    _Derived = BaseModel
+else:
+    _Derived = derived_fields("openai")
+
+
+class SamplingFields(_Derived):
+    """The sampling fields that all OpenAI routes take, with the further fields of open servers. Samplers that are not
+    written down here are derived."""
 
     model_config = ConfigDict(strict=True)
 

@@ -22,7 +22,17 @@ MAX_BEST_OF = 16
 MAX_TOP_TOKENS = 20
 
 #: Parameters that only sampling has, and the values that switch them off; such a value does not turn sampling on.
-_SAMPLED: dict[str, float | None] = {"temperature": None, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
+_SAMPLED: dict[str, float | None] = {
+    "temperature": None,
+    "top_k": 0,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "min_p": 0.0,
+    "top_n_sigma": 0.0,
+    "xtc_probability": 0.0,
+    "dynatemp_range": 0.0,
+    "mirostat": 0,
+}
 _MAX_FREQUENCY_PENALTY = 2.0
 _PASSED = tuple(name for name in fields_on("tgi") if name != "ignore_eos")  # that has a rule of its own
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from bridle.http.openai.derived import derived_fields
 from bridle.http.openai.schemas import LogitBias, Stop, TokenIds
 from bridle.service.adapters import is_address
 
@@ -43,8 +44,15 @@ def _no_merging(value: Any) -> Any:
     return value
 
 
-class Parameters(BaseModel):
-    """How to generate: the original's fields and those of LoRAX that choose an adapter, then bridle's own."""
+if TYPE_CHECKING:
+    _Derived = BaseModel
+else:
+    _Derived = derived_fields("tgi")
+
+
+class Parameters(_Derived):
+    """How to generate: the original's fields and those of LoRAX that choose an adapter, then bridle's own. Samplers
+    that are not written down here are derived."""
 
     model_config = ConfigDict(strict=True)
 

@@ -27,12 +27,19 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "tuple[int, ...]": (list,),
     "Watermark": (bool, dict),
 }
-#: Further fields of GENERATE, by the names of the sampling parameters that they are, and what they may hold.
-OPTIONS: Mapping[str, tuple[type, ...]] = {
-    each.name: _KINDS[str(each.type).removesuffix(" | None")]
-    for each in fields(SamplingParams)
-    if each.name in fields_on("lmtp") and each.name not in {own.name for own in fields(Generate)}
-}
+
+
+def options_of(params: type[SamplingParams]) -> Mapping[str, tuple[type, ...]]:
+    """Further fields of GENERATE, by the names of the sampling parameters that they are, and what they may hold."""
+    own = {each.name for each in fields(Generate)}
+    return {
+        each.name: _KINDS[str(each.type).removesuffix(" | None")]
+        for each in fields(params)
+        if each.name in fields_on("lmtp", params) and each.name not in own
+    }
+
+
+OPTIONS = options_of(SamplingParams)
 #: Fields that have a meaning only in beam search. LMQL does that by itself, but sends the field all the same.
 _IGNORED = ("length_penalty",)
 #: Requests with more entries in their bias are built in a thread.

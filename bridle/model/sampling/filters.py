@@ -25,29 +25,24 @@ def apply_filters(work: torch.Tensor, params: Sequence[SamplingParams]) -> None:
     """Apply the filters of `params[i]` to row i of `work` [R, W], in place."""
     width = work.shape[1]
     prefixed = [i for i, p in enumerate(params) if 0 < p.top_k < width or p.top_p < 1.0]
-    if prefixed:
-        _apply(work, prefixed, _keep_prefix, [params[i] for i in prefixed])
+    on_rows(work, prefixed, lambda x, some: _keep_prefix(x, [params[i] for i in some]))
     if any(p.min_p > 0.0 for p in params):
         floor = upload_list([[p.min_p] for p in params], work.dtype, work.device).log()  # the largest logit is 0
         work.masked_fill_(work < floor, _NEVER)
     typical = [i for i, p in enumerate(params) if p.typical_p < 1.0]
-    if typical:
-        _apply(work, typical, _keep_typical, [params[i] for i in typical])
+    on_rows(work, typical, lambda x, some: _keep_typical(x, [params[i] for i in some]))
 
 
-def _apply(
-    work: torch.Tensor,
-    where: list[int],
-    keep: Callable[[torch.Tensor, Sequence[SamplingParams]], None],
-    params: Sequence[SamplingParams],
-) -> None:
-    """Run `keep` on rows `where` of `work`; on the matrix itself if that is all of them."""
+def on_rows(work: torch.Tensor, where: list[int], change: Callable[[torch.Tensor, list[int]], None]) -> None:
+    """Run `change` on rows `where` of `work`, which it is told; on the matrix itself if that is all of them."""
+    if not where:
+        return
     if len(where) == len(work):
-        keep(work, params)
+        change(work, where)
         return
     index = upload_list(where, torch.int64, work.device)
     part = work[index]
-    keep(part, params)
+    change(part, where)
     work[index] = part
 
 

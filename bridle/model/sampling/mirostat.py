@@ -1,0 +1,49 @@
+"""Mirostat 2.0 (Basu et al., arXiv 2007.14966, algorithm 2): only tokens whose surprise, -log2 p, is at most mu may be
+drawn, at least the likeliest; after each draw mu moves against the difference between the surprise that was seen and
+the one that is wanted, tau, by the share eta.
+
+mu begins at twice tau. It belongs to a sequence, not to this module: rows bring it, and results carry the next one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from bridle.engine.plan import SampleRow
+from bridle.model.sampling.weights import totals, weights_of
+from bridle.model.uploads import upload_list
+
+_NEVER = float("-inf")
+_MOST = 1000.0  # of mu, where 2 ** mu is still a number
+
+
+def mu_of(row: SampleRow) -> float:
+    """The largest surprise that may be drawn."""
+    return 2.0 * row.sampling.mirostat_tau if row.mu is None else row.mu
+
+
+def cut_surprising(x: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    """Drop, in place, what is too surprising from rows `x` [R, W], whose largest logit is 0."""
+    weights = weights_of(x)
+    shares = [[2.0 ** -min(max(mu_of(row), -_MOST), _MOST)] for row in rows]
+    edge = upload_list(shares, torch.float64, x.device) * totals(weights).unsqueeze(1)
+    best = x.argmax(1, keepdim=True)
+    goes = (weights.double() < edge).scatter_(1, best, False)
+    x.masked_fill_(goes, _NEVER)
+
+
+def next_mus(x: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SampleRow]) -> list[float]:
+    """mu after `tokens` [R] were drawn from rows `x` [R, W], as they were cut."""
+    weights = weights_of(x)
+    seen = (totals(weights) / weights.gather(1, tokens.unsqueeze(1)).squeeze(1).double()).log2().tolist()
+    return [_next(row, surprise) for row, surprise in zip(rows, seen, strict=True)]
+
+
+def _next(row: SampleRow, surprise: float) -> float:
+    sampling = row.sampling
+    if not math.isfinite(surprise):  # nothing could be drawn
+        return mu_of(row)
+    return min(max(mu_of(row) - sampling.mirostat_eta * (surprise - sampling.mirostat_tau), -_MOST), _MOST)

@@ -1,0 +1,53 @@
+"""Texts among the sampling parameters become tokens on every way in; what they forbid is never said."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.errors import InvalidRequest
+from bridle.sampling import SamplingParams
+from bridle.service.requests import build_request
+from bridle.service.words import TokenTexts, with_tokens
+from tests.engine.support import Lab, make_request
+from tests.service.fakes import ByteTokenizer, fake_model, served_by
+
+
+def test_a_bad_word_is_spelled_alone_and_after_a_space() -> None:
+    found = with_tokens(fake_model(), SamplingParams(bad_words=("no", " never")))
+    assert found.bad_words_ids == (tuple(b"no"), tuple(b" no"), tuple(b"never"), tuple(b" never"))
+    with pytest.raises(InvalidRequest, match="nothing but spaces"):
+        with_tokens(fake_model(), SamplingParams(bad_words=("  ",)))
+
+
+@given(st.text(min_size=1, max_size=3))
+def test_a_breaker_is_each_token_that_has_it(text: str) -> None:
+    texts = TokenTexts(ByteTokenizer(), 257)  # type: ignore[arg-type]
+    expected = [token for token in range(257) if text in ByteTokenizer().token_text(token).replace("\0", "")]
+    assert list(texts.containing(text)) == ([] if "\0" in text else expected)
+
+
+def test_breakers_are_looked_up_only_where_they_count() -> None:
+    assert with_tokens(fake_model(), SamplingParams(dry_sequence_breakers=("x",))).dry_breaker_ids == ()
+    found = with_tokens(fake_model(), SamplingParams(dry_multiplier=1.0, dry_sequence_breakers=("x", "yz")))
+    assert found.dry_breaker_ids == tuple(sorted(b"xz"))  # of a longer one the last token
+
+
+async def test_both_ways_in_do_it() -> None:
+    model, sampling = fake_model(), SamplingParams(bad_words=("no",))
+    assert build_request(model, "x", sampling).sampling.bad_words_ids == (tuple(b"no"), tuple(b" no"))
+    serving = await served_by(model)
+    generation = await serving.prepare([(1,)], sampling)
+    assert generation.parts[0].request.sampling.bad_words_ids == (tuple(b"no"), tuple(b" no"))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 3))
+def test_the_engine_never_completes_a_bad_word(seed: int, n: int) -> None:
+    words = ((1, 2), (3,), (2, 2, 4))
+    lab = Lab(vocab_size=6)
+    (replay,) = lab.run(make_request(seed=seed, n=n, max_tokens=30, bad_words_ids=words, ignore_eos=True))
+    for output in replay.outputs.values():
+        said = output.tokens
+        for word in words:
+            assert word not in [tuple(said[i : i + len(word)]) for i in range(len(said))]
