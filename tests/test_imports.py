@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.sampling"),
     ("bridle.telemetry",),
+    ("bridle.elsewhere",),
     ("bridle.failures",),
     ("bridle.errors", "bridle.shown", "bridle.control_group", "bridle.heap", "bridle.threads"),
 )

@@ -41,6 +41,8 @@ class LimitOptions:
     "Seconds that a client may leave its connection full before it is cut."
     ping_interval: Annotated[float, Parameter(name=["--ping-interval", "--sse-ping-interval"])] = 15.0
     "Seconds after which a quiet stream gets a comment, so that proxies keep it open."
+    strict_fields: Annotated[bool, Parameter(negative="")] = False
+    "Refuse bodies with any field that is not known, also with one that could not change a text."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings of a server, with these bounds."""

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from bridle.config import ModelConfig
     from bridle.http.openai.batch import BatchRequest
+    from bridle.http.settings import HttpSettings
     from bridle.service.control import ControlSettings
 
 _MODEL = ModelOptions()
@@ -36,6 +38,7 @@ def run_batch(
     model: Annotated[str, Parameter(name="--model")] = "demo",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     max_in_flight: int = 64,
+    strict_fields: Annotated[bool, Parameter(negative="")] = False,
     options: ModelOptions = _MODEL,
     adapters: AdapterOptions = _ADAPTERS,
     control: ControlOptions = _CONTROL,
@@ -59,7 +62,10 @@ def run_batch(
         Where to write the answers. Default: standard output.
     max_in_flight
         Requests that are worked on at once.
+    strict_fields
+        Refuse requests with any field that is not known, also with one that could not change a text.
     """
+    from bridle.http.openai.batch import batch_settings
     from bridle.http.transport.logs import configure_logs
 
     if max_in_flight < 1:
@@ -68,7 +74,8 @@ def run_batch(
     with ExitStack() as stack:
         requests, target = _open(stack, file, output)
         runtime = control.to_settings() if any(request.controller for request in requests) else None
-        app = stack.enter_context(_served(options.to_config(model), adapters, runtime, max_in_flight))
+        settings = replace(batch_settings(max_in_flight), strict_fields=strict_fields)
+        app = stack.enter_context(_served(options.to_config(model), adapters, runtime, settings))
         num_failed = asyncio.run(_run(app, requests, target, max_in_flight))
     print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)
     return 1 if num_failed else 0
@@ -88,16 +95,15 @@ def _open(stack: ExitStack, file: Path, output: Path | None) -> tuple[list[Batch
 
 @contextmanager
 def _served(
-    config: ModelConfig, adapters: AdapterOptions, control: ControlSettings | None, max_in_flight: int
+    config: ModelConfig, adapters: AdapterOptions, control: ControlSettings | None, settings: HttpSettings
 ) -> Iterator[FastAPI]:
     """The application that answers: that of a server over a loaded model, without a socket."""
     from bridle.cli.loading import loaded_model
     from bridle.http import create_app
-    from bridle.http.openai.batch import batch_settings
     from bridle.service import ModelRegistry
     from bridle.service.adapter_set import AdapterCatalog
 
-    known, settings = adapters.to_set(), batch_settings(max_in_flight)
+    known = adapters.to_set()
     engine = adapters.limit(EngineConfig(max_waiting=settings.max_requests))
     with loaded_model(config, engine, known.named, control, known.is_open) as model:
         yield create_app(ModelRegistry([model], adapters=AdapterCatalog(known)), settings)

@@ -13,6 +13,7 @@ from typing import Any
 
 from bridle.constraints import spec
 from bridle.constraints.equivalents import equivalent_text
+from bridle.constraints.gbnf import gbnf_to_lark
 from bridle.constraints.yacc import yacc_to_lark
 
 Grammar = dict[str, Any]
@@ -109,6 +110,7 @@ _LEAVES: dict[type[spec.Constraint], Callable[[Any], Grammar]] = {
     spec.JsonObject: _json_object,
     spec.Lark: lambda constraint: _lark(constraint.grammar),
     spec.Yacc: lambda constraint: _lark(yacc_to_lark(constraint.grammar)),
+    spec.Gbnf: lambda constraint: _lark(gbnf_to_lark(constraint.grammar)),
     spec.Choice: _choice,
     spec.Substring: _substring,
 }

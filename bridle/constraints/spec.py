@@ -27,6 +27,7 @@ from bridle.constraints.checks import (
     check_total,
     schema_text,
 )
+from bridle.constraints.gbnf import is_gbnf
 from bridle.errors import InvalidRequest
 from bridle.shown import shown
 
@@ -124,6 +125,20 @@ class Yacc(Constraint):
 
     def to_dict(self) -> dict[str, Any]:
         return {"yacc": self.grammar}
+
+
+@dataclass(frozen=True, slots=True)
+class Gbnf(Constraint):
+    """The text is derived from `root` of a grammar in llama.cpp's notation, which is SGLang's EBNF, too."""
+
+    grammar: str
+
+    def __post_init__(self) -> None:
+        check_text(self.grammar, "gbnf")
+        check_brackets(self.grammar, "gbnf")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"gbnf": self.grammar}
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +279,11 @@ def _plain(make: Callable[..., Constraint]) -> _Reader:
     return lambda value, options, depth: make(value, **options)
 
 
+def _grammar(text: Any) -> Constraint:
+    """A grammar in either of the notations that clients write."""
+    return Gbnf(text) if isinstance(text, str) and is_gbnf(text) else Lark(text)
+
+
 _Reader = Callable[[Any, dict[str, Any], int], Constraint]
 #: Kind, its further fields, and what makes the constraint.
 _READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {
@@ -272,6 +292,8 @@ _READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {
     "json_object": (("whitespace",), _read_json_object),
     "lark": ((), _plain(Lark)),
     "yacc": ((), _plain(Yacc)),
+    "gbnf": ((), _plain(Gbnf)),
+    "grammar": ((), _plain(_grammar)),
     "choice": ((), _plain(Choice)),
     "substring": (("end", "unit"), _plain(Substring)),
     "sequence": ((), _read_parts(Concat, "sequence")),

@@ -156,6 +156,10 @@ def describe_validation(errors: Any) -> InvalidRequest:
         return InvalidRequest(f"{param or 'the request body'} is required", param)
     if isinstance(first.get("input"), bytes):
         return InvalidRequest("the request body must be JSON, sent with 'Content-Type: application/json'")
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidRequest):  # of a field that the path does not name
+        cause.param = ".".join([*path, *([cause.param] if cause.param else [])]) or None
+        return cause
     message = str(first.get("msg", "invalid request")).removeprefix("Value error, ")
     if first.get("type") == "value_error":
         return InvalidRequest(message, param)

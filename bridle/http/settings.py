@@ -33,7 +33,8 @@ class HttpSettings:
     it may take to send its body. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web
     origins that may call from a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*`
     headers say who asks. `allowed_hosts` are names that a server without keys answers to, beside addresses and
-    `localhost` (None: any; `serve` never leaves it at that).
+    `localhost` (None: any; `serve` never leaves it at that). With `strict_fields` a body may have no field that is not
+    known.
     """
 
     max_body_bytes: int = 4 << 20
@@ -50,6 +51,7 @@ class HttpSettings:
     cors_origins: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
+    strict_fields: bool = False
 
     def __post_init__(self) -> None:
         for name in (

@@ -20,6 +20,14 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "thing", "strict": True, "schema": SCHEMA}}
+TAGS: Any = {
+    "type": "structural_tag",
+    "structures": [
+        {"begin": "<call=add>", "schema": {"enum": [1, 2]}, "end": "</call>"},
+        {"begin": "<call=no>", "schema": {"type": "boolean"}, "end": "</call>"},
+    ],
+    "triggers": ["<call="],
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +89,10 @@ def test_plain_text_is_no_constraint(steered: openai.OpenAI) -> None:
         ({"choice": ["yes", "no"]}, "yes|no"),
         ({"guided_choice": ["yes", "no"]}, "yes|no"),
         ({"grammar": 'start: "a" b\nb: "c" | "d"'}, "ac|ad"),
+        ({"grammar": 'root ::= "a" b\nb ::= "c" | "d"'}, "ac|ad"),
+        ({"ebnf": 'root ::= [x-z]{3} "!"?'}, "[x-z]{3}!?"),
+        ({"guided_grammar": 'root ::= "a"'}, "a"),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "a"),
         ({"guided_grammar": 'start: "a"'}, "a"),
         ({"guided_json": {"type": "boolean"}}, "true|false"),
         ({"guided_json": '{"type": "boolean"}'}, "true|false"),
@@ -101,13 +113,12 @@ def test_every_field_on_completions(steered: openai.OpenAI, fields: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        (
-            {"structured_outputs": {"structural_tag": "{}"}},
-            "structured_outputs has 'structural_tag'; this",
-        ),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag needs 'structures' and 'triggers'"),
+        ({"response_format": {"type": "structural_tag", "format": {}}}, "structural_tag has 'format'; this server"),
+        ({"response_format": TAGS | {"triggers": ["x"]}}, "begins with '<call=add>'; no trigger does"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs has 'regex, choice'"),
         ({"structured_outputs": {}}, "structured_outputs has nothing"),
-        ({"ebnf": 'root ::= "a"'}, "ebnf is not understood here; 'grammar' takes"),
+        ({"ebnf": 'root ::= "a"\n\nother ::= <[1]>'}, "the grammar in GBNF: line 3 is not understood at '<[1]>'"),
         ({"json_schema": {}, "regex": "a"}, "regex and json_schema were given"),
     ],
 )

@@ -49,7 +49,11 @@ class Front:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         settings = self._settings
-        http = HttpSettings(max_requests=settings.max_requests, request_timeout=settings.request_timeout)
+        http = HttpSettings(
+            max_requests=settings.max_requests,
+            request_timeout=settings.request_timeout,
+            strict_fields=settings.strict_fields,
+        )
         keys = None if settings.keys is None else KeyStore(Path(settings.keys))
         return create_app(self._registry, http, keys)
 

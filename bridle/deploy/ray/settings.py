@@ -12,7 +12,7 @@ from bridle.errors import InvalidRequest
 
 _Count = Annotated[int, Field(ge=1)]
 _Seconds = Annotated[float, Field(ge=0)]
-_OF_FRONTS = ("model", "name", "adapters", "max_requests", "request_timeout", "keys")
+_OF_FRONTS = ("model", "name", "adapters", "max_requests", "request_timeout", "strict_fields", "keys")
 _Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -50,6 +50,7 @@ class RaySettings(BaseModel):
     front_cpus: Annotated[float, Field(ge=0)] = 0.0
     max_requests: _Count = 512
     request_timeout: Annotated[float, Field(gt=0)] | None = None
+    strict_fields: bool = False
     keys: str | None = None
 
     @model_validator(mode="after")

@@ -29,6 +29,7 @@ from bridle.errors import (
 )
 from bridle.http.aici.shapes import RunShaper, initial_run
 from bridle.http.errors import RefusedBody, error_body, json_response, retry_headers, status_of
+from bridle.http.fields import Fields
 from bridle.http.openai.derived import derived_fields
 from bridle.http.state import HttpState, http_state, serving_of
 from bridle.http.transport.call import call_of
@@ -60,7 +61,7 @@ router = APIRouter(route_class=BoundedRoute)
 #: What the body has a rule of its own for, and what a stream of forks does not tell.
 _NOT_DERIVED = ("n", "logprobs", "prompt_logprobs", "seed", "ignore_eos", "include_stop_str_in_output")
 if TYPE_CHECKING:
-    _Derived = BaseModel
+    _Derived = Fields
 else:
     _Derived = derived_fields("openai", without=_NOT_DERIVED)
 
@@ -68,8 +69,6 @@ else:
 class RunBody(_Derived):
     """`controller` is a module id, a tag, a `gh:` name, or `none` for plain generation. Samplers that are not written
     down here are derived."""
-
-    model_config = ConfigDict(strict=True)
 
     controller: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     controller_arg: Any

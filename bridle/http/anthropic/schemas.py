@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict
 
 from bridle.chat.tools.pieces import own_id
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.fields import InnerFields
 from bridle.http.openai.schemas import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -25,19 +25,15 @@ from bridle.shown import shown
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class ThinkingFields(BaseModel):
+class ThinkingFields(InnerFields):
     """Whether the model thinks, and for how many tokens at most."""
-
-    model_config = ConfigDict(strict=True)
 
     type: str
     budget_tokens: int | None = None
 
 
-class OutputFields(BaseModel):
+class OutputFields(InnerFields):
     """The form of the answer, and how hard the model should try."""
-
-    model_config = ConfigDict(strict=True)
 
     format: dict[str, Any] | None = None
     effort: str | None = None

@@ -1,109 +1,16 @@
-"""Constraints on the OpenAI routes: reads from the fields of a body what the text must look like.
-
-It takes OpenAI's `response_format`, the short fields of open servers with the names that vLLM, SGLang and llama.cpp
-have for them, and `constraint`, which takes any constraint as plain data.
-"""
+"""Constraints on the OpenAI routes: those that the fields of a body name."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bridle.constraints import Constraint, JsonObject, JsonSchema, parse
-from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.shown import shown
+from bridle.constraints import Constraint
+from bridle.constraints.named import NAMES, constraint_named
 
 if TYPE_CHECKING:
     from bridle.http.openai.schemas import SamplingFields
 
-_KINDS = {
-    "regex": "regex",
-    "guided_regex": "regex",
-    "choice": "choice",
-    "guided_choice": "choice",
-    "grammar": "lark",
-    "guided_grammar": "lark",
-    "guided_json": "json_schema",
-    "json_schema": "json_schema",
-}
-# vLLM's later form of these fields: one of them in an object, beside switches that may be off.
-_STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
-CONSTRAINT_FIELDS = ("response_format", "constraint", "structured_outputs", "ebnf", *_KINDS)
-# The forms of text-generation-inference with a `value`, which huggingface_hub also sends here.
-_NATIVE_FORMATS = ("json", "json_object", "json_schema", "regex")
-_FORMATS = "'text', 'json_object' and 'json_schema'"
-
 
 def constraint_of(body: SamplingFields) -> Constraint | None:
     """The constraint in a body; None if there is none. Raises `InvalidRequest` that names the field."""
-    given = {name: getattr(body, name) for name in CONSTRAINT_FIELDS}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given.get("response_format", {"type": None}).get("type", "text") == "text":
-        del given["response_format"]
-    if len(given) > 1:
-        raise InvalidRequest(
-            f"{' and '.join(given)} were given; a text has one constraint ('constraint' can combine several)",
-            list(given)[1],
-        )
-    for name, value in given.items():
-        try:
-            return _read(name, value)
-        except InvalidRequest as error:
-            error.param = name
-            raise
-    return None
-
-
-def native_form(kind: str, value: Any) -> Constraint:
-    """The constraint for a form of text-generation-inference, by its `type`. As there, a schema with properties
-    describes an object, even if it does not say so."""
-    if kind == "regex":
-        return parse({"regex": value})
-    if kind == "json_schema" and isinstance(value, Mapping) and "schema" in value:
-        value = value["schema"]
-    if kind == "json_object" and value is None:
-        return JsonObject()
-    form = parse({"json_schema": value})
-    schema = json.loads(form.schema) if isinstance(form, JsonSchema) else None
-    if isinstance(schema, dict) and "properties" in schema and "type" not in schema:
-        return JsonSchema({"type": "object"} | schema)
-    return form
-
-
-def _read(name: str, value: Any) -> Constraint:
-    if name == "response_format":
-        return _of_format(value)
-    if name == "structured_outputs":
-        return _of_structured(value)
-    if name == "ebnf":
-        raise UnsupportedFeature("ebnf is not understood here; 'grammar' takes the same rules in Lark's punctuation")
-    return parse(value if name == "constraint" else {_KINDS[name]: value})
-
-
-def _of_structured(value: Mapping[str, Any]) -> Constraint:
-    given = {name: one for name, one in value.items() if one is not None and one is not False}
-    given.pop("disable_fallback", None)  # there is nothing to fall back to
-    if given == {"json_object": True}:
-        return JsonObject()
-    name = next(iter(given), "")
-    if len(given) != 1 or name not in _STRUCTURED:
-        raise InvalidRequest(
-            f"structured_outputs has {shown(', '.join(given)) if given else 'nothing'}; this server takes one of "
-            f"{', '.join(_STRUCTURED)} and json_object"
-        )
-    return parse({_STRUCTURED[name]: given[name]})
-
-
-def _of_format(value: Mapping[str, Any]) -> Constraint:
-    kind = value.get("type")
-    if value.get("value") is not None and kind in _NATIVE_FORMATS:
-        return native_form(kind, value["value"])
-    if kind == "json_object":
-        return JsonObject()
-    if kind != "json_schema":
-        raise UnsupportedFeature(f"response_format is {shown(kind)}; this server takes {_FORMATS}")
-    form = value.get("json_schema")
-    if not isinstance(form, Mapping) or not isinstance(form.get("schema"), Mapping):
-        raise InvalidRequest("response_format.json_schema.schema must be an object: the JSON schema")
-    return JsonSchema(form["schema"])
+    return constraint_named({name: getattr(body, name) for name in NAMES})

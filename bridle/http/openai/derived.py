@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, create_model
+from pydantic import BeforeValidator, WithJsonSchema, create_model
 
+from bridle.http.fields import Fields
 from bridle.sampling import Api, SamplingParams, meanings
 
 
@@ -37,7 +38,7 @@ _KINDS: Mapping[str, Any] = {
 
 def derived_fields(
     api: Api, params: type[SamplingParams] = SamplingParams, without: Collection[str] = ()
-) -> type[BaseModel]:
+) -> type[Fields]:
     """A body with every plain sampling parameter that `api` takes, by its name there; None is one that was left out."""
     names = {name: meaning.names.get(api, name) for name, meaning in meanings(params).items()}
     kinds = {each.name: str(each.type).removesuffix(" | None") for each in fields(params)}
@@ -46,4 +47,4 @@ def derived_fields(
         for own, name in names.items()
         if name is not None and kinds[own] in _KINDS and own not in without
     }
-    return create_model("DerivedFields", __config__=ConfigDict(strict=True), **taken)
+    return create_model("DerivedFields", __base__=Fields, **taken)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import base64
 import sys
 from array import array
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
 from starlette.responses import Response
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.fields import Fields
 from bridle.http.openai.schemas import PROMPTS_SCHEMA, prompts
 from bridle.http.state import serving_of
 from bridle.http.transport.call import call_of
@@ -37,10 +38,10 @@ router = APIRouter(route_class=BoundedRoute)
 Inputs = Annotated[Any, BeforeValidator(lambda value: prompts(value, "input")), WithJsonSchema(PROMPTS_SCHEMA)]
 
 
-class EmbeddingsBody(BaseModel):
+class EmbeddingsBody(Fields):
     """`input` is a text, a list of texts, a list of token ids, or a list of such lists."""
 
-    model_config = ConfigDict(strict=True)
+    has_text: ClassVar[bool] = False
 
     input: Inputs
     model: str | None = None

@@ -1,18 +1,19 @@
 """Request bodies of the OpenAI routes.
 
-Types are strict: a number is not taken for a string, nor the other way round. Fields that are not listed are
-ignored, as clients send ones that only some servers know. Lists a client can make long are checked by hand,
-so that a long bad one gives one error instead of a million.
+Types are strict: a number is not taken for a string, nor the other way round. `bridle.http.fields` says what becomes of
+fields that are not listed. Lists a client can make long are checked by hand, so that a long bad one gives one error
+instead of a million.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from bridle.chat.conversation import Conversation
 from bridle.errors import InvalidRequest
+from bridle.http.fields import Fields, InnerFields
 from bridle.http.openai.biases import read_biases
 from bridle.http.openai.derived import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams, fields_on
@@ -115,27 +116,23 @@ LogitBias = Annotated[
 JsonObjects = list[dict[str, Any]]
 
 
-class ReasoningFields(BaseModel):
+class ReasoningFields(InnerFields):
     """How much a model may think, in the words of some open servers."""
-
-    model_config = ConfigDict(strict=True)
 
     enabled: bool | None = None
     max_tokens: int | None = None
     effort: str | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(InnerFields):
     """What a stream carries beside its chunks: counts at the end, and a notice when the device was lost."""
-
-    model_config = ConfigDict(strict=True)
 
     include_usage: bool | None = None
     include_resuming: bool | None = None
 
 
 if TYPE_CHECKING:
-    _Derived = BaseModel
+    _Derived = Fields
 else:
     _Derived = derived_fields("openai")
 
@@ -143,8 +140,6 @@ else:
 class SamplingFields(_Derived):
     """The sampling fields that all OpenAI routes take, with the further fields of open servers. Samplers that are not
     written down here are derived."""
-
-    model_config = ConfigDict(strict=True)
 
     model: str | None = None
     adapter: str | None = None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridle.constraints import Constraint, parse
+from bridle.constraints.named import native_form
 from bridle.errors import InvalidRequest
-from bridle.http.openai.constraint import native_form
 from bridle.http.tgi.schemas import Grammar, Parameters
 from bridle.sampling import SamplingParams, fields_on
 from bridle.service import LoadedModel

@@ -1,13 +1,15 @@
-"""Request bodies of the native routes. Types are strict; unknown fields are ignored, nulls mean absent."""
+"""Request bodies of the native routes. Types are strict, nulls mean absent."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from bridle.http.fields import Fields, InnerFields
 from bridle.http.openai.derived import derived_fields
 from bridle.http.openai.schemas import LogitBias, Stop, TokenIds
+from bridle.sampling import Api
 from bridle.service.adapters import is_address
 
 
@@ -20,10 +22,8 @@ def base_name(name: str | None) -> str | None:
 ModelName = Annotated[str | None, AfterValidator(base_name)]
 
 
-class Grammar(BaseModel):
+class Grammar(InnerFields):
     """The constraint on the text."""
-
-    model_config = ConfigDict(strict=True)
 
     type: Literal["json", "json_object", "json_schema", "regex"]
     value: Any = None
@@ -45,7 +45,7 @@ def _no_merging(value: Any) -> Any:
 
 
 if TYPE_CHECKING:
-    _Derived = BaseModel
+    _Derived = Fields
 else:
     _Derived = derived_fields("tgi")
 
@@ -54,7 +54,7 @@ class Parameters(_Derived):
     """How to generate: the original's fields and those of LoRAX that choose an adapter, then bridle's own. Samplers
     that are not written down here are derived."""
 
-    model_config = ConfigDict(strict=True)
+    api: ClassVar[Api] = "tgi"
 
     best_of: int | None = None
     temperature: float | None = None
@@ -95,10 +95,8 @@ def _parameters(value: Any) -> Any:
     return {} if value is None else value
 
 
-class GenerateBody(BaseModel):
+class GenerateBody(Fields):
     """`POST /generate` and `POST /generate_stream`. `model` chooses among several; `stream` counts on `/` alone."""
-
-    model_config = ConfigDict(strict=True)
 
     inputs: str
     parameters: Annotated[Parameters, BeforeValidator(_parameters)] = Field(default_factory=Parameters)
@@ -106,10 +104,8 @@ class GenerateBody(BaseModel):
     model: ModelName = None
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(InnerFields):
     """`POST /tokenize`."""
-
-    model_config = ConfigDict(strict=True)
 
     inputs: str
     add_special_tokens: bool | None = None

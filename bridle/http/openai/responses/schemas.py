@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 
 from bridle.chat.tools.pieces import own_id
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.fields import InnerFields
 from bridle.http.openai.schemas import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -35,10 +36,8 @@ def _metadata(value: Any) -> Any:
     return value
 
 
-class TextFields(BaseModel):
+class TextFields(InnerFields):
     """The form of the answer."""
-
-    model_config = ConfigDict(strict=True)
 
     format: dict[str, Any] | None = None
 

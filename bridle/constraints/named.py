@@ -1,0 +1,122 @@
+"""Reads constraints under the names that requests and calls have for them.
+
+There are the short names (`regex`, `choice`, ...) with those that vLLM, SGLang and llama.cpp have for them, OpenAI's
+`response_format`, vLLM's `structured_outputs`, and `constraint`, which takes any constraint as plain data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from bridle.constraints.spec import Constraint, JsonObject, JsonSchema, parse
+from bridle.constraints.structural_tag import structural_tag
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.shown import shown
+
+#: Short names, and the kinds of constraints that they are.
+SHORT: Mapping[str, str] = {
+    "regex": "regex",
+    "guided_regex": "regex",
+    "choice": "choice",
+    "guided_choice": "choice",
+    "grammar": "grammar",
+    "guided_grammar": "grammar",
+    "ebnf": "grammar",
+    "guided_json": "json_schema",
+    "json_schema": "json_schema",
+}
+#: All names of constraints.
+NAMES = ("response_format", "constraint", "structured_outputs", *SHORT)
+# vLLM's later form of these fields: one of them in an object, beside switches that may be off.
+_STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+# The forms of text-generation-inference with a `value`, which huggingface_hub also sends here.
+_NATIVE_FORMATS = ("json", "json_object", "json_schema", "regex")
+_FORMATS = "'text', 'json_object', 'json_schema' and 'structural_tag'"
+
+
+def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
+    """The constraint among named values, of which those that are None count as absent. None if there is none. Raises
+    `InvalidRequest` that names the field."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if _is_text(given.get("response_format")):
+        del given["response_format"]
+    if len(given) > 1:
+        raise InvalidRequest(
+            f"{' and '.join(given)} were given; a text has one constraint ('constraint' can combine several)",
+            list(given)[1],
+        )
+    for name, value in given.items():
+        try:
+            return _read(name, value)
+        except InvalidRequest as error:
+            error.param = name
+            raise
+    return None
+
+
+def native_form(kind: str, value: Any) -> Constraint:
+    """The constraint for a form of text-generation-inference, by its `type`. As there, a schema with properties
+    describes an object, even if it does not say so."""
+    if kind == "regex":
+        return parse({"regex": value})
+    if kind == "json_schema" and isinstance(value, Mapping) and "schema" in value:
+        value = value["schema"]
+    if kind == "json_object" and value is None:
+        return JsonObject()
+    form = parse({"json_schema": value})
+    schema = json.loads(form.schema) if isinstance(form, JsonSchema) else None
+    if isinstance(schema, dict) and "properties" in schema and "type" not in schema:
+        return JsonSchema({"type": "object"} | schema)
+    return form
+
+
+def _is_text(form: Any) -> bool:
+    return isinstance(form, Mapping) and form.get("type", "text") == "text"
+
+
+def _read(name: str, value: Any) -> Constraint:
+    if name == "response_format":
+        return _of_format(value)
+    if name == "structured_outputs":
+        return _of_structured(value)
+    return parse(value if name == "constraint" else {SHORT[name]: value})
+
+
+def _of_structured(value: Any) -> Constraint:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"structured_outputs is {shown(value)}; must be an object")
+    given = {name: one for name, one in value.items() if one is not None and one is not False}
+    given.pop("disable_fallback", None)  # there is nothing to fall back to
+    if given == {"json_object": True}:
+        return JsonObject()
+    name = next(iter(given), "")
+    if name == "structural_tag" and len(given) == 1:
+        return structural_tag(given[name])
+    if len(given) != 1 or name not in _STRUCTURED:
+        raise InvalidRequest(
+            f"structured_outputs has {shown(', '.join(given)) if given else 'nothing'}; this server takes one of "
+            f"{', '.join(_STRUCTURED)}, structural_tag and json_object"
+        )
+    return parse({_STRUCTURED[name]: given[name]})
+
+
+def _of_format(value: Any) -> Constraint:
+    if hasattr(value, "model_json_schema"):  # a pydantic model, in Python
+        return JsonSchema(value)
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"response_format is {shown(value)}; must be an object")
+    kind = value.get("type")
+    if value.get("value") is not None and kind in _NATIVE_FORMATS:
+        return native_form(kind, value["value"])
+    if kind == "json_object":
+        return JsonObject()
+    if kind == "structural_tag":
+        return structural_tag(value)
+    if kind != "json_schema":
+        raise UnsupportedFeature(f"response_format is {shown(kind)}; this server takes {_FORMATS}")
+    form = value.get("json_schema")
+    if not isinstance(form, Mapping) or not isinstance(form.get("schema"), Mapping):
+        raise InvalidRequest("response_format.json_schema.schema must be an object: the JSON schema")
+    return JsonSchema(form["schema"])

@@ -1,0 +1,158 @@
+"""Fields of requests in other systems, and what each is here.
+
+A name that a route has as a field of its own means that field there, whatever stands here.
+"""
+
+from __future__ import annotations
+
+from bridle.elsewhere.rows import Field, absent, named, neutral, same
+
+_CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, and in Python it is a class"
+_SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"
+_TEXT_ONLY = "models here read and write only text"
+_TOP = "its entries are fields of the body itself here: write them beside `model`"
+_SPEED = "how a server computes changes no text"
+
+
+FIELDS: tuple[Field, ...] = (
+    # What all of them have.
+    *same("OpenAI vLLM SGLang", "model stream stream_options n max_tokens temperature top_p presence_penalty", n=2),
+    *same("OpenAI vLLM SGLang", "frequency_penalty seed stop logit_bias response_format", seed=7, stop=["x"]),
+    *same("OpenAI vLLM SGLang", "echo best_of logprobs top_logprobs suffix max_completion_tokens"),
+    *same("OpenAI vLLM SGLang", "messages prompt input tools tool_choice parallel_tool_calls reasoning_effort"),
+    *same("vLLM SGLang llama.cpp", "top_k min_p chat_template_kwargs"),
+    *same("vLLM SGLang", "stop_token_ids ignore_eos skip_special_tokens repetition_penalty", stop_token_ids=[1]),
+    *same("vLLM", "min_tokens include_stop_str_in_output structured_outputs guided_json guided_regex guided_choice"),
+    *same("vLLM", "guided_grammar priority bad_words"),
+    *same("SGLang", "regex ebnf json_schema"),
+    *same("llama.cpp", "grammar json_schema typical_p ignore_eos temperature top_p seed stop stream logit_bias"),
+    *same("llama.cpp", "presence_penalty frequency_penalty prompt messages tools tool_choice response_format"),
+    *same("TGI", "best_of decoder_input_details details do_sample frequency_penalty grammar max_new_tokens"),
+    *same("TGI", "repetition_penalty return_full_text seed stop temperature top_k top_n_tokens top_p truncate"),
+    *same("TGI", "typical_p watermark adapter_id inputs parameters"),
+    *same("LMQL", "temperature max_tokens logit_bias top_logprobs"),
+    *same("Anthropic", "system stop_sequences thinking tool_choice output_config max_tokens messages"),
+    # Other names.
+    named("TGI SGLang", "max_new_tokens", "max_tokens", 3),
+    named("SGLang TGI", "min_new_tokens", "min_tokens", 1),
+    named("llama.cpp", "n_predict", "max_tokens", 3),
+    named("llama.cpp", "repeat_penalty", "repetition_penalty", 1.2),
+    named("llama.cpp", "n_cmpl", "n", 2),
+    named("llama.cpp", "reasoning_budget", "thinking_budget", 8),
+    named("vLLM", "thinking_token_budget", "thinking_budget", 8),
+    named("SGLang", "lora_path", "adapter", "an-adapter"),
+    named("SGLang", "no_stop_trim", "include_stop_str_in_output", True),
+    named("OpenAI", "max_output_tokens", "max_tokens", 3),
+    # Controllers instead.
+    absent("vLLM", "logits_processors", _CONTROLLER, ["x"]),
+    absent("SGLang", "custom_logit_processor", _CONTROLLER, "x"),
+    absent("SGLang", "custom_params", _CONTROLLER, {"a": 1}),
+    absent("vLLM", "vllm_xargs", _CONTROLLER, {"a": 1}),
+    absent("SGLang", "stop_regex", "a `regex` constraint can say how the text ends, and `stop` takes texts", "x"),
+    absent("SGLang", "session_params", "a conversation is found again in the prefix cache: send it whole", {"id": "1"}),
+    # Samplers.
+    absent("vLLM TGI", "use_beam_search", "there is no beam search; `best_of` draws several and keeps the likeliest"),
+    absent("vLLM TGI", "length_penalty", "it belongs to beam search", 1.2, (1, 1.0)),
+    absent("vLLM TGI", "early_stopping", "it belongs to beam search"),
+    absent("TGI", "num_beams", "there is no beam search; `best_of` draws several and keeps the likeliest", 4, (1,)),
+    absent("TGI", "no_repeat_ngram_size", _SAMPLER, 3, (0,)),
+    absent("llama.cpp", "banned_strings", "`bad_words` are never completed", ["x"]),
+    *same(
+        "llama.cpp", "dynatemp_range dynatemp_exponent dry_multiplier dry_base dry_allowed_length dry_penalty_last_n"
+    ),
+    *same("llama.cpp", "dry_sequence_breakers xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta"),
+    *same("llama.cpp", "top_n_sigma"),
+    absent("llama.cpp", "tfs_z", _SAMPLER, 0.9, (1, 1.0)),
+    absent("llama.cpp", "top_a", _SAMPLER, 0.2, (0,)),
+    absent("llama.cpp", "adaptive_target", _SAMPLER, 0.5, (-1, 0)),
+    neutral("llama.cpp", "adaptive_decay", "without its sampler it says nothing", 0.9),
+    absent("llama.cpp", "samplers", "the order is fixed: penalties, temperature, then the filters", ["top_k"]),
+    absent("llama.cpp", "min_keep", "top_p and the other filters always keep one token", 2, (0, 1)),
+    absent("llama.cpp", "repeat_last_n", "penalties look at the whole text, as -1 says there", 64, (-1,)),
+    absent("llama.cpp", "penalize_nl", "penalties make no exception", True),
+    absent("llama.cpp", "t_max_predict_ms", "`deadline` is a time for the whole request, in seconds", 500, (0, -1)),
+    absent("llama.cpp", "n_indent", "a `regex` constraint can hold an indentation", 2, (0,)),
+    absent("llama.cpp", "n_keep", "no prompt is shifted out: one that does not fit is refused", 5, (0,)),
+    absent("llama.cpp", "n_discard", "no prompt is shifted out: one that does not fit is refused", 5, (0,)),
+    absent("llama.cpp", "input_prefix", "there is no filling in; write the text into the prompt", "x"),
+    absent("llama.cpp", "input_suffix", "there is no filling in; write the text into the prompt", "x"),
+    absent("llama.cpp", "input_extra", "write the files into the prompt", ["x"]),
+    absent("llama.cpp", "lora", "`adapter` names one that the server knows; several are not mixed", [{"id": 0}]),
+    # Prompts and templates.
+    absent("vLLM SGLang", "chat_template", "the checkpoint's own is used; `LLM.chat` takes another one", "{{ x }}"),
+    absent("vLLM", "documents", "`chat_template_kwargs` hands them to the template", [{"text": "x"}]),
+    absent("vLLM", "guided_whitespace_pattern", "`constraint` takes `whitespace`, fixed or flexible", "x"),
+    absent(
+        "vLLM", "spaces_between_special_tokens", "special tokens are shown as the tokenizer has them", False, (True,)
+    ),
+    absent("vLLM", "prompt_embeds", _TEXT_ONLY, "x"),
+    absent("llama.cpp", "image_data", _TEXT_ONLY, ["x"]),
+    absent("SGLang", "input_embeds", _TEXT_ONLY, ["x"]),
+    # Bodies of other shapes.
+    absent("SGLang", "sampling_params", _TOP, {"regex": "a"}),
+    absent("SGLang", "text", "the prompt is `prompt`, or `inputs` on /generate", "Say"),
+    absent("OpenAI", "extra_body", _TOP + " (clients do so when they send it)", {"regex": "a"}),
+    absent("llama.cpp", "options", _TOP, {"a": 1}),
+    # What OpenAI and Anthropic keep or do beside.
+    absent("OpenAI", "verbosity", "models here do not know it; say it in a message", "low", ("medium",)),
+    absent("Anthropic", "mcp_servers", "this server calls no tools; offer them in `tools`", [{"url": "x"}]),
+    absent("Anthropic", "container", "this server runs no code for models", "x"),
+    *(
+        neutral("OpenAI", name, why, value)
+        for name, why, value in (
+            ("user", "users are told by their keys", "me"),
+            ("safety_identifier", "users are told by their keys", "me"),
+            ("metadata", "nothing is kept", {"a": "b"}),
+            ("store", "nothing is kept", True),
+            ("service_tier", "`priority` is here", "auto"),
+            ("prompt_cache_key", "prefixes are always cached", "x"),
+            ("prompt_cache_retention", "prefixes are cached while there is room", "24h"),
+            ("prediction", _SPEED, {"type": "content", "content": "x"}),
+            ("include", "everything is included", ["x"]),
+            ("models", "the one that `model` names answers", ["x"]),
+            ("max_tool_calls", "it counts tools of OpenAI's own", 3),
+        )
+    ),
+    neutral("Anthropic", "context_management", "clients keep their conversations themselves", {"edits": []}),
+    neutral("Anthropic", "betas", "nothing has to be turned on", ["x"]),
+    # What changes no text.
+    neutral("vLLM", "cache_salt", "cached prompts are shared within one user only", "x"),
+    neutral("vLLM", "request_id", "the header `x-request-id` is here", "x"),
+    neutral("vLLM", "return_token_ids", "log-probabilities name each token"),
+    neutral("vLLM", "return_tokens_as_token_ids", "log-probabilities name each token"),
+    neutral("vLLM", "kv_transfer_params", _SPEED, {"a": 1}),
+    neutral("vLLM", "mm_processor_kwargs", _TEXT_ONLY, {"a": 1}),
+    neutral("vLLM", "guided_decoding_backend", "there is one, llguidance", "xgrammar"),
+    neutral("vLLM SGLang", "include_reasoning", "thoughts are told apart in a field of their own"),
+    neutral("SGLang", "separate_reasoning", "thoughts are told apart in a field of their own"),
+    neutral("SGLang", "stream_reasoning", "thoughts are streamed like the answer"),
+    neutral("SGLang", "rid", "the header `x-request-id` is here", "x"),
+    neutral("SGLang", "return_hidden_states", "/v1/embeddings gives the last one"),
+    neutral("SGLang", "return_logprob", "`logprobs` is here"),
+    neutral("SGLang", "top_logprobs_num", "`logprobs` counts them", 2),
+    neutral("SGLang", "logprob_start_len", "`echo` gives those of the prompt", 3),
+    neutral("SGLang", "bootstrap_room", _SPEED, 1),
+    neutral("llama.cpp", "n_probs", "`logprobs` and `top_logprobs` count them", 2),
+    neutral("llama.cpp", "cache_prompt", "prefixes are always cached"),
+    neutral("llama.cpp", "id_slot", "slots are found by themselves", 1),
+    neutral("llama.cpp", "timings_per_token", "`usage` counts, `/metrics` times"),
+    neutral("llama.cpp", "return_progress", "`usage` counts, `/metrics` times"),
+    neutral("llama.cpp", "return_tokens", "log-probabilities name each token"),
+    neutral("llama.cpp", "post_sampling_probs", "log-probabilities are those of the model"),
+    neutral("llama.cpp", "response_fields", "answers have all of their fields", ["content"]),
+    neutral("llama.cpp", "reasoning_format", "thoughts are told apart in a field of their own", "deepseek"),
+    neutral("llama.cpp", "parse_tool_calls", "calls are always told apart"),
+)
+
+
+def _by_name() -> dict[str, Field]:
+    """The row that tells what a name means. Where systems differ, the one that has a meaning here comes first."""
+    found: dict[str, Field] = {}
+    for row in FIELDS:
+        known = found.get(row.name)
+        if known is None or (known.here == known.name and row.here != row.name and row.here):
+            found[row.name] = row
+    return found
+
+
+BY_NAME = _by_name()

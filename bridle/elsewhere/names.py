@@ -1,0 +1,25 @@
+"""Finds the name that somebody meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+#: How alike a wrong name and the one that was meant are at least. Two names of five letters may differ in one.
+_ALIKE = 0.85
+_MIN_CHARS = 4
+_MAX_DIFFERENCE = 3
+_MAX_CHARS = 64
+
+
+def nearest(name: str, known: Iterable[str], alike: float = _ALIKE) -> str | None:
+    """The known name that `name` is probably a slip of, if there is one."""
+    if not _MIN_CHARS <= len(name) <= _MAX_CHARS:
+        return None
+    plain = {
+        each.replace("-", "_").lower(): each
+        for each in known
+        if len(each) >= _MIN_CHARS and abs(len(each) - len(name)) <= _MAX_DIFFERENCE
+    }
+    close = difflib.get_close_matches(name.replace("-", "_").lower(), sorted(plain), n=1, cutoff=alike)
+    return plain[close[0]] if close else None

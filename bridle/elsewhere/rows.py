@@ -1,0 +1,64 @@
+"""One entry of the tables: a name of another system, and what it is here.
+
+A name is the same here, has another name here, or is absent with a reason. What is absent and would change a text is
+refused wherever it is sent; what cannot change one may be sent all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+System = Literal["OpenAI", "Anthropic", "vLLM", "SGLang", "llama.cpp", "TGI", "LMQL", "guidance", "outlines", "Ray"]
+#: Values that switch a field off, in all systems.
+_OFF: tuple[Any, ...] = (None, False, "", [], {})
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of requests, or a keyword of calls. `here` is its name here, and `convert` makes the value that it has
+    here of the one that it has there. Without `here` it is absent, and `why` says what to use instead; `off` are
+    further values of it that ask for nothing. One that `is_neutral` cannot change a text. `example` is a value that
+    asks for something."""
+
+    systems: tuple[System, ...]
+    name: str
+    here: str = ""
+    why: str = ""
+    example: Any = None
+    off: tuple[Any, ...] = ()
+    is_neutral: bool = False
+    convert: Callable[[Any], Any] | None = None
+
+    def is_off(self, value: Any) -> bool:
+        """Whether a value asks for nothing. What is on unless it is said is not off when it is false."""
+        return value in self.off or (value in _OFF and True not in self.off)
+
+    def value_here(self, value: Any) -> Any:
+        """The value that it has here."""
+        return value if self.convert is None or value is None else self.convert(value)
+
+
+def same(systems: str, names: str, **examples: Any) -> list[Field]:
+    """Fields that have the same name here; the names are words of one text."""
+    return [Field(_systems(systems), name, name, example=examples.get(name)) for name in names.split()]
+
+
+def named(systems: str, name: str, here: str, example: Any, convert: Callable[[Any], Any] | None = None) -> Field:
+    """A field that has another name here."""
+    return Field(_systems(systems), name, here, example=example, convert=convert)
+
+
+def absent(systems: str, name: str, why: str, example: Any = True, off: tuple[Any, ...] = ()) -> Field:
+    """A field that would change the text, and is not there."""
+    return Field(_systems(systems), name, why=why, example=example, off=off)
+
+
+def neutral(systems: str, name: str, why: str, example: Any = True) -> Field:
+    """A field that is not there, and cannot change the text."""
+    return Field(_systems(systems), name, why=why, example=example, is_neutral=True)
+
+
+def _systems(words: str) -> tuple[System, ...]:
+    return tuple(cast(System, word) for word in words.split())

@@ -1,0 +1,141 @@
+"""Which fields a body may have: its own, and those of other systems that mean something here.
+
+A field of another system is taken by its name here, or refused if it would change the text; `bridle.elsewhere` has the
+table. A name that is almost one of the route's own is a slip, and refused too. Everything else that is unknown passes,
+since clients send what only some servers know, unless the server or the call is strict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+
+from bridle.constraints.named import SHORT
+from bridle.elsewhere.fields import BY_NAME
+from bridle.elsewhere.names import nearest
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.sampling import Api, meanings
+from bridle.shown import shown
+
+#: The header by which a call asks that all of its fields be known.
+STRICT_HEADER = "x-strict-fields"
+#: How many unknown fields a body may have: each is looked up.
+MAX_UNKNOWN = 64
+_MAX_NAME_CHARS = 80
+_is_strict: ContextVar[bool] = ContextVar("strict_fields", default=False)
+
+
+@contextmanager
+def strictness(is_strict: bool) -> Iterator[None]:
+    """Whether bodies that are read within it may have fields that nobody knows."""
+    token = _is_strict.set(is_strict)
+    try:
+        yield
+    finally:
+        _is_strict.reset(token)
+
+
+class UnknownField(InvalidRequest):
+    """The request has a field that is not known here; the message has the name that was probably meant."""
+
+    code = "unknown_field"
+
+
+class Fields(BaseModel):
+    """Base of bodies. What is sent under another system's name is found under the name that it has here."""
+
+    model_config = ConfigDict(strict=True)
+
+    #: By which names the body has the sampling parameters.
+    api: ClassVar[Api] = "openai"
+    #: Whether fields that change a text mean anything here.
+    has_text: ClassVar[bool] = True
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _known(cls, data: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        return read(_translated(cls, data) if isinstance(data, dict) else data)
+
+
+class InnerFields(Fields):
+    """Base of objects within bodies, to which other systems' fields do not belong."""
+
+    has_text: ClassVar[bool] = False
+
+
+def _translated(kind: type[Fields], data: dict[Any, Any]) -> dict[Any, Any]:
+    """The body with its own names. Raises what is wrong with any other."""
+    own = kind.model_fields
+    if data.keys() <= own.keys():
+        return data
+    found = {name: value for name, value in data.items() if name in own}
+    others = {str(name): value for name, value in data.items() if name not in own and value is not None}
+    if len(others) > MAX_UNKNOWN:
+        raise InvalidRequest(f"the body has {len(others)} fields that are not known here; at most {MAX_UNKNOWN}")
+    for name, value in others.items():
+        _take(kind, name, value, found)
+    return found
+
+
+def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> None:
+    """Put a field that is not the route's own under the name that it has here."""
+    here, value = _here(kind, name, value)
+    if here is not None:
+        if found.get(here) is not None:
+            raise InvalidRequest(f"{here} and {name} were given; they are the same", name)
+        found[here] = value
+        return
+    row = BY_NAME.get(name)
+    if kind.has_text:
+        if row is not None and not row.here and not row.is_neutral and not row.is_off(value):
+            raise UnsupportedFeature(f"{name} is not supported here: {row.why}", name)
+        if (row is not None and row.here) or name in SHORT or name in meanings():
+            raise UnsupportedFeature(f"{name} is {shown(value)}, but this route does not take it", name)
+    said, meant = name[:_MAX_NAME_CHARS], _meant(kind, name[:_MAX_NAME_CHARS]) if row is None else None
+    if meant is not None:
+        raise UnknownField(f"there is no field {said!r}; did you mean {meant!r}?", said)
+    if _is_strict.get() and (row is None or not row.is_off(value)):
+        why = f" ({row.why})" if row is not None and row.why else ""
+        raise UnknownField(f"there is no field {said!r}{why}, and strict_fields lets no unknown one pass", said)
+
+
+@lru_cache(maxsize=4_096)
+def _meant(kind: type[Fields], name: str) -> str | None:
+    """The name that an unknown one is probably a slip of."""
+    known = set(kind.model_fields)
+    if kind.has_text:
+        known |= {each for each in (*BY_NAME, *SHORT) if _here(kind, each, None)[0] is not None}
+    return nearest(name, known)
+
+
+def _here(kind: type[Fields], name: str, value: Any) -> tuple[str | None, Any]:
+    """The route's own field that a foreign name means, and its value; None if there is no such field."""
+    if not kind.has_text:
+        return None, value
+    own = kind.model_fields
+    row = BY_NAME.get(name)
+    for meant in (row.here if row is not None else "", name):
+        for here in (meant, _on(kind.api, meant)):
+            if here and here != name and here in own:
+                return here, row.value_here(value) if row is not None else value
+    short = SHORT.get(row.here if row is not None and row.here else name)
+    if short is not None and "constraint" in own:
+        return "constraint", {short: value}
+    return None, value
+
+
+def _on(api: Api, name: str) -> str | None:
+    """What a sampling parameter is called on an API."""
+    meaning = meanings().get(name)
+    return None if meaning is None else meaning.names.get(api, name)
+
+
+def wants_strict(headers: Mapping[str, str], default: bool) -> bool:
+    """Whether a call is strict: as its header says, by default as the server is."""
+    said = headers.get(STRICT_HEADER, "").strip().lower()
+    return default if not said else said not in ("0", "false", "no", "off")

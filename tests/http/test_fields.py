@@ -1,0 +1,225 @@
+"""Fields that a route does not have: meant here under another name, refused by name, or without effect on the text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridle.elsewhere.fields import BY_NAME, FIELDS
+from bridle.elsewhere.names import nearest
+from bridle.elsewhere.rows import Field
+from bridle.http import HttpSettings
+from bridle.http.aici.routes import RunBody
+from bridle.http.anthropic.schemas import MessagesBody
+from bridle.http.fields import MAX_UNKNOWN, Fields
+from bridle.http.openai.embeddings import EmbeddingsBody
+from bridle.http.openai.responses.schemas import ResponsesBody
+from bridle.http.openai.schemas import ChatBody, CompletionBody
+from bridle.http.tgi.schemas import Parameters
+from bridle.sampling import SamplingParams, meanings
+from tests.http.harness import scripted_model, served
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+#: Each route that makes text, its smallest body, and where its own fields are.
+ROUTES: dict[str, tuple[dict[str, Any], type[Fields]]] = {
+    "/v1/completions": ({"prompt": "Say", "max_tokens": 1}, CompletionBody),
+    "/v1/chat/completions": ({"messages": MESSAGES, "max_tokens": 1}, ChatBody),
+    "/v1/responses": ({"input": "Hi", "max_output_tokens": 1}, ResponsesBody),
+    "/v1/messages": ({"messages": MESSAGES, "max_tokens": 1}, MessagesBody),
+    "/generate": ({"max_new_tokens": 1}, Parameters),
+    "/v1/run": ({"controller": "none", "controller_arg": "", "max_tokens": 1}, RunBody),
+}
+BODIES = [kind for _, kind in ROUTES.values()]
+ABSENT = [row for row in BY_NAME.values() if not row.here and not row.is_neutral]
+NEUTRAL = [row for row in BY_NAME.values() if row.is_neutral]
+NAMED = [row for row in BY_NAME.values() if row.here not in ("", row.name)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[httpx.Client]:
+    with served(scripted_model()) as url, httpx.Client(base_url=url, timeout=600) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def strict_server() -> Iterator[httpx.Client]:
+    with (
+        served(scripted_model(), HttpSettings(strict_fields=True)) as url,
+        httpx.Client(base_url=url, timeout=600) as client,
+    ):
+        yield client
+
+
+def post(client: httpx.Client, route: str, fields: dict[str, Any], **headers: str) -> httpx.Response:
+    """A body with these fields, where they belong on the route."""
+    body = ROUTES[route][0] | fields
+    if route == "/generate":
+        body = {"inputs": "Say", "parameters": body}
+    return client.post(route, json=body, headers=headers)
+
+
+def told(answer: httpx.Response) -> str:
+    """The message of a refusal, whose shape has to be that of its API."""
+    body = answer.json()
+    route = answer.request.url.path
+    assert answer.status_code == (422 if route == "/generate" else 400), body
+    if route == "/generate":
+        assert set(body) == {"error", "error_type"}
+        return str(body["error"])
+    assert route != "/v1/messages" or (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    return str(body["error"]["message"])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_would_change_the_text_is_refused_by_name(server: httpx.Client, route: str) -> None:
+    kind = ROUTES[route][1]
+    for row in ABSENT:
+        if row.name not in kind.model_fields:
+            assert told(post(server, route, {row.name: row.example})).endswith(f"is not supported here: {row.why}")
+            for off in (None, *row.off):
+                assert post(server, route, {row.name: off}).status_code == 200, row
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_cannot_change_the_text_passes_unless_all_is_to_be_known(server: httpx.Client, route: str) -> None:
+    kind = ROUTES[route][1]
+    free = {row.name: row.example for row in NEUTRAL if row.name not in kind.model_fields}
+    assert post(server, route, free | {"from_the_future": [1, {}]}).status_code == 200
+    for name, value in [*list(free.items())[::7], ("from_the_future", 1)]:
+        strictly = post(server, route, {name: value}, **{"x-strict-fields": "true"})
+        assert f"there is no field {name!r}" in told(strictly) and "strict_fields" in told(strictly)
+
+
+def test_a_strict_server_can_be_told_otherwise(strict_server: httpx.Client) -> None:
+    body = {"prompt": "Say", "max_tokens": 1}
+    assert strict_server.post("/v1/completions", json=body).status_code == 200
+    refusal = strict_server.post("/v1/completions", json=body | {"user": "me"})
+    assert refusal.json()["error"] | {"message": ""} == {
+        "message": "", "type": "invalid_request_error", "param": "user", "code": "unknown_field",
+    }  # fmt: skip
+    assert "users are told by their keys" in refusal.json()["error"]["message"]
+    loose = strict_server.post("/v1/completions", json=body | {"user": "me"}, headers={"x-strict-fields": "false"})
+    assert loose.status_code == 200
+    inner = strict_server.post("/v1/completions", json=body | {"stream_options": {"include_obfuscation": False}})
+    assert inner.json()["error"]["param"] == "stream_options.include_obfuscation"
+    assert strict_server.post("/v1/embeddings", json={"input": "a", "temperature": 1}).status_code == 400
+
+
+@pytest.mark.parametrize("row", NAMED, ids=lambda row: str(row.name))
+@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: str(kind.__name__))
+def test_another_name_means_the_field(kind: type[Fields], row: Field) -> None:
+    """It gives the same body as the name here, or is refused where there is no such field."""
+    needed = {"prompt": "x", "messages": MESSAGES, "input": "x", "controller": "none", "controller_arg": ""}
+    least = {name: value for name, value in needed.items() if name in kind.model_fields}
+    meaning = meanings().get(row.here)
+    here = meaning.names.get(kind.api, row.here) if meaning is not None else row.here
+    if row.name in kind.model_fields:
+        return  # there it is what it says
+    if here is not None and here in kind.model_fields:
+        named = kind.model_validate(least | {here: row.value_here(row.example)})
+        assert kind.model_validate(least | {row.name: row.example}) == named
+        if here != row.name:
+            with pytest.raises(ValueError, match="they are the same"):
+                kind.model_validate(least | {row.name: row.example, here: row.example})
+    else:
+        with pytest.raises(ValueError, match=f"{row.name} is .*, but this route does not take it"):
+            kind.model_validate(least | {row.name: row.example})
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/generate"])
+@pytest.mark.parametrize("name", ["n_predict", "max_new_tokens"])
+def test_a_length_by_another_name_is_kept(server: httpx.Client, route: str, name: str) -> None:
+    bare = {"inputs": "Say", "parameters": {name: 3, "details": True}} if route == "/generate" else (
+        {key: value for key, value in ROUTES[route][0].items() if key != "max_tokens"} | {name: 3, "ignore_eos": True}
+    )  # fmt: skip
+    answer = server.post(route, json=bare).json()
+    count = answer["details"]["generated_tokens"] if route == "/generate" else answer["usage"]["completion_tokens"]
+    assert count == 3
+
+
+def test_a_constraint_by_its_short_name_on_the_native_route(server: httpx.Client) -> None:
+    for fields in ({"regex": "[x-z]{3}"}, {"guided_regex": "[x-z]{3}"}, {"grammar": None, "ebnf": "root ::= [x-z]{3}"}):
+        text = post(server, "/generate", fields | {"max_new_tokens": 9}).json()["generated_text"]
+        assert len(text) == 3 and set(text) <= set("xyz")
+
+
+SLIPS = {
+    "json_scheme": "json_schema", "guided_jsn": "guided_json", "gramar": "grammar", "regexp": "regex",
+    "response_formt": "response_format", "temprature": "temperature", "choices": "choice", "constrain": "constraint",
+    "max_token": "max_tokens", "Stop": "stop",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_a_slip_is_refused_with_the_name_that_was_meant(server: httpx.Client, route: str) -> None:
+    for slip, meant in SLIPS.items():
+        assert told(post(server, route, {slip: 1})) == f"there is no field {slip!r}; did you mean {meant!r}?"
+
+
+def test_a_slip_within_an_object_is_named_by_its_path(server: httpx.Client) -> None:
+    refusal = post(server, "/v1/chat/completions", {"reasoning": {"max_token": 3}})
+    assert "did you mean 'max_tokens'" in told(refusal)
+    assert refusal.json()["error"]["param"] == "reasoning.max_token"
+    native = post(server, "/generate", {"temprature": 1})
+    assert "did you mean 'temperature'" in told(native)
+
+
+@pytest.mark.parametrize("name", ["seed", "regex", "n", "json_schema"])
+def test_a_route_that_lacks_a_field_says_so(server: httpx.Client, name: str) -> None:
+    assert f"{name} is " in told(post(server, "/v1/run", {name: "a"})) and EmbeddingsBody(input="x", **{name: 1})
+
+
+def test_many_unknown_fields_are_not_all_looked_up(server: httpx.Client) -> None:
+    many = {f"unknown_{number}": 1 for number in range(MAX_UNKNOWN + 1)}
+    assert f"has {MAX_UNKNOWN + 1} fields that are not known here" in told(post(server, "/v1/completions", many))
+
+
+def test_lines_of_a_batch_are_as_strict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from bridle.cli import main
+
+    file, answers = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    body = {"prompt": "Say", "max_tokens": 1}
+    lines = [("a", body | {"json_scheme": {}}), ("b", body | {"user": "me"}), ("c", body | {"n_predict": None})]
+    file.write_text(
+        "\n".join(json.dumps({"custom_id": i, "url": "/v1/completions", "body": b}) for i, b in lines),
+        encoding="utf-8",
+    )
+    for flags, expected in (
+        ([], {"a": 400, "b": 200, "c": 200}),
+        (["--strict-fields"], {"a": 400, "b": 400, "c": 200}),
+    ):
+        assert main(["run-batch", str(file), "-o", str(answers), "--kv-memory", "16MiB", *flags]) == 1
+        found = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+        assert {each["custom_id"]: each["response"]["status_code"] for each in found} == expected
+
+
+# -- the table ------------------------------------------------------------------------------------------------
+
+
+def test_every_row_says_what_it_is() -> None:
+    for row in FIELDS:
+        assert bool(row.here) != bool(row.why), row
+        assert row.here or row.example is not None, row
+        assert not row.is_off(row.example) or row.here, row
+        assert len({(other.name, system) for other in (row,) for system in other.systems}) == len(row.systems)
+
+
+@given(st.sampled_from(sorted(BY_NAME)), st.integers(0, 40), st.sampled_from("abcxyz_"))
+@settings(max_examples=60, deadline=None)
+def test_a_slip_of_one_letter_is_found(name: str, place: int, letter: str) -> None:
+    """Long names differ less by a letter than short ones; those of six letters and more are always recognized."""
+    slip = name[:place] + letter + name[place:]
+    if len(name) >= 6:
+        assert nearest(slip, [name]) == name
+
+
+def test_the_parameters_of_sampling_are_not_called_absent() -> None:
+    own = set(SamplingParams.__slots__)
+    assert not [row.name for row in ABSENT if row.name in own]
