@@ -12,56 +12,68 @@ from typing import Any
 
 from bridle.cluster.faults import decode_failure, encode_failure
 from bridle.cluster.proto import shard_pb2 as pb
-from bridle.errors import AdapterRefused, UnsupportedFeature
-from bridle.lora import AdapterDevice, AdapterFiles, LayerShape, as_device, open_adapter
+from bridle.errors import AdapterRefused
+from bridle.lora import AdapterFiles, LayerShape, find_device, open_adapter, require_device
 
 #: Names all adapters in a request to unload; no adapter has this name.
 EVERY_ADAPTER = ""
 
 
-def read_call(key: str, files: AdapterFiles) -> pb.LoadAdapterRequest:
-    """A request that the shard read the adapter's files from disk."""
-    return pb.LoadAdapterRequest(
-        name=key, source=str(files.folder), root=str(files.root), digest=files.digest, tier=pb.HOST
-    )
+class CalledAdapters:
+    """Implements `bridle.lora.AdapterDevice` by calls: `load` and `unload` carry out a request, wherever that is."""
 
+    def __init__(
+        self,
+        layers: Mapping[str, LayerShape],
+        load: Callable[[pb.LoadAdapterRequest], None],
+        unload: Callable[[pb.UnloadAdapterRequest], None],
+    ) -> None:
+        self.layers = layers
+        self.epoch = 0  # whoever reconnects adds one: what the other end had is gone
+        self._load = load
+        self._unload = unload
 
-def place_call(key: str) -> pb.LoadAdapterRequest:
-    """A request that the shard bring the adapter to the device."""
-    return pb.LoadAdapterRequest(name=key, tier=pb.DEVICE)
+    def read(self, key: str, files: AdapterFiles) -> None:
+        self._load(
+            pb.LoadAdapterRequest(
+                name=key, source=str(files.folder), root=str(files.root), digest=files.digest, tier=pb.HOST
+            )
+        )
 
+    def place(self, key: str) -> None:
+        self._load(pb.LoadAdapterRequest(name=key, tier=pb.DEVICE))
 
-def displace_call(key: str) -> pb.UnloadAdapterRequest:
-    """A request that the shard give up the adapter's place on the device."""
-    return pb.UnloadAdapterRequest(name=key, tier=pb.DEVICE)
+    def displace(self, key: str) -> None:
+        self._unload(pb.UnloadAdapterRequest(name=key, tier=pb.DEVICE))
 
+    def drop(self, key: str) -> None:
+        self._unload(pb.UnloadAdapterRequest(name=key, tier=pb.HOST))
 
-def drop_call(key: str) -> pb.UnloadAdapterRequest:
-    """A request that the shard give up the adapter's place on the host."""
-    return pb.UnloadAdapterRequest(name=key, tier=pb.HOST)
+    def clear(self) -> None:
+        self._unload(pb.UnloadAdapterRequest(name=EVERY_ADAPTER))
 
 
 def load(executor: object, request: pb.LoadAdapterRequest) -> None:
     """Load an adapter into `executor` as the request says. Raises `AdapterRefused`."""
     device = require_device(executor)
     if request.tier == pb.DEVICE:
-        device.place_adapter(request.name)
+        device.place(request.name)
         return
     files = open_adapter(Path(request.source), Path(request.root))
     if files.digest != request.digest:
         raise AdapterRefused("the adapter's files on the shard's machine are not those that the router knows", "source")
-    device.read_adapter(request.name, files)
+    device.read(request.name, files)
 
 
 def unload(executor: object, request: pb.UnloadAdapterRequest) -> None:
     """Unload one adapter or all from `executor`, as the request says."""
     device = require_device(executor)
     if request.name == EVERY_ADAPTER:
-        device.drop_adapters()
+        device.clear()
     elif request.tier == pb.DEVICE:
-        device.displace_adapter(request.name)
+        device.displace(request.name)
     else:
-        device.drop_adapter(request.name)
+        device.drop(request.name)
 
 
 def attempt(work: Callable[[], None]) -> pb.Failure | None:
@@ -81,8 +93,8 @@ def check(reply: Any) -> None:
 
 def encode_layers(executor: object) -> list[pb.AdapterLayer]:
     """The layers of the model that take adapters, as messages."""
-    device = as_device(executor)
-    layers = {} if device is None else device.adapter_layers
+    device = find_device(executor)
+    layers = {} if device is None else device.layers
     return [
         pb.AdapterLayer(
             name=name, in_features=one.in_features, out_features=one.out_features, is_transposed=one.is_transposed
@@ -93,11 +105,3 @@ def encode_layers(executor: object) -> list[pb.AdapterLayer]:
 
 def decode_layers(reply: pb.InfoReply) -> Mapping[str, LayerShape]:
     return {one.name: LayerShape(one.in_features, one.out_features, one.is_transposed) for one in reply.adapter_layers}
-
-
-def require_device(executor: object) -> AdapterDevice:
-    """Return `executor` as one that applies adapters. Raises `UnsupportedFeature` if it does not."""
-    device = as_device(executor)
-    if device is None:
-        raise UnsupportedFeature("this shard's backend applies no adapters", "adapter")
-    return device

@@ -17,18 +17,10 @@ import subprocess
 import threading
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from bridle.cluster.adapter_calls import (
-    EVERY_ADAPTER,
-    displace_call,
-    drop_call,
-    place_call,
-    read_call,
-    require_device,
-    unload,
-)
+from bridle.cluster.adapter_calls import CalledAdapters, load, unload
 from bridle.cluster.member_adapters import MemberAdapters
 from bridle.cluster.parent import child_environment
 from bridle.cluster.plans import decode_plan, encode_plan
@@ -37,7 +29,7 @@ from bridle.cluster.vectors import require_embedder
 from bridle.engine.interfaces import Executor, ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.errors import BridleError, InternalError, ShardUnavailable
-from bridle.lora import AdapterFiles, LayerShape, as_device
+from bridle.lora import find_device
 
 _log = logging.getLogger(__name__)
 
@@ -158,6 +150,8 @@ class GroupExecutor:
     def __init__(self, executor: Executor, members: Members) -> None:
         self._executor = executor
         self._members = members
+        device = find_device(executor)
+        self.adapters = CalledAdapters({} if device is None else device.layers, self._load, self._unload)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -193,37 +187,14 @@ class GroupExecutor:
         self._members.tell(pb.StepRequest(reset=pb.Reset()))
         self._executor.reset()
 
-    # -- adapters: `bridle.lora.AdapterDevice`. Rank 0 does each call first; the others follow what it could do ----
+    def _load(self, request: pb.LoadAdapterRequest) -> None:
+        """Rank 0 goes first; the others follow what it could do."""
+        load(self._executor, request)
+        self._members.tell(pb.StepRequest(load_adapter=request))
 
-    @property
-    def adapter_layers(self) -> Mapping[str, LayerShape]:
-        device = as_device(self._executor)
-        return {} if device is None else device.adapter_layers
-
-    @property
-    def adapter_epoch(self) -> int:
-        return 0
-
-    def read_adapter(self, key: str, files: AdapterFiles) -> None:
-        require_device(self._executor).read_adapter(key, files)
-        self._members.tell(pb.StepRequest(load_adapter=read_call(key, files)))
-
-    def place_adapter(self, key: str) -> None:
-        require_device(self._executor).place_adapter(key)
-        self._members.tell(pb.StepRequest(load_adapter=place_call(key)))
-
-    def displace_adapter(self, key: str) -> None:
-        self._unload(displace_call(key))
-
-    def drop_adapter(self, key: str) -> None:
-        self._unload(drop_call(key))
-
-    def drop_adapters(self) -> None:
-        self._unload(drop_call(EVERY_ADAPTER))
-
-    def _unload(self, call: pb.UnloadAdapterRequest) -> None:
-        unload(self._executor, call)
-        self._members.tell(pb.StepRequest(unload_adapter=call))
+    def _unload(self, request: pb.UnloadAdapterRequest) -> None:
+        unload(self._executor, request)
+        self._members.tell(pb.StepRequest(unload_adapter=request))
 
     def close(self) -> None:
         self._members.close()

@@ -12,10 +12,10 @@ import math
 import threading
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from bridle.cluster.adapter_calls import EVERY_ADAPTER, displace_call, drop_call, place_call, read_call
+from bridle.cluster.adapter_calls import CalledAdapters
 from bridle.cluster.address import Tls
 from bridle.cluster.batches import encode_batch
 from bridle.cluster.faults import decode_failure
@@ -29,7 +29,6 @@ from bridle.cluster.vectors import MAX_NUMBERS, decode_vectors
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
 from bridle.errors import BridleError, InternalError, ProtocolError, ShardUnavailable
-from bridle.lora import AdapterFiles, LayerShape
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +73,11 @@ class ShardExecutor:
         self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # the last plan: step, number of tokens, time of sending
         self._link: Link | None = self._first_link(start_timeout, is_starting)
         self._info, self.num_bytes = self._link.info, self._link.num_bytes
-        self._adapter_layers, self._num_links = self._link.adapter_layers, 1
+        self.adapters = CalledAdapters(
+            self._link.adapter_layers,
+            lambda request: self._reachable().load_adapter(request),
+            lambda request: self._reachable().unload_adapter(request),
+        )
         self._keeper = threading.Thread(target=self._keep, name="bridle-shard-watch", daemon=True)
         self._keeper.start()
 
@@ -153,31 +156,7 @@ class ShardExecutor:
         if link is not None and not link.is_lost:
             link.send(pb.StepRequest(reset=pb.Reset()))
 
-    # -- adapters: `bridle.lora.AdapterDevice`, from any thread ----------------------------------------------
-
-    @property
-    def adapter_layers(self) -> Mapping[str, LayerShape]:
-        return self._adapter_layers
-
-    @property
-    def adapter_epoch(self) -> int:
-        """A number that differs for each connection, because a shard forgets its adapters when its router leaves."""
-        return self._num_links
-
-    def read_adapter(self, key: str, files: AdapterFiles) -> None:
-        self._reachable().load_adapter(read_call(key, files))
-
-    def place_adapter(self, key: str) -> None:
-        self._reachable().load_adapter(place_call(key))
-
-    def displace_adapter(self, key: str) -> None:
-        self._reachable().unload_adapter(displace_call(key))
-
-    def drop_adapter(self, key: str) -> None:
-        self._reachable().unload_adapter(drop_call(key))
-
-    def drop_adapters(self) -> None:
-        self._reachable().unload_adapter(drop_call(EVERY_ADAPTER))
+    # -- any thread ----------------------------------------------------------------------------------------
 
     def _reachable(self) -> Link:
         link = self._link
@@ -243,7 +222,7 @@ class ShardExecutor:
                 self._note_unusable(f"it is another one now: {link.info} instead of {self._info}")
                 link.close()
                 continue
-            self._num_links += 1
+            self.adapters.epoch += 1
             self._link = link
             _log.info("the shard at %s is back after %.1f s", self.address, time.monotonic() - began)
             self._tell(self.on_change)

@@ -25,7 +25,7 @@ from bridle.cluster.trace_context import StreamSpan, incoming_context
 from bridle.engine.interfaces import Executor
 from bridle.engine.warm_up import warm_up
 from bridle.errors import BridleError, ProtocolError, ShardUnavailable
-from bridle.lora import as_device
+from bridle.lora import find_device
 from bridle.threads import ThreadPerCall
 
 _log = logging.getLogger(__name__)
@@ -147,9 +147,9 @@ class Shard:
 
     def _forget_adapters(self) -> None:
         """Drop all adapters: a new router knows only of those that it has loaded itself."""
-        device = as_device(self.executor)
+        device = find_device(self.executor)
         if device is not None:
-            device.drop_adapters()
+            device.clear()
 
 
 def start_shard(shard: Shard, address: str, tls: Tls | None = None) -> tuple[grpc.Server, str]:

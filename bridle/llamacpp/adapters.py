@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from torch import Tensor
@@ -25,10 +26,16 @@ from bridle.lora.weights import HostAdapter, read_weights
 from bridle.threads import run_apart
 
 
-class Adapters:
-    """The adapters of one model, by key: on the host as they were read, on the device as llama.cpp's handles."""
+class LlamaAdapters:
+    """Implements `bridle.lora.AdapterDevice`. The host keeps what was read, the device llama.cpp's handles. Nothing
+    changes on the device while somebody holds `lock`."""
 
-    def __init__(self, source: GgufModel, family: Family | None, config: Config) -> None:
+    #: What was read is never lost.
+    epoch = 0
+
+    def __init__(self, model: Model, source: GgufModel, family: Family | None, config: Config) -> None:
+        self.lock = Lock()
+        self._model = model
         self._places = dict(_places(source, family, config))
         self.layers: Mapping[str, LayerShape] = {name: place[1] for name, place in self._places.items()}
         self._arch = "" if family is None else family.arch
@@ -39,7 +46,7 @@ class Adapters:
         """From disk to the host. Raises `AdapterRefused`."""
         self._on_host[key] = run_apart(lambda: read_weights(files))
 
-    def place(self, key: str, model: Model) -> None:
+    def place(self, key: str) -> None:
         """From the host to llama.cpp. Raises `AdapterRefused`."""
         adapter = self._on_host.get(key)
         if adapter is None:
@@ -47,37 +54,40 @@ class Adapters:
         with tempfile.TemporaryDirectory(prefix="bridle-adapter-") as folder:
             path = Path(folder) / "adapter.gguf"
             self._write(path, adapter)
-            handle = model.read_adapter(path)
+            with self.lock:
+                handle = self._model.read_adapter(path)
+                if handle:
+                    self._on_device[key] = handle
         if not handle:
             raise AdapterRefused("llama.cpp refuses the adapter; the log says why", "source")
-        self._on_device[key] = handle
 
-    def displace(self, key: str, model: Model) -> None:
-        handle = self._on_device.pop(key, None)
-        if handle is not None:
-            model.free_adapter(handle)
+    def displace(self, key: str) -> None:
+        with self.lock:
+            handle = self._on_device.pop(key, None)
+            if handle is not None:
+                self._model.free_adapter(handle)
 
     def drop(self, key: str) -> None:
         self._on_host.pop(key, None)
 
-    def clear(self, model: Model) -> None:
+    def clear(self) -> None:
         for key in list(self._on_device):
-            self.displace(key, model)
+            self.displace(key)
         self._on_host.clear()
 
     @contextmanager
-    def applied(self, key: str | None, model: Model) -> Iterator[None]:
+    def applied(self, key: str | None) -> Iterator[None]:
         """Everything is computed with this adapter meanwhile. Raises `InternalError` if it is not on the device."""
         if key is None:
             yield
             return
         if key not in self._on_device:
             raise InternalError(f"adapter {key!r} is not on the device")
-        model.use_adapter(self._on_device[key])
+        self._model.use_adapter(self._on_device[key])
         try:
             yield
         finally:
-            model.use_adapter(None)
+            self._model.use_adapter(None)
 
     def _write(self, path: Path, adapter: HostAdapter) -> None:
         from gguf import GGUFWriter

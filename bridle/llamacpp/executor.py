@@ -8,8 +8,7 @@ error in one step forgets all sequences, as in every backend.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from threading import Lock
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,28 +17,28 @@ from torch.nn import functional
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.engine.plan import PlanRow, SampleBatch, StepPlan, StepResult
 from bridle.errors import BridleError, InternalError, ShardUnavailable
-from bridle.llamacpp.adapters import Adapters
+from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.library import MAX_SLOTS, Cell, Model
 from bridle.llamacpp.slots import Held, Slots
-from bridle.lora import AdapterFiles, LayerShape
 from bridle.model.executor import check_batch
 
 
 class LlamaExecutor:
     """Implements `bridle.engine.interfaces.Executor` over a model of llama.cpp."""
 
-    def __init__(self, info: ExecutorInfo, model: Model, sampler: Sampler, adapters: Adapters, kv_bytes: int) -> None:
+    def __init__(
+        self, info: ExecutorInfo, model: Model, sampler: Sampler, adapters: LlamaAdapters, kv_bytes: int
+    ) -> None:
         self._info = info
         self._model: Model | None = model
         self._sampler = sampler
-        self._adapters = adapters
+        self.adapters = adapters
         self._kv_bytes = kv_bytes
         self._slots = Slots(model, MAX_SLOTS, info.vocab_size, info.max_model_len)
         self._step: int | None = None
         self._logits: Tensor | None = None  # [R, V] of the last step
         self._rows: list[tuple[int, int]] = []  # sequence and position of each row of logits
         self._used: dict[int, str | None] = {}  # adapters of the last step's sequences
-        self._lock = Lock()  # adapters are not changed while something is computed
 
     @property
     def info(self) -> ExecutorInfo:
@@ -59,7 +58,7 @@ class LlamaExecutor:
         self._step, self._logits, self._rows = plan.step, None, []
         try:
             held = self._slots.apply(plan)
-            with self._lock:
+            with self.adapters.lock:
                 self._logits = self._run(model, plan.rows, held)
         except BridleError as error:
             self._forget()
@@ -85,7 +84,7 @@ class LlamaExecutor:
         for row in logits_rows:
             if not 0 <= row < len(self._rows):
                 raise InternalError(f"step {step} has {len(self._rows)} logits rows; row {row} is to be embedded")
-        with self._lock, torch.inference_mode():
+        with self.adapters.lock, torch.inference_mode():
             vectors = [self._embed(model, *self._rows[row]) for row in logits_rows]
         return [array("f", functional.normalize(vector, dim=-1).numpy().tobytes()) for vector in vectors]
 
@@ -98,40 +97,9 @@ class LlamaExecutor:
         """Release model and context. Idempotent."""
         self.reset()
         if self._model is not None:
-            self.drop_adapters()
+            self.adapters.clear()
             self._model.close()
         self._model = None
-
-    # -- adapters: `bridle.lora.AdapterDevice`, from any thread ----------------------------------------------------
-
-    @property
-    def adapter_layers(self) -> Mapping[str, LayerShape]:
-        return self._adapters.layers
-
-    @property
-    def adapter_epoch(self) -> int:
-        """Always the same: what was read is never lost."""
-        return 0
-
-    def read_adapter(self, key: str, files: AdapterFiles) -> None:
-        self._adapters.read(key, files)
-
-    def place_adapter(self, key: str) -> None:
-        with self._lock:
-            self._adapters.place(key, self._require_model())
-
-    def displace_adapter(self, key: str) -> None:
-        with self._lock:
-            self._adapters.displace(key, self._require_model())
-
-    def drop_adapter(self, key: str) -> None:
-        self._adapters.drop(key)
-
-    def drop_adapters(self) -> None:
-        """Give up all of them."""
-        if self._model is not None:
-            with self._lock:
-                self._adapters.clear(self._model)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
@@ -143,7 +111,7 @@ class LlamaExecutor:
         self._used = {row.seq_id: row.adapter for row in rows}
         found: dict[int, Tensor] = {}
         for adapter, members in starts.items():
-            with self._adapters.applied(adapter, model):
+            with self.adapters.applied(adapter):
                 logits = self._decode(model, [cell for at in members for cell in _cells(rows[at], held[at])])
             sizes = [rows[at].num_logits for at in members]
             found |= dict(zip(members, torch.split(logits, sizes), strict=True))
@@ -163,7 +131,7 @@ class LlamaExecutor:
         model.cut(held.slot, position)
         tail = held.tokens[position : held.length]
         cells = [Cell(token, place, held.slot, True) for place, token in enumerate(tail, position)]
-        with self._adapters.applied(self._used[seq_id], model):
+        with self.adapters.applied(self._used[seq_id]):
             parts = [model.embed(cells[at : at + model.max_batch]) for at in range(0, len(cells), model.max_batch)]
         return parts[0][0]
 

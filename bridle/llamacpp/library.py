@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bridle.errors import InternalError, OutOfBlocks, UnsupportedModel
+from bridle.errors import InternalError, OutOfBlocks, ShardUnavailable, UnsupportedModel
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +172,9 @@ class Model:
     # -- adapters ---------------------------------------------------------------------------------------------------
 
     def read_adapter(self, path: Path) -> Any:
-        """An adapter's handle; None if llama.cpp refuses it."""
+        """An adapter's handle; None if llama.cpp refuses it. Raises `ShardUnavailable` once the model is closed."""
+        if not self._model:
+            raise ShardUnavailable("the executor is closed")
         return self._lib.llama_adapter_lora_init(self._model, str(path).encode())
 
     def free_adapter(self, handle: Any) -> None:

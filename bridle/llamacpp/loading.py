@@ -13,7 +13,7 @@ from bridle.errors import InvalidRequest, OutOfBlocks, UnsupportedModel
 from bridle.gguf import GgufModel
 from bridle.gguf.families import Family
 from bridle.gguf.settings import Config, find_family, read_config
-from bridle.llamacpp.adapters import Adapters
+from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.executor import LlamaExecutor
 from bridle.llamacpp.library import MAX_SLOTS, Model, library
 from bridle.model.checkpoint import inspect_checkpoint
@@ -77,7 +77,7 @@ def load_executor(
         embedding_size=model.hidden_size,
     )
     report("ready", 1.0)
-    adapters = Adapters(source, *_known(source))
+    adapters = LlamaAdapters(model, source, *_known(source))
     return LlamaExecutor(info, model, sampler or StandardSampler(), adapters, num_cells * cell_bytes)
 
 

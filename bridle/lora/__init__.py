@@ -6,12 +6,11 @@ The package knows nothing of requests, plans or models. Importing it loads no to
 
 from __future__ import annotations
 
-from bridle.lora.device import AdapterDevice, as_device
+from bridle.lora.device import AdapterDevice, AdapterLimits, LayerShape, find_device, require_device
 from bridle.lora.files import AdapterFiles, find_adapter, open_adapter
-from bridle.lora.layers import AdapterLimits, LayerShape
 from bridle.lora.peft_config import LoraShape
 from bridle.lora.pool import AdapterPool
-from bridle.lora.status import AdapterState, AdapterStatus
+from bridle.lora.residency import AdapterState, AdapterStatus
 
 __all__ = [
     "AdapterDevice",
@@ -22,7 +21,8 @@ __all__ = [
     "AdapterStatus",
     "LayerShape",
     "LoraShape",
-    "as_device",
     "find_adapter",
+    "find_device",
     "open_adapter",
+    "require_device",
 ]

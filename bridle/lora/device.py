@@ -1,44 +1,119 @@
-"""What an adapter pool asks of the executor that keeps adapters and computes with them, in this process or another."""
+"""Which adapters a model takes, as plain data, and what a pool of adapters asks of the device that computes with them.
+
+The device may be in this process or in another one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import Protocol
 
+from bridle.errors import AdapterRefused, UnsupportedFeature
 from bridle.lora.files import AdapterFiles
-from bridle.lora.layers import LayerShape
+from bridle.lora.layout import padded
+
+_MAX_SHOWN_CHARS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """A linear layer of the model. `is_transposed`: the family keeps its weights as [in, out]."""
+
+    in_features: int
+    out_features: int
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """What adapters a model takes: its layers by name, the bytes of one of its numbers, and the bytes that all adapters
+    together may take on the host and on the device."""
+
+    layers: Mapping[str, LayerShape]
+    item_size: int
+    device_memory: int
+    host_memory: int
+
+    def device_bytes(self, files: AdapterFiles) -> int:
+        """The bytes that an adapter takes on the device, where its ranks are padded."""
+        sides = [padded(shape.rank) * (shape.in_features + shape.out_features) for shape in files.shapes.values()]
+        return self.item_size * sum(sides)
+
+    def check(self, files: AdapterFiles) -> None:
+        """Raise `AdapterRefused` if the files are not for this model, or need more memory than there is."""
+        check_fits(files, self.layers)
+        for what, size, limit in (
+            ("the device", self.device_bytes(files), self.device_memory),
+            ("the host", files.num_bytes, self.host_memory),
+        ):
+            if size > limit:
+                raise AdapterRefused(f"the adapter needs {size} bytes on {what}; adapters may take {limit}", "source")
+
+
+def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
+    """Raise `AdapterRefused`, naming the layer, if the model lacks a layer of the adapter or has it in another size."""
+    for name, shape in files.shapes.items():
+        layer = layers.get(name)
+        shown = repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")
+        if layer is None:
+            raise AdapterRefused(
+                f"the adapter changes layer {shown}, which is no linear layer of this model's attention or dense MLP",
+                "source",
+            )
+        if (shape.in_features, shape.out_features) != (layer.in_features, layer.out_features):
+            raise AdapterRefused(
+                f"the adapter is made for a layer {shown} from {shape.in_features} to {shape.out_features} features; "
+                f"this model's goes from {layer.in_features} to {layer.out_features}",
+                "source",
+            )
+        if files.config.is_transposed != layer.is_transposed:
+            raise AdapterRefused(
+                f"fan_in_fan_out is {files.config.is_transposed}; layer {shown} of this model needs "
+                f"{layer.is_transposed}",
+                "source",
+            )
 
 
 class AdapterDevice(Protocol):
-    """The methods may be called from any thread; calls about one adapter come one after the other. All but
-    `read_adapter` are quick. Each raises `ShardUnavailable` when the device cannot be reached."""
+    """What an executor has as `adapters`. The methods may be called from any thread; calls about one adapter come one
+    after the other. All but `read` are quick. Each raises `ShardUnavailable` when the device cannot be reached."""
 
     @property
-    def adapter_layers(self) -> Mapping[str, LayerShape]:
+    def layers(self) -> Mapping[str, LayerShape]:
         """The layers that take adapters, by name; empty if none does."""
         raise NotImplementedError
 
     @property
-    def adapter_epoch(self) -> int:
+    def epoch(self) -> int:
         """A number that changes whenever the device loses everything that was read or placed."""
         raise NotImplementedError
 
-    def read_adapter(self, key: str, files: AdapterFiles) -> None:
+    def read(self, key: str, files: AdapterFiles) -> None:
         """Read an adapter from disk to the host's memory. Raises `AdapterRefused`."""
 
-    def place_adapter(self, key: str) -> None:
+    def place(self, key: str) -> None:
         """Copy an adapter from the host to the device where the model computes."""
 
-    def displace_adapter(self, key: str) -> None:
+    def displace(self, key: str) -> None:
         """Free the adapter's memory on the device. An adapter that is not there is ignored."""
 
-    def drop_adapter(self, key: str) -> None:
+    def drop(self, key: str) -> None:
         """Free the adapter's memory on the host. An adapter that is not there is ignored."""
 
-    def drop_adapters(self) -> None:
+    def clear(self) -> None:
         """Free all adapters, on the device and on the host."""
 
 
-def as_device(executor: object) -> AdapterDevice | None:
-    """Return `executor` as a device for adapters; None if it does not apply adapters."""
-    return cast(AdapterDevice, executor) if getattr(executor, "adapter_layers", None) else None
+def find_device(executor: object) -> AdapterDevice | None:
+    """The adapters of `executor`; None if it does not apply adapters."""
+    device: AdapterDevice | None = getattr(executor, "adapters", None)
+    return device if device is not None and device.layers else None
+
+
+def require_device(executor: object) -> AdapterDevice:
+    """The adapters of `executor`. Raises `UnsupportedFeature` if it does not apply adapters."""
+    device = find_device(executor)
+    if device is None:
+        raise UnsupportedFeature("this backend applies no adapters", "adapter")
+    return device

@@ -1,4 +1,4 @@
-"""Products of many adapters in two Triton kernels per site: the way of CUDA.
+"""AdapterKernel of many adapters in two Triton kernels per site: the way of CUDA.
 
 The first kernel takes rows down to the ranks of their adapter, the second from there to columns, which it adds to.
 Rows are cut into *tiles*, each of one adapter; a program of a kernel computes a part of one tile. Weights are read
@@ -158,7 +158,7 @@ class Machine:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
-class FusedProducts:
+class FusedKernel:
     """All segments of a step as one product."""
 
     def __init__(self, device: torch.device) -> None:
@@ -170,7 +170,7 @@ class FusedProducts:
         """Write its table."""
         self._table(adapter.layout)
 
-    def of(self, segments: Sequence[Segment]) -> list[Product]:
+    def products(self, segments: Sequence[Segment]) -> list[Product]:
         return [FusedProduct(segments, [self._table(segment.adapter.layout) for segment in segments], self.machine)]
 
     def clear(self) -> None:

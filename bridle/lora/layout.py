@@ -105,7 +105,7 @@ def _make_block(names: list[str], shapes: Mapping[str, LoraShape], places: Mappi
     return Block(begin, rank, num_inputs, tuple(parts))
 
 
-class Layouts:
+class LayoutCache:
     """Makes each layout once, since adapters with the same layout object can be multiplied together."""
 
     def __init__(self, places: Mapping[str, Place]) -> None:

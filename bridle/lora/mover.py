@@ -54,7 +54,7 @@ class Mover:
         self._changed = changed
         self._on_end = on_end
         self._on_change = on_change
-        self._epoch = device.adapter_epoch
+        self._epoch = device.epoch
         self._num_changes = 0
         self._threads: list[threading.Thread] = []
         self.is_closed = False
@@ -73,8 +73,8 @@ class Mover:
 
     def note_loss(self) -> None:
         """If the device has lost everything, clear the books so that adapters are read again."""
-        if self._epoch != self._device.adapter_epoch:
-            self._epoch = self._device.adapter_epoch
+        if self._epoch != self._device.epoch:
+            self._epoch = self._device.epoch
             self._books.lose_everything()
 
     def stop(self) -> None:
@@ -123,8 +123,8 @@ class Mover:
 
     def _read(self, move: _Move) -> None:
         for other in move.leavers:
-            self._device.drop_adapter(other.key)
-        self._device.read_adapter(move.held.key, move.held.files)
+            self._device.drop(other.key)
+        self._device.read(move.held.key, move.held.files)
 
     def _note_read(self, held: Held) -> None:
         self._books.on_host[held.key] = held
@@ -150,8 +150,8 @@ class Mover:
 
     def _place(self, move: _Move) -> None:
         for other in move.leavers:
-            self._device.displace_adapter(other.key)
-        self._device.place_adapter(move.held.key)
+            self._device.displace(other.key)
+        self._device.place(move.held.key)
 
     def _note_placed(self, held: Held) -> None:
         self._books.note_placed(held)
@@ -174,7 +174,7 @@ class Mover:
             _set_moving((move.held, *move.leavers), False)
             if failure is not None:
                 self._fail(move.held, failure)
-            elif move.epoch == self._device.adapter_epoch:
+            elif move.epoch == self._device.epoch:
                 note(move.held)
 
     def _drop_next(self) -> bool:
@@ -191,8 +191,8 @@ class Mover:
 
     def _drop(self, held: Held) -> None:
         def drop() -> None:
-            self._device.displace_adapter(held.key)
-            self._device.drop_adapter(held.key)
+            self._device.displace(held.key)
+            self._device.drop(held.key)
 
         self._try(held, drop)
         with self._changed:

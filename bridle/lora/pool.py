@@ -13,12 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from bridle.errors import BridleError, EngineClosed, UnknownAdapter
-from bridle.lora.device import AdapterDevice
+from bridle.lora.device import AdapterDevice, AdapterLimits
 from bridle.lora.files import AdapterFiles
-from bridle.lora.layers import AdapterLimits
 from bridle.lora.mover import Mover
-from bridle.lora.residency import Held, Residency
-from bridle.lora.status import AdapterStatus
+from bridle.lora.residency import AdapterStatus, Held, Residency
 
 
 class AdapterPool:
@@ -40,7 +38,7 @@ class AdapterPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        self.limits = AdapterLimits(device.adapter_layers, item_size, device_memory, host_memory)
+        self.limits = AdapterLimits(device.layers, item_size, device_memory, host_memory)
         self._books = Residency(device_memory, host_memory)
         self._lock = threading.Condition()
         self._clock = clock

@@ -40,7 +40,7 @@ class Product(Protocol):
         ...
 
 
-class Products(Protocol):
+class AdapterKernel(Protocol):
     """A way of multiplying."""
 
     def prepare(self, adapter: PlacedAdapter) -> None:
@@ -48,7 +48,7 @@ class Products(Protocol):
         the thread that placed it."""
         ...
 
-    def of(self, segments: Sequence[Segment]) -> list[Product]:
+    def products(self, segments: Sequence[Segment]) -> list[Product]:
         """The products that compute these segments."""
         ...
 
@@ -60,11 +60,11 @@ class Products(Protocol):
 class AdapterStep:
     """All that the adapters of one step add. `num_tokens` is the number of its rows."""
 
-    def __init__(self, segments: Sequence[Segment], num_tokens: int, products: Products) -> None:
+    def __init__(self, segments: Sequence[Segment], num_tokens: int, kernel: AdapterKernel) -> None:
         self.num_tokens = num_tokens
         self.num_added = 0
         self.by_site: dict[int, list[Product]] = {}
-        for product in products.of(segments):
+        for product in kernel.products(segments):
             for site in product.sites:
                 self.by_site.setdefault(site, []).append(product)
 

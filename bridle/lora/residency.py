@@ -12,13 +12,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Literal
 
 from bridle.lora.failures import Failure
 from bridle.lora.files import AdapterFiles
-from bridle.lora.status import AdapterStatus
 
 #: How many steps an adapter may serve before it can lose its place to another one that waits.
 TURN_STEPS = 8
+
+#: `known`: on disk only. `loading`: on its way into memory. `host`: in the computer's memory. `device`: where the model
+#: computes. `failed`: it could not be read; a further use tries again.
+AdapterState = Literal["known", "loading", "host", "device", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStatus:
+    """The part of an adapter's description that changes. `num_users` counts the requests that use it now, or wait for
+    it."""
+
+    state: AdapterState = "known"
+    error: str | None = None
+    num_users: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Products of adapters in plain torch: the way of CPUs, and the reference for `fused`.
+"""AdapterKernel of adapters in plain torch: the way of CPUs, and the reference for `fused`.
 
 A long segment is multiplied alone. Many short segments are multiplied as one product: their adapters' weights lie in a
 stack, and their rows are padded to one length. The stack is kept between steps and is changed only where a step has
@@ -8,8 +8,7 @@ prompt among decodes would make each of them as long as itself. Both ways give t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,15 +24,10 @@ MAX_SHORT = 16
 SINGLE_ROWS = 40
 #: Fewer short segments of one layout than this are multiplied alone, too.
 MIN_STACKED = 3
-#: Bytes that one stack may take. Beyond this, segments are multiplied one by one; or, where the number of calls costs
-#: more, the weights of each site are gathered when they are needed.
+#: Bytes that one stack may take. Beyond this, segments are multiplied one by one.
 MAX_STACK_BYTES = 1 << 29
-
-
-class _Sites(Protocol):
-    """The weights of several adapters side by side, by site."""
-
-    def __getitem__(self, site: int) -> SiteWeights: ...
+#: Stacks that are kept, each of another layout; the least recently used one is dropped.
+MAX_STACKS = 2
 
 
 class SingleProduct:
@@ -58,7 +52,7 @@ class StackedProduct:
     """Short segments of one layout, multiplied all at once. `slots[i]` is the place in the stack of segment i's
     weights."""
 
-    def __init__(self, segments: Sequence[Segment], slots: Sequence[int], sites: _Sites) -> None:
+    def __init__(self, segments: Sequence[Segment], slots: Sequence[int], sites: Mapping[int, SiteWeights]) -> None:
         self.sites: Iterable[int] = segments[0].adapter.layout.blocks
         self._weights = sites
         self._num, self._length = len(segments), max(segment.length for segment in segments)
@@ -107,7 +101,7 @@ def _indices(segments: Sequence[Segment], slots: Sequence[int], length: int) -> 
     return taken, given, targets
 
 
-class Stack:
+class WeightStack:
     """The weights of adapters of one layout side by side, kept between steps. The first rows are those of the last
     step."""
 
@@ -145,71 +139,46 @@ class Stack:
         self.sites = {site: SiteWeights(block, self._buffer) for site, block in self._layout.blocks.items()}
 
 
-class PassingStack:
-    """The weights of adapters of one layout side by side, kept only while one site is computed."""
-
-    def __init__(self, adapters: Sequence[PlacedAdapter]) -> None:
-        self._blocks = adapters[0].layout.blocks
-        self._flats = [adapter.flat for adapter in adapters]
-
-    def __getitem__(self, site: int) -> SiteWeights:
-        block = self._blocks[site]
-        return SiteWeights(block, torch.stack([flat[block.begin : block.end] for flat in self._flats]), block.begin)
-
-
-class Stacks:
-    """The stacks of a device, by layout. Only a few are kept; the least recently used one is dropped."""
-
-    MAX_STACKS = 2
-
-    def __init__(self) -> None:
-        self._stacks: dict[int, tuple[Layout, Stack]] = {}
-
-    def of(self, layout: Layout, like: Tensor) -> Stack:
-        known = self._stacks.pop(id(layout), None)
-        stack = Stack(layout, like) if known is None else known[1]
-        self._stacks[id(layout)] = layout, stack
-        while len(self._stacks) > self.MAX_STACKS:
-            del self._stacks[next(iter(self._stacks))]
-        return stack
-
-    def clear(self) -> None:
-        """Free the memory of all stacks."""
-        self._stacks.clear()
-
-
-class TorchProducts:
+class TorchKernel:
     """Multiplies segments by layout, short ones together."""
 
     def __init__(self) -> None:
-        self._stacks = Stacks()
+        self._stacks: dict[int, tuple[Layout, WeightStack]] = {}  # by the layout's identity
 
     def prepare(self, adapter: PlacedAdapter) -> None:
         """Does nothing: plain torch needs no preparation."""
 
-    def of(self, segments: Sequence[Segment]) -> list[Product]:
+    def products(self, segments: Sequence[Segment]) -> list[Product]:
         groups: dict[int, list[Segment]] = {}
         for segment in segments:
             groups.setdefault(id(segment.adapter.layout), []).append(segment)
-        return [product for group in groups.values() for product in _products(group, self._stacks)]
+        return [product for group in groups.values() for product in self._products_of(group)]
 
     def clear(self) -> None:
         self._stacks.clear()
 
+    def _products_of(self, segments: Sequence[Segment]) -> list[Product]:
+        """The products that compute the segments of one layout."""
+        flat = segments[0].adapter.flat
+        longest = MAX_SHORT if flat.is_cuda else _longest_stacked([segment.length for segment in segments])
+        short = [segment for segment in segments if segment.length <= longest]
+        adapters = list({segment.adapter.serial: segment.adapter for segment in short}.values())
+        is_small = len(short) * flat.nbytes <= MAX_STACK_BYTES
+        if len(adapters) < len(short) or len(short) < MIN_STACKED or not is_small:
+            return [SingleProduct(segments)]
+        stack = self._stack_of(adapters[0])
+        products: list[Product] = [StackedProduct(short, stack.take(adapters), stack.sites)]
+        if len(short) < len(segments):
+            products.append(SingleProduct([segment for segment in segments if segment.length > longest]))
+        return products
 
-def _products(segments: Sequence[Segment], stacks: Stacks) -> list[Product]:
-    """The products that compute the segments of one layout."""
-    flat = segments[0].adapter.flat
-    longest = MAX_SHORT if flat.is_cuda else _longest_stacked([segment.length for segment in segments])
-    short = [segment for segment in segments if segment.length <= longest]
-    adapters = list({segment.adapter.serial: segment.adapter for segment in short}.values())
-    is_small = len(short) * flat.nbytes <= MAX_STACK_BYTES
-    if len(adapters) < len(short) or len(short) < MIN_STACKED or not (is_small or flat.is_cuda):
-        return [SingleProduct(segments)]
-    products: list[Product] = [_stacked(short, adapters, stacks if is_small else None)]
-    if len(short) < len(segments):
-        products.append(SingleProduct([segment for segment in segments if segment.length > longest]))
-    return products
+    def _stack_of(self, adapter: PlacedAdapter) -> WeightStack:
+        known = self._stacks.pop(id(adapter.layout), None)
+        stack = WeightStack(adapter.layout, adapter.flat) if known is None else known[1]
+        self._stacks[id(adapter.layout)] = adapter.layout, stack
+        while len(self._stacks) > MAX_STACKS:
+            del self._stacks[next(iter(self._stacks))]
+        return stack
 
 
 def _longest_stacked(lengths: Sequence[int]) -> int:
@@ -217,12 +186,3 @@ def _longest_stacked(lengths: Sequence[int]) -> int:
     short = sorted(length for length in lengths if length <= MAX_SHORT)
     costs = {length: num * length + SINGLE_ROWS * (len(short) - num) for num, length in enumerate(short, 1)}
     return min(costs, key=costs.__getitem__, default=0)
-
-
-def _stacked(segments: Sequence[Segment], adapters: Sequence[PlacedAdapter], stacks: Stacks | None) -> StackedProduct:
-    """One product for segments that each have an adapter of their own. The weights lie in a stack that is kept, or in a
-    passing one if `stacks` is None."""
-    if stacks is None:
-        return StackedProduct(segments, range(len(segments)), PassingStack(adapters))
-    stack = stacks.of(adapters[0].layout, adapters[0].flat)
-    return StackedProduct(segments, stack.take(adapters), stack.sites)

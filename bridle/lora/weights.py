@@ -61,19 +61,17 @@ class PlacedAdapter:
 
 class SiteWeights:
     """The matrices of one site, ready to be multiplied from the right: `first` [in, rank], and for each part its B
-    [ranks, columns]. They have a leading dimension of adapters if `flat` has one. The first number of `flat` is at
-    `offset` of the layout."""
+    [ranks, columns]. They have a leading dimension of adapters if `flat` has one."""
 
-    def __init__(self, block: Block, flat: Tensor, offset: int = 0) -> None:
+    def __init__(self, block: Block, flat: Tensor) -> None:
         self.block = block
         lead = flat.shape[:-1]
-        begin = block.begin - offset
-        first = flat[..., begin : begin + block.rank * block.num_inputs]
+        first = flat[..., block.begin : block.begin + block.rank * block.num_inputs]
         self.first = first.view(*lead, block.rank, block.num_inputs).transpose(-1, -2)
         self.seconds: list[Tensor] = []
         for part in block.parts:
             size = part.columns.size * part.ranks.size
-            second = flat[..., part.begin - offset : part.begin - offset + size]
+            second = flat[..., part.begin : part.begin + size]
             self.seconds.append(second.view(*lead, part.columns.size, part.ranks.size).transpose(-1, -2))
 
 

@@ -14,27 +14,31 @@ import torch
 from bridle.engine.plan import PlanRow
 from bridle.errors import InternalError
 from bridle.lora import AdapterFiles, LayerShape
-from bridle.lora.layout import Layouts
-from bridle.lora.product import AdapterStep, Products, Segment
-from bridle.lora.torch_product import TorchProducts
+from bridle.lora.layout import LayoutCache
+from bridle.lora.product import AdapterKernel, AdapterStep, Segment
+from bridle.lora.torch_product import TorchKernel
 from bridle.lora.weights import HostAdapter, PlacedAdapter, place, read_weights
 from bridle.model.adapter_sites import Sites
 from bridle.threads import run_apart
 
 
 class ModelAdapters:
-    """Both tiers of one model's adapters, by key. `products` is how they are multiplied (None: in plain torch)."""
+    """Implements `bridle.lora.AdapterDevice`: both tiers of one model's adapters, by key. `kernel` is how they are
+    multiplied (None: in plain torch)."""
+
+    #: This process never loses what was read.
+    epoch = 0
 
     def __init__(
-        self, sites: Sites, dtype: torch.dtype, device: torch.device, products: Products | None = None
+        self, sites: Sites, dtype: torch.dtype, device: torch.device, kernel: AdapterKernel | None = None
     ) -> None:
         self._sites = sites
         self._dtype = dtype
         self._device = device
-        self._layouts = Layouts(sites.places)
+        self._layouts = LayoutCache(sites.places)
         self._on_host: dict[str, HostAdapter] = {}
         self._on_device: dict[str, PlacedAdapter] = {}
-        self._products: Products = products or TorchProducts()
+        self._kernel: AdapterKernel = kernel or TorchKernel()
 
     @property
     def layers(self) -> Mapping[str, LayerShape]:
@@ -56,7 +60,7 @@ class ModelAdapters:
             raise InternalError(f"adapter {key!r} is to be placed, but was not read")
         layout = self._layouts.of(adapter.files.shapes)
         placed = run_apart(lambda: place(adapter, layout, self._sites.places, self._dtype, self._device))
-        self._products.prepare(placed)
+        self._kernel.prepare(placed)
         self._on_device[key] = placed
 
     def displace(self, key: str) -> None:
@@ -71,7 +75,7 @@ class ModelAdapters:
         """Forget all adapters."""
         self._on_host.clear()
         self._on_device.clear()
-        self._products.clear()
+        self._kernel.clear()
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -86,7 +90,7 @@ class ModelAdapters:
                 current, start = row.adapter, stop
             stop += row.num_scheduled
         self._close(segments, current, start, stop)
-        return AdapterStep(segments, stop, self._products) if segments else None
+        return AdapterStep(segments, stop, self._kernel) if segments else None
 
     def _close(self, segments: list[Segment], key: str | None, start: int, stop: int) -> None:
         if key is not None:

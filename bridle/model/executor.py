@@ -8,7 +8,7 @@ time, so that only the one at fault ends.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
-from bridle.errors import InternalError, ShardUnavailable, UnsupportedFeature
-from bridle.lora import AdapterFiles, LayerShape
+from bridle.errors import InternalError, ShardUnavailable
 from bridle.model.adapters import ModelAdapters, check_complete
 from bridle.model.mirrors import Mirrors
 from bridle.model.packing import PackedStep, pack_step
@@ -37,7 +36,7 @@ class LocalExecutor:
         adapters: ModelAdapters | None = None,
     ) -> None:
         self._info = info
-        self._adapters = adapters
+        self.adapters = adapters
         self._runner: ModelRunner | None = runner
         self._sampler = sampler
         self._device = device
@@ -120,46 +119,19 @@ class LocalExecutor:
     def close(self) -> None:
         """Release the model and the KV pool. Idempotent."""
         self.reset()
-        self.drop_adapters()
-        self._runner = self._adapters = None
+        if self.adapters is not None:
+            self.adapters.clear()
+        self._runner = self.adapters = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    # -- adapters: `bridle.lora.AdapterDevice`, from any thread ----------------------------------------------
-
-    @property
-    def adapter_layers(self) -> Mapping[str, LayerShape]:
-        return {} if self._adapters is None else self._adapters.layers
-
-    @property
-    def adapter_epoch(self) -> int:
-        """Always the same number: this process never loses what was read."""
-        return 0
-
-    def read_adapter(self, key: str, files: AdapterFiles) -> None:
-        self._require_adapters().read(key, files)
-
-    def place_adapter(self, key: str) -> None:
-        self._require_adapters().place(key)
-
-    def displace_adapter(self, key: str) -> None:
-        self._require_adapters().displace(key)
-
-    def drop_adapter(self, key: str) -> None:
-        self._require_adapters().drop(key)
-
-    def drop_adapters(self) -> None:
-        """Forget all adapters."""
-        if self._adapters is not None:
-            self._adapters.clear()
 
     # -- helpers -------------------------------------------------------------------------------------------
 
     def _run(self, runner: ModelRunner, step: PackedStep, plan: StepPlan) -> Tensor:
-        adapted = None if self._adapters is None else self._adapters.begin_step(plan.rows)
-        if self._adapters is None or adapted is None:
+        adapted = None if self.adapters is None else self.adapters.begin_step(plan.rows)
+        if self.adapters is None or adapted is None:
             return runner.run(step)
-        with self._adapters.applied(adapted):
+        with self.adapters.applied(adapted):
             logits = runner.run(step)
         check_complete(adapted)
         return logits
@@ -177,13 +149,8 @@ class LocalExecutor:
         if self._step is not None and plan.step <= self._step:
             raise InternalError(f"the plan of step {plan.step} is stale: step {self._step} has been run")
         for row in plan.rows:
-            if row.adapter is not None and (self._adapters is None or row.adapter not in self._adapters):
+            if row.adapter is not None and (self.adapters is None or row.adapter not in self.adapters):
                 raise InternalError(f"sequence {row.seq_id} wants adapter {row.adapter!r}, which is not on the device")
-
-    def _require_adapters(self) -> ModelAdapters:
-        if self._adapters is None:
-            raise UnsupportedFeature("this backend applies no adapters", "adapter")
-        return self._adapters
 
     def _lose(self, error: Exception, what: str) -> InternalError:
         """Forget all mirrors after a step that failed in the middle, since none can be trusted. The error is a fault of

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
-from bridle.lora.torch_product import MAX_STACK_BYTES, Stacks
+from bridle.lora.torch_product import MAX_STACK_BYTES, MAX_STACKS
 from bridle.model import guards
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.loader import choose_device, choose_dtype
@@ -55,7 +55,7 @@ def _reserve(config: ModelConfig, engine: EngineConfig, device: torch.device) ->
     assert engine.adapter_host_memory is not None
     reserve = engine.adapter_memory
     if device.type == "cpu" or config.adapter_kernel == "torch":  # for the weights of a step's adapters, side by side
-        reserve += Stacks.MAX_STACKS * min(MAX_STACK_BYTES, engine.adapter_memory)
+        reserve += MAX_STACKS * min(MAX_STACK_BYTES, engine.adapter_memory)
     if device.type == "cpu":
         reserve += engine.adapter_host_memory
     return reserve

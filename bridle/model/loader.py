@@ -20,7 +20,7 @@ from bridle.control_group import num_cores
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
 from bridle.gguf import GgufModel
-from bridle.lora.choice import create_products
+from bridle.lora.adapter_kernel import create_adapter_kernel
 from bridle.model import attention, guards, memory, sizing, tensor_parallel
 from bridle.model.adapter_sites import Sites
 from bridle.model.adapters import ModelAdapters
@@ -256,8 +256,8 @@ def build_executor(
         embedding_size=runner.embedding_size,
     )
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-    products = create_products(config.adapter_kernel, device, dtype)
-    adapters = ModelAdapters(Sites(model), dtype, device, products)
+    adapter_kernel = create_adapter_kernel(config.adapter_kernel, device, dtype)
+    adapters = ModelAdapters(Sites(model), dtype, device, adapter_kernel)
 
     def over(num_blocks: int, sampler: Sampler) -> LocalExecutor:
         room = num_blocks * block_size if config.max_model_len is None else max_model_len

@@ -21,7 +21,7 @@ from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, Mod
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Executor, Sampler
 from bridle.errors import EngineClosed
-from bridle.lora import AdapterPool, as_device
+from bridle.lora import AdapterPool, find_device
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
@@ -190,7 +190,7 @@ def _load_parts(
 
 def _make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool | None:
     """The pool that brings adapters to the executor; None if the executor applies none."""
-    device = as_device(executor)
+    device = find_device(executor)
     if device is None:
         return None
     return AdapterPool(

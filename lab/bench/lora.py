@@ -149,10 +149,12 @@ def _measure_bridle(
     config = ModelConfig(
         str(checkpoint.path), num_threads=settings.threads, kv_memory=capacity * checkpoint.token_bytes
     )
+    from bridle.lora import require_device
+
     executor = load_executor(config)
     try:
         paths = {
-            targets: make_adapters(folder, executor.adapter_layers, targets, count)
+            targets: make_adapters(folder, require_device(executor).layers, targets, count)
             for targets, count in (("q and v", size.num_many), ("all linear", 32))
         }
         for number in range(size.num_rounds):
@@ -186,15 +188,16 @@ def _engine(
 ) -> Iterator[tuple[Engine, AdapterPool]]:
     """An engine of its own for a scene; the executor stays."""
     from bridle.engine import Engine
-    from bridle.lora import AdapterPool, open_adapter
+    from bridle.lora import AdapterPool, open_adapter, require_device
 
+    device = require_device(executor)
     files = [open_adapter(path) for path in paths]
     # float32 takes twice what the files have in bfloat16.
     per_adapter = max((2 * one.num_bytes for one in files), default=0)
     memory = (scene.resident or len(files)) * per_adapter
-    pool = AdapterPool(executor, item_size=4, device_memory=max(memory, 1), host_memory=_HOST_MEMORY)
+    pool = AdapterPool(device, item_size=4, device_memory=max(memory, 1), host_memory=_HOST_MEMORY)
     with ExitStack() as stack:
-        stack.callback(executor.drop_adapters)
+        stack.callback(device.clear)
         stack.callback(executor.reset)
         stack.callback(pool.close)
         for number, one in enumerate(files):

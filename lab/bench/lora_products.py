@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bridle.lora.choice import create_products
-from bridle.lora.layout import Layouts, Place, Span
+from bridle.lora.adapter_kernel import create_adapter_kernel
+from bridle.lora.layout import LayoutCache, Place, Span
 from bridle.lora.peft_config import LoraShape
-from bridle.lora.product import AdapterStep, Products, Segment
-from bridle.lora.torch_product import TorchProducts
+from bridle.lora.product import AdapterKernel, AdapterStep, Segment
+from bridle.lora.torch_product import TorchKernel
 from bridle.lora.weights import PlacedAdapter
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ProductFigure:
 def measure_products(console: Console) -> list[ProductFigure]:
     """All mixes both ways on the GPU, in bfloat16. Prints one table."""
     device, dtype = torch.device("cuda"), torch.bfloat16
-    ways = {"torch": TorchProducts(), "fused": create_products("fused", device, dtype)}
+    ways = {"torch": TorchKernel(), "fused": create_adapter_kernel("fused", device, dtype)}
     with console.status("products"):
         figures = [time_mix(mix, ways, torch.empty(0, dtype=dtype, device=device)) for mix in MIXES]
     _print_table(console, figures)
@@ -69,7 +69,7 @@ def measure_products(console: Console) -> list[ProductFigure]:
 
 def time_mix(
     mix: Mix,
-    ways: Mapping[str, Products],
+    ways: Mapping[str, AdapterKernel],
     like: Tensor,
     sides: tuple[int, Sequence[int]] = (4096, (4096, 1024, 1024)),
     num_repeats: int = 100,
@@ -82,10 +82,10 @@ def time_mix(
     out = torch.zeros(num_tokens, sum(columns), device=like.device, dtype=like.dtype)
     taken = {}
     with torch.inference_mode():
-        for name, products in ways.items():
+        for name, kernel in ways.items():
             for segment in segments:
-                products.prepare(segment.adapter)
-            step = AdapterStep(segments, num_tokens, products)
+                kernel.prepare(segment.adapter)
+            step = AdapterStep(segments, num_tokens, kernel)
             _time(step, out, rows, num_repeats)
             taken[name] = median(_time(step, out, rows, num_repeats) for _ in range(_NUM_ROUNDS))
     return ProductFigure(mix.name, taken)
@@ -112,7 +112,7 @@ def _segments(mix: Mix, num_inputs: int, columns: Sequence[int], like: Tensor) -
         str(number): Place(0, Span(begin, end), Span(0, num_inputs), Span(0, end - begin))
         for number, (begin, end) in enumerate(pairwise(edges))
     }
-    layouts, segments, stop = Layouts(places), [], 0
+    layouts, segments, stop = LayoutCache(places), [], 0
     for number, length in enumerate(mix.lengths):
         rank = mix.ranks[number % len(mix.ranks)]
         layout = layouts.of(

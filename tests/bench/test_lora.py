@@ -10,7 +10,7 @@ import torch
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.lora import open_adapter
-from bridle.lora.torch_product import TorchProducts
+from bridle.lora.torch_product import TorchKernel
 from bridle.testing.scripted import ScriptedExecutor
 from lab.bench.adapters import RANK, make_adapters
 from lab.bench.lora import Scene, Size, _Feed, _scenes
@@ -51,7 +51,7 @@ def test_scenes_are_comparable_to_the_first() -> None:
 
 
 def test_products_are_timed_both_ways() -> None:
-    ways = {"torch": TorchProducts(), "other": TorchProducts()}
+    ways = {"torch": TorchKernel(), "other": TorchKernel()}
     mix = Mix("x", (1, 1, 3), (8, 16))
     figure = time_mix(mix, ways, torch.empty(0), sides=(8, (8, 4)), num_repeats=2)
     assert figure.name == "x"

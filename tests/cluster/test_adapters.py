@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bridle.cluster.adapter_calls import check, read_call
+from bridle.cluster.adapter_calls import CalledAdapters, check
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.config import ModelConfig
 from bridle.deploy.launcher import LaunchedShard, launch_shard, shard_arguments
 from bridle.engine import Engine, Request
 from bridle.engine.interfaces import Executor
 from bridle.errors import AdapterRefused, UnsupportedFeature
-from bridle.lora import AdapterDevice, AdapterPool, as_device, open_adapter
+from bridle.lora import AdapterDevice, AdapterPool, find_device, open_adapter, require_device
 from bridle.model.loader import load_executor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
@@ -37,7 +37,7 @@ def make_pool(device: AdapterDevice, folder: Path) -> AdapterPool:
     for seed, (name, targets) in enumerate((("poet", ("q_proj", "v_proj")), ("clerk", ALL_LINEAR))):
         path = folder / name
         if not path.exists():
-            write_adapter(path, device.adapter_layers, targets=targets, rank=8, seed=seed)
+            write_adapter(path, device.layers, targets=targets, rank=8, seed=seed)
         files = open_adapter(path)
         pool.check(files)
         pool.add(name, files)
@@ -69,7 +69,7 @@ def run(
     executor: Executor, folder: Path, between: Callable[[], None] = lambda: None
 ) -> list[dict[tuple[str, int], list[int]]]:
     """What is said twice, with something happening in between."""
-    device = as_device(executor)
+    device = find_device(executor)
     assert device is not None
     engine = Engine(executor, adapters=make_pool(device, folder))
     try:
@@ -87,7 +87,7 @@ def test_a_shard_says_what_the_model_says_here(tmp_path: Path) -> None:
     assert expected[0]["r0", 0] != expected[0]["r1", 0]
     with hosted(behind) as host:
         there = host.connect()
-        assert there.adapter_layers == behind.adapter_layers
+        assert there.adapters.layers == require_device(behind).layers
 
         def lose() -> None:
             assert there._link is not None
@@ -96,7 +96,7 @@ def test_a_shard_says_what_the_model_says_here(tmp_path: Path) -> None:
 
         assert run(there, tmp_path, lose) == expected
         assert there.num_losses == 1
-        assert behind._adapters is not None and "poet" in behind._adapters
+        assert behind.adapters is not None and "poet" in behind.adapters
 
 
 @pytest.mark.slow
@@ -123,26 +123,33 @@ def host() -> Iterator[Host]:
         yield made
 
 
+def calling(host: Host) -> CalledAdapters:
+    """What asks the shard's own calls, with no stream beside."""
+    return CalledAdapters(
+        {},
+        lambda request: check(ask(host, "LoadAdapter", request, pb.LoadAdapterReply)),
+        lambda request: check(ask(host, "UnloadAdapter", request, pb.UnloadAdapterReply)),
+    )
+
+
 def test_what_a_shard_refuses_is_told_in_its_words(host: Host, tmp_path: Path) -> None:
     """A scripted executor has no adapters; a real one looks at the files itself."""
     files = open_adapter(write_adapter(tmp_path))
-    reply = ask(host, "LoadAdapter", read_call("poet", files), pb.LoadAdapterReply)
     with pytest.raises(UnsupportedFeature, match="applies no adapters"):
-        check(reply)
-    reply = ask(host, "UnloadAdapter", pb.UnloadAdapterRequest(name="poet"), pb.UnloadAdapterReply)
+        calling(host).read("poet", files)
     with pytest.raises(UnsupportedFeature):
-        check(reply)
+        calling(host).drop("poet")
 
 
 def test_other_files_than_the_router_knows_are_refused(host: Host, tmp_path: Path) -> None:
     executor = load_executor(config_of("llama"))
     host.shard.executor = executor
-    files = open_adapter(write_adapter(tmp_path, executor.adapter_layers))
-    check(ask(host, "LoadAdapter", read_call("poet", files), pb.LoadAdapterReply))
-    write_adapter(tmp_path, executor.adapter_layers, seed=1)
+    files = open_adapter(write_adapter(tmp_path, require_device(executor).layers))
+    calling(host).read("poet", files)
+    write_adapter(tmp_path, require_device(executor).layers, seed=1)
     with pytest.raises(AdapterRefused, match="not those that the router knows"):
-        check(ask(host, "LoadAdapter", read_call("poet", files), pb.LoadAdapterReply))
+        calling(host).read("poet", files)
     (tmp_path / "adapter_model.safetensors").unlink()
     with pytest.raises(AdapterRefused, match="has no adapter_model"):
-        check(ask(host, "LoadAdapter", read_call("poet", files), pb.LoadAdapterReply))
+        calling(host).read("poet", files)
     executor.close()

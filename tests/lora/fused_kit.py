@@ -1,4 +1,4 @@
-"""Steps of many adapters for the fused products, as random as can be, beside the same in plain torch."""
+"""Steps of many adapters for the fused kernel, as random as can be, beside the same in plain torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from random import Random
 import torch
 from torch import Tensor
 
-from bridle.lora.layout import Layout, Layouts, Place, Span
+from bridle.lora.adapter_kernel import TOLERANCES
+from bridle.lora.layout import Layout, LayoutCache, Place, Span
 from bridle.lora.peft_config import LoraShape
-from bridle.lora.product import AdapterStep, Products, Segment
-from bridle.lora.torch_product import TorchProducts
-from bridle.lora.trial import TOLERANCES
+from bridle.lora.product import AdapterKernel, AdapterStep, Segment
+from bridle.lora.torch_product import TorchKernel
 from bridle.lora.weights import PlacedAdapter
 
 #: Ranks: padded or not, a block of the kernels and more than one.
@@ -57,7 +57,7 @@ def places_of(sites: list[Sides]) -> dict[str, Place]:
 
 
 def make_adapter(
-    layouts: Layouts, places: dict[str, Place], ranks: dict[str, int], like: Tensor, seed: int
+    layouts: LayoutCache, places: dict[str, Place], ranks: dict[str, int], like: Tensor, seed: int
 ) -> PlacedAdapter:
     """Of random numbers such that what it adds is about as large as 1."""
     shapes = {
@@ -75,7 +75,7 @@ def _scale(layout: Layout) -> float:
 
 def random_adapters(random: Random, sites: list[Sides], like: Tensor, count: int) -> list[PlacedAdapter]:
     """Of any layers and ranks; some of them of one layout."""
-    places, layouts = places_of(sites), Layouts(places_of(sites))
+    places, layouts = places_of(sites), LayoutCache(places_of(sites))
     kinds = []
     for _ in range(3):
         names = random.sample(sorted(places), random.randint(1, len(places)))
@@ -96,14 +96,14 @@ def random_segments(random: Random, adapters: list[PlacedAdapter], max_tokens: i
     return segments, position + random.choice((0, 3))
 
 
-def check_step(products: Products, segments: list[Segment], num_tokens: int, sites: list[Sides]) -> None:
+def check_step(kernel: AdapterKernel, segments: list[Segment], num_tokens: int, sites: list[Sides]) -> None:
     """A step gives what plain torch gives, the same bits each time, and leaves the other rows alone."""
     like = segments[0].adapter.flat
     free = torch.ones(num_tokens, dtype=torch.bool)
     for segment in segments:
         free[segment.start : segment.stop] = False
     generator = torch.Generator().manual_seed(num_tokens)
-    step, plain = AdapterStep(segments, num_tokens, products), AdapterStep(segments, num_tokens, TorchProducts())
+    step, plain = AdapterStep(segments, num_tokens, kernel), AdapterStep(segments, num_tokens, TorchKernel())
     assert set(step.by_site) == set(plain.by_site)
     for site in step.by_site:
         rows = torch.randn(num_tokens, sites[site].num_inputs, generator=generator)
@@ -120,10 +120,10 @@ def check_step(products: Products, segments: list[Segment], num_tokens: int, sit
         assert float((have.float() - want.float()).abs().max()) <= limit
 
 
-def check_any_step(products: Products, seed: int, like: Tensor, *, max_tokens: int) -> None:
+def check_any_step(kernel: AdapterKernel, seed: int, like: Tensor, *, max_tokens: int) -> None:
     """One random step after another, as adapters come and go."""
     random = Random(seed)
     sites = random_sides(random)
     adapters = random_adapters(random, sites, like, 6)
     for _ in range(2):
-        check_step(products, *random_segments(random, adapters, max_tokens), sites)
+        check_step(kernel, *random_segments(random, adapters, max_tokens), sites)

@@ -19,9 +19,9 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder as Builder
 
 from bridle.errors import InternalError
-from bridle.lora.choice import TriedProducts, create_products
-from bridle.lora.fused import FusedProduct, FusedProducts, is_interpreted
-from bridle.lora.layout import Layouts
+from bridle.lora.adapter_kernel import TriedKernel, create_adapter_kernel
+from bridle.lora.fused import FusedKernel, FusedProduct, is_interpreted
+from bridle.lora.layout import LayoutCache
 from bridle.lora.product import AdapterStep, Segment
 from tests.lora.fused_kit import (
     Sides,
@@ -49,7 +49,7 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 @settings(max_examples=30)
 @given(st.integers(0, 1 << 30), st.sampled_from(DTYPES))
 def test_any_step_gives_what_torch_gives(seed: int, dtype: torch.dtype) -> None:
-    check_any_step(FusedProducts(CPU), seed, torch.empty(0, dtype=dtype), max_tokens=150)
+    check_any_step(FusedKernel(CPU), seed, torch.empty(0, dtype=dtype), max_tokens=150)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def test_no_program_leaves_its_tensors(seed: int, dtype: torch.dtype) -> None:
     random, like = Random(seed), torch.empty(0, dtype=dtype)
     sites = random_sides(random)
     segments, num_tokens = random_segments(random, random_adapters(random, sites, like, 6), 150)
-    (product,) = FusedProducts(CPU).of(segments)
+    (product,) = FusedKernel(CPU).products(segments)
     assert isinstance(product, FusedProduct)
     held = [product._tiles, *(table.values for table in product._held[1])]
     held += [segment.adapter.flat for segment in segments]
@@ -108,28 +108,28 @@ def test_no_program_leaves_its_tensors(seed: int, dtype: torch.dtype) -> None:
 def test_inputs_are_divided_where_a_step_has_few_tiles(dtype: torch.dtype) -> None:
     """One tile over many inputs, and the same as one of many."""
     sites = [Sides(2100, (40, 16))]
-    products, layouts = FusedProducts(CPU), Layouts(places_of(sites))
-    products.machine.enough = 8
+    kernel, layouts = FusedKernel(CPU), LayoutCache(places_of(sites))
+    kernel.machine.enough = 8
     like = torch.empty(0, dtype=dtype)
     adapters = [make_adapter(layouts, places_of(sites), {"0.0": 16, "0.1": 8}, like, seed) for seed in range(5)]
     for count in (1, 5):
         segments = [Segment(3 * number, 3 * number + 2, adapter) for number, adapter in enumerate(adapters[:count])]
-        check_step(products, segments, 3 * count, sites)
+        check_step(kernel, segments, 3 * count, sites)
 
 
 def test_the_largest_rank_and_the_most_parts() -> None:
     sites = [Sides(24, (8,) * 9)]
     places, like = places_of(sites), torch.empty(0)
-    large = make_adapter(Layouts(places), places, {"0.0": 512, "0.8": 512}, like, 0)
-    small = make_adapter(Layouts(places), places, dict.fromkeys(places, 1), like, 1)
-    check_step(FusedProducts(CPU), [Segment(0, 2, large), Segment(2, 20, small)], 20, sites)
+    large = make_adapter(LayoutCache(places), places, {"0.0": 512, "0.8": 512}, like, 0)
+    small = make_adapter(LayoutCache(places), places, dict.fromkeys(places, 1), like, 1)
+    check_step(FusedKernel(CPU), [Segment(0, 2, large), Segment(2, 20, small)], 20, sites)
 
 
 def test_other_types_than_the_adapters_are_refused() -> None:
     sites = [Sides(8, (8,))]
     places = places_of(sites)
-    adapter = make_adapter(Layouts(places), places, {"0.0": 8}, torch.empty(0), 0)
-    step = AdapterStep([Segment(0, 1, adapter)], 1, FusedProducts(CPU))
+    adapter = make_adapter(LayoutCache(places), places, {"0.0": 8}, torch.empty(0), 0)
+    step = AdapterStep([Segment(0, 1, adapter)], 1, FusedKernel(CPU))
     with pytest.raises(InternalError, match=r"torch.float32 are added to torch.float16"):
         step.add(0, torch.zeros(1, 8, dtype=torch.float16), torch.zeros(1, 8, dtype=torch.float16))
 
@@ -138,11 +138,11 @@ def test_other_types_than_the_adapters_are_refused() -> None:
 def test_the_trial_lets_the_kernels_pass(dtype: torch.dtype) -> None:
     sites = [Sides(272, (40, 8, 16)), Sides(20, (7,))]
     places = places_of(sites)
-    adapter = make_adapter(Layouts(places), places, dict.fromkeys(places, 9), torch.empty(0, dtype=dtype), 0)
-    products = create_products("fused", CPU, dtype)
-    assert isinstance(products, TriedProducts)
-    products.prepare(adapter)
-    check_step(products, [Segment(1, 3, adapter)], 4, sites)
+    adapter = make_adapter(LayoutCache(places), places, dict.fromkeys(places, 9), torch.empty(0, dtype=dtype), 0)
+    kernel = create_adapter_kernel("fused", CPU, dtype)
+    assert isinstance(kernel, TriedKernel)
+    kernel.prepare(adapter)
+    check_step(kernel, [Segment(1, 3, adapter)], 4, sites)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from bridle.errors import AdapterRefused
 from bridle.lora import files as files_module
 from bridle.lora import find_adapter, open_adapter
-from bridle.lora.layers import check_fits
+from bridle.lora.device import check_fits
 from bridle.lora.weights import read_weights
 from tests.lora.kit import ALL_LINEAR, LAYERS, write_adapter
 

@@ -1,4 +1,4 @@
-"""The fused products: when they are chosen and what happens if they fail; what their kernels read; and, where Triton
+"""The fused kernel: when they are chosen and what happens if they fail; what their kernels read; and, where Triton
 is, the kernels themselves: in its interpreter, compiled for GPUs that need not be there, and on one that is."""
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.errors import InvalidRequest, ModelUnavailable
-from bridle.lora import choice
-from bridle.lora.choice import TriedProducts, create_products
-from bridle.lora.fused import FusedProducts, table_values, tiles_of
-from bridle.lora.layout import Layouts
+from bridle.lora import adapter_kernel
+from bridle.lora.adapter_kernel import TriedKernel, create_adapter_kernel
+from bridle.lora.fused import FusedKernel, table_values, tiles_of
+from bridle.lora.layout import LayoutCache
 from bridle.lora.product import Product, Segment
-from bridle.lora.torch_product import TorchProducts
-from bridle.lora.trial import Trial
+from bridle.lora.torch_product import TorchKernel
 from bridle.lora.weights import PlacedAdapter
 from tests.lora.fused_kit import Sides, check_any_step, check_step, make_adapter, places_of, random_adapters
 from tests.sources import ROOT
@@ -33,9 +32,9 @@ SITES = [Sides(24, (16, 8)), Sides(8, (8,))]
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle[fused]')")
 
 
-def adapter_of(ranks: dict[str, int], layouts: Layouts | None = None, seed: int = 0) -> PlacedAdapter:
+def adapter_of(ranks: dict[str, int], layouts: LayoutCache | None = None, seed: int = 0) -> PlacedAdapter:
     places = places_of(SITES)
-    return make_adapter(layouts or Layouts(places), places, ranks, torch.empty(0), seed)
+    return make_adapter(layouts or LayoutCache(places), places, ranks, torch.empty(0), seed)
 
 
 # -- the choice --------------------------------------------------------------------------------------------------
@@ -43,47 +42,47 @@ def adapter_of(ranks: dict[str, int], layouts: Layouts | None = None, seed: int 
 
 def test_cpus_get_plain_torch() -> None:
     for name in ("auto", "torch"):
-        assert type(create_products(name, CPU, torch.float32)) is TorchProducts
+        assert type(create_adapter_kernel(name, CPU, torch.float32)) is TorchKernel
 
 
 @pytest.mark.parametrize(("name", "reason"), [("fast", "must be one of auto, fused, torch"), ("fused", "needs")])
 def test_what_cannot_be_had_is_refused(name: str, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason) as caught:
-        create_products(name, CPU, torch.float32)
+        create_adapter_kernel(name, CPU, torch.float32)
     assert caught.value.param == "adapter_kernel"
 
 
 def test_cuda_without_triton_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(choice, "find_spec", lambda name: None)
-    assert type(create_products("auto", CUDA, torch.float16)) is TorchProducts
-    assert type(create_products("torch", CUDA, torch.float16)) is TorchProducts
+    monkeypatch.setattr(adapter_kernel, "find_spec", lambda name: None)
+    assert type(create_adapter_kernel("auto", CUDA, torch.float16)) is TorchKernel
+    assert type(create_adapter_kernel("torch", CUDA, torch.float16)) is TorchKernel
     assert [record.message for record in caplog.records] == [
         "adapters are multiplied in plain torch, as the fused kernels need Triton, which torch for CUDA brings along"
     ]
 
 
 def test_an_old_gpu_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(choice, "find_spec", lambda name: name)
+    monkeypatch.setattr(adapter_kernel, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert type(create_products("auto", CUDA, torch.float16)) is TorchProducts
+    assert type(create_adapter_kernel("auto", CUDA, torch.float16)) is TorchKernel
     assert "a GPU of compute capability 8.0" in caplog.text
     with pytest.raises(InvalidRequest, match=r"needs a GPU of compute capability 8\.0; this is cuda"):
-        create_products("fused", CUDA, torch.float16)
+        create_adapter_kernel("fused", CUDA, torch.float16)
 
 
 class Claimed:
-    """Products that say they are fused: right ones, with `error` added, or raising `failure`."""
+    """A kernel that says it is fused: a right one, with `error` added, or raising `failure`."""
 
     def __init__(self, error: float = 0.0, failure: Exception | None = None) -> None:
-        self._torch = TorchProducts()
+        self._torch = TorchKernel()
         self._error, self._failure = error, failure
 
     def prepare(self, adapter: PlacedAdapter) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def of(self, segments: Sequence[Segment]) -> list[Product]:
-        return [Off(product, self._error) for product in self._torch.of(segments)]
+    def products(self, segments: Sequence[Segment]) -> list[Product]:
+        return [Off(product, self._error) for product in self._torch.products(segments)]
 
     def clear(self) -> None:
         self._torch.clear()
@@ -101,20 +100,20 @@ class Off:
         out[-1, -1] += self._error
 
 
-def tried(claimed: Claimed, fallback: TorchProducts | None) -> TriedProducts:
-    return TriedProducts(claimed, Trial(CPU, torch.float32), fallback)
+def tried(claimed: Claimed, fallback: TorchKernel | None) -> TriedKernel:
+    return TriedKernel(claimed, CPU, torch.float32, fallback)
 
 
-def is_claimed(products: TriedProducts, adapter: PlacedAdapter) -> bool:
-    return all(isinstance(product, Off) for product in products.of([Segment(0, 1, adapter)]))
+def is_claimed(kernel: TriedKernel, adapter: PlacedAdapter) -> bool:
+    return all(isinstance(product, Off) for product in kernel.products([Segment(0, 1, adapter)]))
 
 
 def test_products_that_are_right_stay(caplog: pytest.LogCaptureFixture) -> None:
-    products = tried(Claimed(), TorchProducts())
+    kernel = tried(Claimed(), TorchKernel())
     for rank in (4, 20):
         adapter = adapter_of({"0.0": rank, "0.1": 8, "1.0": rank})
-        products.prepare(adapter)
-        assert is_claimed(products, adapter)
+        kernel.prepare(adapter)
+        assert is_claimed(kernel, adapter)
     assert not caplog.records
 
 
@@ -129,10 +128,10 @@ def test_products_that_are_right_stay(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_the_first_that_is_wrong_ends_it(claimed: Claimed, problem: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    products, adapter = tried(claimed, TorchProducts()), adapter_of({"0.0": 8})
+    kernel, adapter = tried(claimed, TorchKernel()), adapter_of({"0.0": 8})
     for _ in range(2):
-        products.prepare(adapter)
-        assert not is_claimed(products, adapter)
+        kernel.prepare(adapter)
+        assert not is_claimed(kernel, adapter)
     assert len(caplog.records) == 1, "it is said once"
     assert problem in caplog.records[0].message
     with pytest.raises(ModelUnavailable, match=problem):
@@ -140,10 +139,10 @@ def test_the_first_that_is_wrong_ends_it(claimed: Claimed, problem: str, caplog:
 
 
 def test_a_full_device_is_no_reason() -> None:
-    products, adapter = tried(Claimed(failure=torch.OutOfMemoryError()), TorchProducts()), adapter_of({"0.0": 8})
+    kernel, adapter = tried(Claimed(failure=torch.OutOfMemoryError()), TorchKernel()), adapter_of({"0.0": 8})
     with pytest.raises(torch.OutOfMemoryError):
-        products.prepare(adapter)
-    assert is_claimed(products, adapter)
+        kernel.prepare(adapter)
+    assert is_claimed(kernel, adapter)
 
 
 # -- what the kernels read ---------------------------------------------------------------------------------------
@@ -216,7 +215,7 @@ def test_kernels_compile(capability: int, dtype: str, tmp_path: Path, monkeypatc
 @given(seed=st.integers(0, 1 << 30))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_gpu_gives_what_torch_gives(dtype: torch.dtype, seed: int) -> None:
-    check_any_step(FusedProducts(CUDA), seed, torch.empty(0, dtype=dtype, device=CUDA), max_tokens=700)
+    check_any_step(FusedKernel(CUDA), seed, torch.empty(0, dtype=dtype, device=CUDA), max_tokens=700)
 
 
 @pytest.mark.gpu
@@ -236,14 +235,14 @@ def test_sides_of_a_large_model(dtype: torch.dtype) -> None:
     from random import Random
 
     sites = [Sides(4096, (4096, 1024, 1024)), Sides(4096, (4096,)), Sides(4096, (14336, 14336)), Sides(14336, (4096,))]
-    products = create_products("fused", CUDA, dtype)
+    kernel = create_adapter_kernel("fused", CUDA, dtype)
     adapters = random_adapters(Random(1), sites, torch.empty(0, dtype=dtype, device=CUDA), 8)
     for adapter in adapters:
-        products.prepare(adapter)
+        kernel.prepare(adapter)
     for lengths in ([1] * 8, [1] * 7 + [1500]):
         starts = [sum(lengths[:number]) for number in range(8)]
         segments = [
             Segment(start, start + length, adapter)
             for start, length, adapter in zip(starts, lengths, adapters, strict=True)
         ]
-        check_step(products, segments, sum(lengths) + 1, sites)
+        check_step(kernel, segments, sum(lengths) + 1, sites)

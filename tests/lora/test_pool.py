@@ -29,8 +29,8 @@ class FakeDevice:
     """Remembers what it was told; may be held up, made to fail, or lost."""
 
     def __init__(self) -> None:
-        self.adapter_layers: Mapping[str, LayerShape] = LAYERS
-        self.adapter_epoch = 0
+        self.layers: Mapping[str, LayerShape] = LAYERS
+        self.epoch = 0
         self.host: set[str] = set()
         self.device: set[str] = set()
         self.gate = threading.Event()
@@ -38,7 +38,7 @@ class FakeDevice:
         self.fault: Exception | None = None
         self.most_on_device = self.most_on_host = self.num_reads = 0
 
-    def read_adapter(self, key: str, files: AdapterFiles) -> None:
+    def read(self, key: str, files: AdapterFiles) -> None:
         self.num_reads += 1
         assert self.gate.wait(SECONDS)
         if self.fault is not None:
@@ -46,26 +46,26 @@ class FakeDevice:
         self.host.add(key)
         self.most_on_host = max(self.most_on_host, len(self.host))
 
-    def place_adapter(self, key: str) -> None:
+    def place(self, key: str) -> None:
         assert key in self.host
         if self.fault is not None:
             raise self.fault
         self.device.add(key)
         self.most_on_device = max(self.most_on_device, len(self.device))
 
-    def displace_adapter(self, key: str) -> None:
+    def displace(self, key: str) -> None:
         self.device.discard(key)
 
-    def drop_adapter(self, key: str) -> None:
+    def drop(self, key: str) -> None:
         self.host.discard(key)
 
-    def drop_adapters(self) -> None:
+    def clear(self) -> None:
         self.host.clear()
         self.device.clear()
 
     def lose(self) -> None:
-        self.drop_adapters()
-        self.adapter_epoch += 1
+        self.clear()
+        self.epoch += 1
 
 
 @pytest.fixture(scope="module")

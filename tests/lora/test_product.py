@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bridle.errors import InternalError
-from bridle.lora.layout import Layouts, Place, Span
+from bridle.lora.layout import LayoutCache, Place, Span
 from bridle.lora.peft_config import LoraShape
-from bridle.lora.product import AdapterStep, Products, Segment
-from bridle.lora.torch_product import MAX_SHORT, StackedProduct, Stacks, TorchProducts, _stacked
+from bridle.lora.product import AdapterKernel, AdapterStep, Segment
+from bridle.lora.torch_product import MAX_SHORT, SingleProduct, StackedProduct, TorchKernel
 from bridle.lora.weights import PlacedAdapter
 
 # Two sites: one of three parts side by side, one of its own.
@@ -27,7 +27,7 @@ PLACES = {
 WIDTHS = {0: (8, 20), 1: (20, 8)}
 
 
-def make_adapter(layouts: Layouts, names: tuple[str, ...], rank: int, seed: int) -> PlacedAdapter:
+def make_adapter(layouts: LayoutCache, names: tuple[str, ...], rank: int, seed: int) -> PlacedAdapter:
     shapes = {name: LoraShape(rank, PLACES[name].inputs.size, PLACES[name].columns.size, 1.0) for name in names}
     layout = layouts.of(shapes)
     return PlacedAdapter(layout, torch.randn(layout.num_values, generator=torch.Generator().manual_seed(seed)))
@@ -58,8 +58,8 @@ def random_segments(random: Random, adapters: list[PlacedAdapter]) -> tuple[list
     return segments, position + random.choice([0, 3])
 
 
-def check(segments: list[Segment], num_tokens: int, products: Products) -> None:
-    step = AdapterStep(segments, num_tokens, products)
+def check(segments: list[Segment], num_tokens: int, kernel: AdapterKernel) -> None:
+    step = AdapterStep(segments, num_tokens, kernel)
     generator = torch.Generator().manual_seed(num_tokens)
     for site in step.by_site:
         rows = torch.randn(num_tokens, WIDTHS[site][0], generator=generator)
@@ -77,24 +77,24 @@ def check(segments: list[Segment], num_tokens: int, products: Products) -> None:
 @given(st.integers(0, 1 << 30))
 def test_any_mixture_gives_what_each_row_has(seed: int) -> None:
     """Several layouts and ranks; the same stacks through many steps, as adapters come and go."""
-    random, layouts, products = Random(seed), Layouts(PLACES), TorchProducts()
+    random, layouts, kernel = Random(seed), LayoutCache(PLACES), TorchKernel()
     kinds = [("q", "v"), ("q", "v"), ("q", "k", "v", "down"), ("down",)]
     adapters = [
         make_adapter(layouts, random.choice(kinds), random.choice([1, 4, 8, 9]), number) for number in range(12)
     ]
     for _ in range(4):
-        check(*random_segments(random, adapters), products)
+        check(*random_segments(random, adapters), kernel)
 
 
 def test_many_short_segments_are_one_product() -> None:
-    layouts, products = Layouts(PLACES), TorchProducts()
+    layouts, kernel = LayoutCache(PLACES), TorchKernel()
     adapters = [make_adapter(layouts, ("q", "v"), 4, number) for number in range(8)]
     segments = [Segment(number, number + 1, adapter) for number, adapter in enumerate(adapters)]
-    step = AdapterStep(segments, 8, products)
+    step = AdapterStep(segments, 8, kernel)
     assert [type(product) for product in step.by_site[0]] == [StackedProduct]
-    check(segments, 8, products)
+    check(segments, 8, kernel)
     # The next step has two others, and fewer of them: only those are copied.
-    stack = Stacks().of(adapters[0].layout, adapters[0].flat)
+    stack = TorchKernel()._stack_of(adapters[0])
     before = stack.take(adapters)
     fresh = [make_adapter(layouts, ("q", "v"), 4, 20 + number) for number in range(2)]
     after = stack.take([*adapters[:3], *fresh])
@@ -107,41 +107,38 @@ def test_many_short_segments_are_one_product() -> None:
     [([1] * 8 + [16], 8), ([2] * 2 + [4], 3), ([1] * 8 + [MAX_SHORT + 1], 8), ([4] * 8 + [5], 9), ([2] * 40 + [3], 40)],
 )
 def test_a_prompt_makes_decodes_no_longer_where_that_costs_more(lengths: list[int], num_stacked: int) -> None:
-    layouts, products = Layouts(PLACES), TorchProducts()
+    layouts, kernel = LayoutCache(PLACES), TorchKernel()
     segments, end = [], 0
     for number, length in enumerate(lengths):
         segments.append(Segment(end, end + length, make_adapter(layouts, ("q", "v"), 4, number)))
         end += length
-    stacked, *single = AdapterStep(segments, end, products).by_site[0]
+    stacked, *single = AdapterStep(segments, end, kernel).by_site[0]
     assert isinstance(stacked, StackedProduct)
     assert stacked._num == num_stacked
     assert len(single) == (num_stacked < len(lengths))
-    check(segments, end, products)
+    check(segments, end, kernel)
 
 
-def test_stacks_that_are_not_kept_give_the_same() -> None:
-    layouts, stacks = Layouts(PLACES), Stacks()
+def test_what_is_too_large_for_a_stack_is_multiplied_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts, kernel = LayoutCache(PLACES), TorchKernel()
     adapters = [make_adapter(layouts, ("q", "k", "v", "down"), 4, number) for number in range(5)]
     segments = [Segment(2 * number, 2 * number + 1 + number % 2, adapter) for number, adapter in enumerate(adapters)]
-    kept, passing = _stacked(segments, adapters, stacks), _stacked(segments, adapters, None)
-    for site, (num_inputs, num_outputs) in WIDTHS.items():
-        rows = torch.randn(12, num_inputs)
-        outs = [torch.zeros(12, num_outputs) for _ in range(2)]
-        kept.add(site, outs[0], rows)
-        passing.add(site, outs[1], rows)
-        torch.testing.assert_close(outs[0], outs[1])
-        torch.testing.assert_close(outs[0], naive(segments, site, rows), rtol=1e-4, atol=1e-4)
+    stacked = kernel.products(segments)
+    monkeypatch.setattr("bridle.lora.torch_product.MAX_STACK_BYTES", 5 * adapters[0].flat.nbytes - 1)
+    alone = kernel.products(segments)
+    assert [type(product) for product in (*stacked, *alone)] == [StackedProduct, SingleProduct]
+    check(segments, 10, kernel)
 
 
 def test_ranks_that_differ_a_little_share_a_layout() -> None:
-    layouts = Layouts(PLACES)
+    layouts = LayoutCache(PLACES)
     one, other = make_adapter(layouts, ("q",), 3, 0), make_adapter(layouts, ("q",), 8, 1)
     assert one.layout is other.layout
     assert make_adapter(layouts, ("q",), 9, 0).layout is not one.layout
 
 
 def test_a_layer_that_sees_other_rows_than_the_step_is_an_error() -> None:
-    layouts = Layouts(PLACES)
-    step = AdapterStep([Segment(0, 1, make_adapter(layouts, ("q",), 4, 0))], 3, TorchProducts())
+    layouts = LayoutCache(PLACES)
+    step = AdapterStep([Segment(0, 1, make_adapter(layouts, ("q",), 4, 0))], 3, TorchKernel())
     with pytest.raises(InternalError, match="2 of 3 rows"):
         step.add(0, torch.zeros(2, 20), torch.zeros(2, 8))

@@ -18,7 +18,7 @@ from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.engine import Decision, Engine, Request
 from bridle.engine.plan import PlanRow, SampleBatch, StepPlan
 from bridle.errors import InternalError
-from bridle.lora import AdapterPool, open_adapter
+from bridle.lora import AdapterPool, open_adapter, require_device
 from bridle.model.executor import LocalExecutor
 from bridle.model.loader import load_executor
 from bridle.outputs import Finished, TokenEvent
@@ -114,7 +114,7 @@ class Loaded:
         self.oracle = Oracle(family, paths)
         config = ModelConfig(str(tiny.cached_checkpoint(family)), num_threads=1, block_size=4, **settings)
         self.executor = load_executor(config)
-        self.pool = AdapterPool(self.executor, item_size=4, device_memory=MEMORY, host_memory=MEMORY)
+        self.pool = AdapterPool(require_device(self.executor), item_size=4, device_memory=MEMORY, host_memory=MEMORY)
         for number, path in enumerate(paths):
             files = open_adapter(path)
             self.pool.check(files)
@@ -123,7 +123,7 @@ class Loaded:
     def place_all(self) -> None:
         for number in range(3):
             self.pool.fetch(str(number)).result(30)
-            self.executor.place_adapter(str(number))
+            require_device(self.executor).place(str(number))
 
     def await_all(self) -> None:
         """Until steps find them all: who waits for an adapter takes no room from others."""

@@ -10,7 +10,7 @@ import torch
 from bridle import LLM
 from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
 from bridle.deploy.replicas import ReplicaLoader
-from bridle.lora.torch_product import MAX_STACK_BYTES, Stacks
+from bridle.lora.torch_product import MAX_STACK_BYTES, MAX_STACKS
 from bridle.model import footprint
 from bridle.model.footprint import settle_adapters
 from bridle.service import ControlSettings
@@ -35,11 +35,11 @@ def test_what_is_said_counts(free: dict[str, int]) -> None:
     config, engine = settle_adapters(GPU, said)
     assert engine == said and config == replace(GPU, reserved_memory=5 * GIB)
     in_torch, _ = settle_adapters(replace(GPU, adapter_kernel="torch"), said)
-    assert in_torch.reserved_memory == 5 * GIB + Stacks.MAX_STACKS * MAX_STACK_BYTES
+    assert in_torch.reserved_memory == 5 * GIB + MAX_STACKS * MAX_STACK_BYTES
     config, _ = settle_adapters(CPU, said)  # one memory for both tiers
-    assert config.reserved_memory == 5 * GIB + Stacks.MAX_STACKS * MAX_STACK_BYTES + 7 * GIB
+    assert config.reserved_memory == 5 * GIB + MAX_STACKS * MAX_STACK_BYTES + 7 * GIB
     config, _ = settle_adapters(CPU, EngineConfig(adapter_memory=MIB, adapter_host_memory=MIB))
-    assert config.reserved_memory == (1 + Stacks.MAX_STACKS + 1) * MIB  # no stack is larger than what lies in it
+    assert config.reserved_memory == (1 + MAX_STACKS + 1) * MIB  # no stack is larger than what lies in it
 
 
 def test_defaults_leave_most_of_a_small_machine_alone(free: dict[str, int]) -> None:
@@ -76,7 +76,7 @@ def test_a_model_that_may_have_adapters_leaves_them_their_memory(adapters: dict[
         alone = llm.model.num_bytes
     settings |= {"adapter_memory": 3 * MIB, "adapter_host_memory": 5 * MIB}
     with LLM(path, adapters=adapters, **settings) as llm:
-        assert llm.model.num_bytes == alone + (3 + Stacks.MAX_STACKS * 3 + 5) * MIB
+        assert llm.model.num_bytes == alone + (3 + MAX_STACKS * 3 + 5) * MIB
         pool = llm.model.adapter_pool
         assert pool is not None
         assert (pool.limits.device_memory, pool.limits.host_memory) == (3 * MIB, 5 * MIB)

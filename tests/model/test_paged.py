@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from bridle.config import ModelConfig
 from bridle.errors import InvalidRequest, UnsupportedModel
-from bridle.lora import choice
+from bridle.lora import adapter_kernel
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels import create_kernel, paged, trial
 from bridle.model.kernels.cpu import CpuKernel
@@ -45,7 +45,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     machine = SimpleNamespace(capability=(9, 0), has_triton=True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine.capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=8))
-    monkeypatch.setattr(choice, "find_spec", lambda name: name if machine.has_triton else None)
+    monkeypatch.setattr(adapter_kernel, "find_spec", lambda name: name if machine.has_triton else None)
     return machine
 
 

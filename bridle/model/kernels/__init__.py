@@ -7,7 +7,7 @@ import logging
 import torch
 
 from bridle.errors import InvalidRequest
-from bridle.lora.choice import missing_for_triton
+from bridle.lora.adapter_kernel import missing_for_triton
 from bridle.model.kernels.interface import AttentionKernel
 
 __all__ = ["KERNELS", "AttentionKernel", "create_kernel"]

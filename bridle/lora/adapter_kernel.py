@@ -1,0 +1,146 @@
+"""Chooses how a device multiplies adapters, and tests the fused way before steps rely on it.
+
+Fused products are compared with plain torch on random numbers, once for each shape of a site that adapters bring: with
+few rows, with many, and with both at once, with rows between them that have no adapter. This takes memory for the
+weights of one site.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from bridle.errors import InvalidRequest, ModelUnavailable
+from bridle.lora.fused import FusedKernel, is_interpreted
+from bridle.lora.layout import Block, Layout, Part
+from bridle.lora.product import AdapterKernel, AdapterStep, Product, Segment
+from bridle.lora.torch_product import TorchKernel
+from bridle.lora.weights import PlacedAdapter
+
+_log = logging.getLogger(__name__)
+
+KERNELS = ("auto", "fused", "torch")
+#: The lowest compute capability whose matrix units Triton supports.
+LEAST_CAPABILITY = (8, 0)
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+#: The lengths of the segments in each trial. One row without an adapter stands before each segment.
+_TRIALS = ((1, 3), (70, 1))
+
+
+def create_adapter_kernel(name: str, device: torch.device, dtype: torch.dtype) -> AdapterKernel:
+    """Make the way of multiplying called `name`. `auto` is `fused` on CUDA, as long as it gives what `torch` gives, and
+    `torch` elsewhere.
+
+    Raises `InvalidRequest` for an unknown name, or for a way that this device cannot run.
+    """
+    if name not in KERNELS:
+        raise InvalidRequest(f"adapter_kernel is {name!r}; must be one of {', '.join(KERNELS)}", "adapter_kernel")
+    missing = None if name == "torch" else missing_for_triton(device)
+    if name == "fused" and missing is not None:
+        raise InvalidRequest(f"adapter_kernel 'fused' needs {missing}; this is {device}", "adapter_kernel")
+    if name == "torch" or (name == "auto" and device.type != "cuda"):
+        return TorchKernel()
+    if missing is not None:
+        _log.warning("adapters are multiplied in plain torch, as the fused kernels need %s", missing)
+        return TorchKernel()
+    return TriedKernel(FusedKernel(device), device, dtype, TorchKernel() if name == "auto" else None)
+
+
+def missing_for_triton(device: torch.device) -> str | None:
+    """What this device lacks to run kernels in Triton; None if it lacks nothing."""
+    if find_spec("triton") is None:
+        return "Triton, which torch for CUDA brings along"
+    if is_interpreted():
+        return None
+    if device.type != "cuda":
+        return "CUDA"
+    if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return f"a GPU of compute capability {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}"
+    return None
+
+
+class TriedKernel:
+    """The fused kernel, each kind of whose products is first compared with plain torch.
+
+    After the first kind whose result differs, `fallback` multiplies. Without a fallback, adapters of that kind are
+    refused.
+    """
+
+    def __init__(
+        self, fused: AdapterKernel, device: torch.device, dtype: torch.dtype, fallback: AdapterKernel | None
+    ) -> None:
+        self._kernel = self._fused = fused
+        self._device = device
+        self._dtype = dtype
+        self._fallback = fallback
+        self._tried: set[Block] = set()
+
+    def prepare(self, adapter: PlacedAdapter) -> None:
+        """Test the kinds of products that are new in this adapter's layout. The test compiles kernels, which takes
+        seconds the first time."""
+        if self._kernel is not self._fused:
+            return
+        problem = self._problem(adapter)
+        if problem is None:
+            return
+        if self._fallback is None:
+            raise ModelUnavailable(f"the fused kernels fail here, try adapter_kernel 'auto': {problem}")
+        self._kernel = self._fallback
+        _log.warning("adapters are multiplied in plain torch, as the fused kernels fail here: %s", problem)
+
+    def products(self, segments: Sequence[Segment]) -> list[Product]:
+        return self._kernel.products(segments)
+
+    def clear(self) -> None:
+        self._kernel.clear()
+
+    def _problem(self, adapter: PlacedAdapter) -> str | None:
+        try:
+            self._fused.prepare(adapter)
+            for block in map(_alone, adapter.layout.blocks.values()):
+                if block not in self._tried:
+                    for lengths in _TRIALS:
+                        problem = self._try(block, lengths)
+                        if problem is not None:
+                            return problem
+                    self._tried.add(block)
+        except torch.OutOfMemoryError:
+            raise  # that may pass
+        except Exception as error:  # a compiler, its cache or a driver may fail in many ways
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _try(self, block: Block, lengths: tuple[int, ...]) -> str | None:
+        generator = torch.Generator().manual_seed(block.rank)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(self._device, self._dtype)
+
+        layout = Layout({0: block}, block.end)
+        segments, stop = [], 0
+        for length in lengths:
+            # At this scale the hidden sums and what they add are about as large as the numbers that they are added to.
+            flat = random(layout.num_values) / math.sqrt(math.sqrt(block.num_inputs * block.rank))
+            segments.append(Segment(stop + 1, stop + 1 + length, PlacedAdapter(layout, flat)))
+            stop += 1 + length
+        rows, base = random(stop + 1, block.num_inputs), random(stop + 1, block.parts[-1].columns.end)
+        want, have = base.clone(), base.clone()
+        with torch.inference_mode():
+            for way, out in ((TorchKernel(), want), (self._fused, have)):
+                AdapterStep(segments, stop + 1, way).add(0, out, rows)
+        error = float((want.float() - have.float()).abs().max())
+        limit = TOLERANCES[self._dtype] * max(1.0, float(want.abs().max()))
+        if error <= limit:  # false for what is not a number
+            return None
+        return f"rank {block.rank} over {block.num_inputs} features differs by {error:.3g} (limit {limit:.3g})"
+
+
+def _alone(block: Block) -> Block:
+    """A layout of one block of the same shape, whose layers have no names."""
+    parts = tuple(Part("", part.columns, part.ranks, part.begin - block.begin) for part in block.parts)
+    return Block(0, block.rank, block.num_inputs, parts)
