@@ -11,20 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from bridle.lmtp.messages import (
-    Answer,
-    Buffer,
-    Cancel,
-    Event,
-    Failure,
-    Generate,
-    ModelInfo,
-    Msg,
-    Request,
-    Resume,
-    Score,
-    Token,
-)
+from bridle.lmtp.messages import KINDS, Answer, Event, Failure, Generate, Msg, Request, Score, Token
 
 #: Longest message from a server. The original client takes no more than 4 MiB.
 MAX_ANSWER_CHARS = 1 << 20
@@ -32,18 +19,6 @@ MAX_ANSWER_CHARS = 1 << 20
 MIN_LOGPROB = -1e9
 
 _to_json = json.JSONEncoder(allow_nan=False).encode
-_KINDS: Mapping[type, str] = {
-    Generate: "GENERATE",
-    Score: "SCORE",
-    ModelInfo: "MODEL_INFO",
-    Cancel: "CANCEL",
-    Resume: "RESUME",
-    Buffer: "BUFFER",
-    Token: "TOKEN",
-    Failure: "TOKEN",
-    Msg: "MSG",
-    Event: "EVENT",
-}
 
 
 def encode_request(request: Request) -> str:
@@ -54,7 +29,7 @@ def encode_request(request: Request) -> str:
         body = {**body, **request.options}
     if isinstance(request, (Generate, Score)):
         body["prompt"] = request.prompt
-    return f"{_KINDS[type(request)]} {_to_json(body)}"
+    return f"{KINDS[type(request)]} {_to_json(body)}"
 
 
 def encode_answers(answers: Iterable[Answer]) -> Iterator[str]:
@@ -63,10 +38,10 @@ def encode_answers(answers: Iterable[Answer]) -> Iterator[str]:
     kind, bodies, size = "", list[str](), 0
     for answer in answers:
         body = encode_answer(answer)
-        if bodies and (kind != _KINDS[type(answer)] or size + len(body) > MAX_ANSWER_CHARS):
+        if bodies and (kind != KINDS[type(answer)] or size + len(body) > MAX_ANSWER_CHARS):
             yield f"{kind} [{', '.join(bodies)}]"
             bodies, size = [], 0
-        kind = _KINDS[type(answer)]
+        kind = KINDS[type(answer)]
         bodies.append(body)
         size += len(body)
     if bodies:

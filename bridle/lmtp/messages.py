@@ -212,6 +212,20 @@ class Event:
 StreamAnswer: TypeAlias = Token | Failure | Event
 Answer: TypeAlias = StreamAnswer | Msg
 
+#: The word that each message begins with.
+KINDS: Mapping[type, str] = {
+    Generate: "GENERATE",
+    Score: "SCORE",
+    ModelInfo: "MODEL_INFO",
+    Cancel: "CANCEL",
+    Resume: "RESUME",
+    Buffer: "BUFFER",
+    Token: "TOKEN",
+    Failure: "TOKEN",
+    Msg: "MSG",
+    Event: "EVENT",
+}
+
 
 def features_of(answer: Msg) -> Mapping[str, Any]:
     """The extensions that a server announces in its answer to MODEL_INFO; empty for one that has none."""

@@ -1,0 +1,414 @@
+"""Messages of the AICI runtime protocol, both dialects, as typed values: encode, decode, no I/O.
+
+Dialect 1 (`post_pre_process` and `mid_process`) and dialect 2 (`mid_process` with branches) share the envelope, the
+side channel and most words. Unknown keys are ignored on both sides, so our own additions (marked "addition") do not
+disturb an old peer. This package knows neither channels nor controllers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from bridle.errors import ProtocolError
+
+#: Names of our additions to dialect 2, told in the reply to `tokens`.
+EXTENSIONS = (
+    "bias",
+    "candidates",
+    "constraints",
+    "deadline_ms",
+    "discard",
+    "reply_ms",
+    "retry_after",
+    "sampling",
+    "traceparent",
+    "turns",
+    "wait",
+    "waits_for",
+)
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+SeqId = Annotated[int, Meta(ge=0, lt=2**62)]
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+# -- requests, on the main channel and on the side channel ----------------------------------------------------
+
+
+class Message(Struct, tag_field="op", kw_only=True, omit_defaults=True):
+    """What every request may carry: an id by which its reply is found, who asks, and (an addition) the trace that it
+    belongs to, as W3C's trace context writes it."""
+
+    rid: Any = field(name="$rid", default=None)
+    auth: Any = field(name="$auth", default=None)
+    traceparent: Any = None
+
+
+class Ping(Message, tag="ping"):
+    """Is the runtime alive?"""
+
+
+class Tokens(Message, tag="tokens"):
+    """How large is its vocabulary?"""
+
+
+class Stop(Message, tag="stop"):
+    """End the runtime. Never answered."""
+
+
+class PostOp(Struct, omit_defaults=True):
+    """D1: the effect of the last step on a sequence. `backtrack` counts the token that was sampled and discarded."""
+
+    id: SeqId
+    tokens: list[TokenId]
+    backtrack: Count = 0
+
+
+class PreOp(Struct):
+    """D1: from now on the instance made for `req_id` is sequence `id`."""
+
+    id: SeqId
+    req_id: str
+
+
+class PostPreProcess(Message, tag="post_pre_process"):
+    """D1: what happened in the last step, and what may run in the next."""
+
+    post_ops: list[PostOp]
+    pre_ops: list[PreOp]
+    freed: list[SeqId]
+
+
+class MidOp(Struct, omit_defaults=True):
+    """One scheduled sequence. D1 uses `id` and `clone_id` only.
+
+    D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was drawn. The first op of a request
+    has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that asked for
+    `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once.
+    """
+
+    id: SeqId
+    backtrack: Count | UnsetType = UNSET
+    tokens: list[TokenId] | UnsetType = UNSET
+    sampled: TokenId | None = None
+    req_id: str | None = None
+    clone_id: SeqId | None = None
+    clone_idx: Count | None = None
+    candidates: list[tuple[TokenId, float]] | None = None
+    turns: Count | UnsetType = UNSET
+
+
+class MidProcess(Message, tag="mid_process"):
+    """Run the callbacks of the scheduled sequences. A `freed` key makes it dialect 2.
+
+    Additions: `deadline_ms`, how long callbacks may take, if longer than the step limit; `reply_ms`, when the engine
+    wants the reply at the latest: a sequence that is not done by then is told to wait like a late one, but counts as
+    late only once its time is over.
+    """
+
+    ops: list[MidOp]
+    freed: list[SeqId] | UnsetType = UNSET
+    deadline_ms: float | None = None
+    reply_ms: float | None = None
+
+    @property
+    def dialect(self) -> int:
+        return 1 if self.freed is UNSET else 2
+
+
+class MkModule(Message, tag="mk_module"):
+    """Upload a controller: `binary` is base64."""
+
+    binary: str
+
+
+class GetTags(Message, tag="get_tags"):
+    """All tags, newest first."""
+
+
+class SetTags(Message, tag="set_tags"):
+    """Let `tags` point at a module."""
+
+    module_id: str
+    tags: list[str]
+
+
+class Instantiate(Message, tag="instantiate"):
+    """Make an instance for a request; a string prompt is tokenized (a convenience of the original)."""
+
+    req_id: str
+    prompt: list[TokenId] | str
+    module_id: str
+    module_arg: Raw = field(default_factory=lambda: Raw(b"null"))
+
+    @property
+    def argument(self) -> str:
+        """The argument as the controller sees it: a string as it is, anything else as its JSON text."""
+        text = bytes(self.module_arg)
+        if text[:1] == b'"':
+            return msgspec.json.decode(text, type=str)
+        return text.decode()
+
+
+class Discard(Message, tag="discard"):
+    """Addition: the request of this instance will never run; drop it. Unknown ids are ignored."""
+
+    req_id: str
+
+
+Request = Ping | Tokens | Stop | PostPreProcess | MidProcess | MkModule | GetTags | SetTags | Instantiate | Discard
+
+
+class Auth(Struct):
+    """Who asks. Absent: `local`, no admin."""
+
+    user: str
+    is_admin: bool
+
+
+LOCAL = Auth("local", False)
+
+
+# -- replies ---------------------------------------------------------------------------------------------------
+
+Data = TypeVar("Data")
+Result = TypeVar("Result")
+
+
+class Ok(Struct, Generic[Data], tag_field="type", tag="ok"):
+    data: Data
+    rid: str | UnsetType = field(name="$rid", default=UNSET)
+
+
+class Failure(Struct, tag_field="type", tag="error"):
+    """`is_user_error`: the text is fit for end users. Addition: `retry_after` says that there is no room now, and after
+    how many seconds a retry may be worth it."""
+
+    error: str
+    is_user_error: bool = False
+    rid: str | UnsetType = field(name="$rid", default=UNSET)
+    retry_after: float | UnsetType = UNSET
+
+
+class JsonFailure(Struct, tag_field="type", tag="json-error"):
+    """The request was not JSON."""
+
+    error: str
+
+
+class WriteVar(Struct):
+    """`value` is lower-case hex; `op` is Set or Append."""
+
+    name: str
+    value: str
+    op: str
+    when_version_is: int | None = None
+
+
+class ReadVar(Struct):
+    name: str
+
+
+class StorageCommand(Struct):
+    """Exactly one of the two is set."""
+
+    write: WriteVar | UnsetType = field(name="WriteVar", default=UNSET)
+    read: ReadVar | UnsetType = field(name="ReadVar", default=UNSET)
+
+
+class SeqResult(Struct, Generic[Result]):
+    """The result of a callback for one sequence. `micros` is its run time, rounded down to tens."""
+
+    error: str = ""
+    result: Result | None = None
+    storage: list[StorageCommand] = []
+    logs: str = ""
+    micros: int = 0
+
+
+class Pong(Struct):
+    pong: int = 1
+
+
+class TokensData(Struct):
+    """`eos_token_id` in D2 only; `extensions` is an addition."""
+
+    vocab_size: int
+    eos_token_id: int | UnsetType = UNSET
+    extensions: list[str] | UnsetType = UNSET
+
+
+class PostResult(Struct):
+    stop: bool
+
+
+class PreResult(Struct):
+    suspend: bool = False
+    num_forks: int = 1
+    ff_tokens: list[int] = []
+
+
+class PostPreData(Struct):
+    post_seqs: dict[int, SeqResult[PostResult]]
+    pre_seqs: dict[int, SeqResult[PreResult]]
+
+
+class MidResult(Struct):
+    """D1 splice: drop the sampled token, remove `backtrack - 1` older ones (0 if it is 0), append `ff_tokens`."""
+
+    ff_tokens: list[int]
+    backtrack: int
+
+
+class MidData1(Struct):
+    seqs: dict[int, SeqResult[MidResult]]
+    num_seqs: int
+
+
+class Splice(Struct):
+    when_sampled: list[TokenId] = []
+    backtrack: Count = 0
+    ff_tokens: list[TokenId] = []
+
+
+class Branch(Struct):
+    """D2: one way to go on; `sample_mask` is a row of the mask matrix, None means do not sample.
+
+    Additions: `sampling` (parameters of this one draw, names as in the engine), `bias` (additive, token to value),
+    `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that may last: the runtime will
+    answer the same until something happens, so the engine need not hurry), `waits_for` (beside `wait`: all that can end
+    it are these variables, each with the version it has to exceed; none: the guest itself, when it is asked again),
+    `turns` (beside a noop: how often in a row the guest did nothing).
+    """
+
+    sample_mask: int | None = None
+    temperature: float | None = None
+    splices: list[Splice] = []
+    sampling: dict[str, float | int] | UnsetType = UNSET
+    bias: list[tuple[TokenId, float]] | UnsetType = UNSET
+    top_logprobs: Count | UnsetType = UNSET
+    wait: bool | UnsetType = UNSET
+    waits_for: list[tuple[str, int]] | UnsetType = UNSET
+    turns: Count | UnsetType = UNSET
+
+
+class Branches(Struct):
+    branches: list[Branch]
+
+
+class MidData2(Struct):
+    seqs: dict[int, SeqResult[Branches]]
+    dtype: str
+    first_mask_byte_offset: int
+    mask_num_bytes: int
+    mask_num_elts: int
+    num_masks: int
+
+
+class ModuleData(Struct):
+    """`time` is the compile time in milliseconds."""
+
+    module_id: str
+    wasm_size: int
+    compiled_size: int
+    time: int
+
+
+class TagInfo(Struct):
+    tag: str
+    module_id: str
+    updated_at: int
+    updated_by: str
+    wasm_size: int
+    compiled_size: int
+
+
+class TagsData(Struct):
+    tags: list[TagInfo]
+
+
+class PromptResult(Struct):
+    prompt: list[TokenId]
+
+
+# -- to JSON and back ------------------------------------------------------------------------------------------
+
+#: https://www.w3.org/TR/trace-context/
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+_encoder = msgspec.json.Encoder()
+_requests = msgspec.json.Decoder(Request)
+
+
+def encode(message: Struct) -> bytes:
+    """Any request or reply as JSON."""
+    return _encoder.encode(message)
+
+
+def decode_request(data: bytes) -> Request:
+    """Decode a request. Raises `ProtocolError` if it is JSON but not a request, `msgspec.DecodeError` if it is not
+    JSON."""
+    try:
+        request: Request = _requests.decode(data)
+        return request
+    except msgspec.ValidationError as error:
+        msgspec.json.decode(data)  # tells broken JSON from a broken request
+        raise ProtocolError(f"malformed request: {error}") from None
+
+
+def auth_of(request: Message) -> Auth:
+    """Who asks. A malformed `$auth` object raises `ProtocolError`; a value that is not an object counts as absent."""
+    if not isinstance(request.auth, dict):
+        return LOCAL
+    try:
+        return msgspec.convert(request.auth, Auth)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"malformed $auth: {error}") from None
+
+
+def trace_of(request: Message) -> str | None:
+    """The trace that a request belongs to; a malformed one counts as absent, as the standard demands."""
+    told = request.traceparent
+    return told if isinstance(told, str) and _TRACEPARENT.fullmatch(told) else None
+
+
+def rid_of(request: Message | bytes) -> str | UnsetType:
+    """The reply id, if it is a string, ready to be put into a reply. Takes raw bytes too, for requests that could
+    not be decoded."""
+    if isinstance(request, Message):
+        rid = request.rid
+    else:
+        rid = _loose_rid(request)
+    return rid if isinstance(rid, str) else UNSET
+
+
+def _loose_rid(data: bytes) -> Any:
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return None
+    return value.get("$rid") if isinstance(value, dict) else None
+
+
+def decode_reply(data: bytes, data_type: Any) -> Ok[Any] | Failure | JsonFailure:
+    """Decode a reply whose `data`, if it has one, is a `data_type`. Raises `ProtocolError`."""
+    try:
+        reply: Ok[Any] | Failure | JsonFailure = _reply_decoder(data_type).decode(data)
+        return reply
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"malformed reply: {error}") from None
+
+
+_reply_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def _reply_decoder(data_type: Any) -> msgspec.json.Decoder[Any]:
+    decoder = _reply_decoders.get(data_type)
+    if decoder is None:
+        decoder = msgspec.json.Decoder(Ok[data_type] | Failure | JsonFailure)
+        _reply_decoders[data_type] = decoder
+    return decoder
