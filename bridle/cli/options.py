@@ -57,21 +57,7 @@ class ModelOptions:
     "CPU threads that compute. Default: torch's choice, but no more than a container has processor time for."
 
     def to_config(self, model: str, *, warm_up: bool = True) -> ModelConfig:
-        return ModelConfig(
-            model=model,
-            revision=self.revision,
-            tokenizer=self.tokenizer,
-            backend=self.backend,
-            dtype=self.dtype,
-            device=self.device,
-            quantization=self.quantization,
-            adapter_kernel=self.adapter_kernel,
-            max_model_len=self.max_model_len,
-            kv_memory=self.kv_memory,
-            block_size=self.block_size,
-            num_threads=self.num_threads,
-            warm_up=warm_up,
-        )
+        return ModelConfig(model, warm_up=warm_up, **vars(self))
 
 
 @Parameter(name="*", group=BATCHING)
@@ -110,20 +96,9 @@ class EngineOptions:
     "Run the largest step while loading, and size the KV cache by what it leaves free; otherwise guess."
 
     def to_config(self) -> EngineConfig:
-        return EngineConfig(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_batch_prefill_tokens=self.max_batch_prefill_tokens,
-            max_batch_total_tokens=self.max_batch_total_tokens,
-            waiting_served_ratio=self.waiting_served_ratio,
-            max_waiting_tokens=self.max_waiting_tokens,
-            chunked_prefill=self.chunked_prefill,
-            max_input_tokens=self.max_input_tokens,
-            max_total_tokens=self.max_total_tokens,
-            max_waiting=self.max_waiting,
-            priority_seconds=self.priority_seconds,
-            enable_prefix_caching=self.prefix_caching,
-        )
+        given = dict(vars(self))
+        del given["warm_up"]
+        return EngineConfig(enable_prefix_caching=given.pop("prefix_caching"), **given)
 
 
 @Parameter(name="*", group=MODEL)
@@ -178,19 +153,8 @@ class SamplingOptions:
     "Any other sampling parameter as NAME=VALUE, such as `dry_multiplier=0.8`; may be given several times."
 
     def to_params(self) -> SamplingParams:
-        return SamplingParams(**self._own() | _further(self.sampling))
-
-    def _own(self) -> dict[str, Any]:
-        return {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "seed": self.seed,
-            "stop": self.stop,
-        }
+        own = {name: value for name, value in vars(self).items() if name != "sampling"}
+        return SamplingParams(**own | _further(self.sampling))
 
 
 def _further(given: tuple[str, ...]) -> dict[str, Any]:
