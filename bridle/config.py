@@ -10,6 +10,7 @@ from math import inf
 from typing import Literal
 
 from bridle.errors import InvalidRequest
+from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
 
 Quantization = Literal["none", "auto", "int8", "q8_0", "q4_0"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -132,6 +133,8 @@ class EngineConfig:
     A step computes with at most `max_step_adapters` adapters; more take turns. Those in use take at most
     `adapter_memory` bytes where the model computes, those that were read `adapter_host_memory` bytes on the host (None:
     1 and 4 GiB; where memory is set aside for them, an eighth of what is free if that is less).
+
+    Requests that do not say how many tokens to draft get `speculate`: a number, 0 for none, -1 for as many as pay.
     """
 
     max_num_batched_tokens: int | None = None
@@ -154,9 +157,12 @@ class EngineConfig:
     max_step_adapters: int = 64
     adapter_memory: int | None = None
     adapter_host_memory: int | None = None
+    speculate: int = 0
 
     def __post_init__(self) -> None:
         _check_positive(self, _ENGINE_COUNTS)
+        if not AUTO_DRAFTS <= self.speculate <= MAX_DRAFTS:
+            raise InvalidRequest(f"speculate is {self.speculate}; must be at most {MAX_DRAFTS}", "speculate")
         ratio, steps = self.waiting_served_ratio, self.max_waiting_tokens
         if ratio is not None and not 0 <= ratio < inf:
             raise InvalidRequest(f"waiting_served_ratio is {ratio}; must be at least 0", "waiting_served_ratio")

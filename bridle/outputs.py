@@ -57,6 +57,8 @@ class Usage:
     forced_tokens: int = 0  # appended by a controller without a draw
     rewound_tokens: int = 0  # taken back
     shared_tokens: int = 0  # tokens computed once, by the sequence that this one was forked from
+    drafted_tokens: int = 0  # guessed and computed before they were drawn
+    accepted_tokens: int = 0  # of those, the ones that were drawn
 
     def add(self, other: Usage) -> None:
         """Add `other`'s counts to these: the usage of a request is the sum over its outputs."""

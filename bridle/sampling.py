@@ -26,6 +26,9 @@ MAX_SEED = 1 << 64
 MAX_BAD_WORDS = 1_024
 MAX_BAD_WORD_TOKENS = 1 << 14  # of all of them together
 MAX_BREAKER_IDS = 1 << 20
+#: The most tokens that are drafted at once, and the number that leaves it to the engine.
+MAX_DRAFTS = 64
+AUTO_DRAFTS = -1
 
 
 class LogitBias(Mapping[int, float]):
@@ -120,7 +123,9 @@ class SamplingParams:
     `logprobs_mode` `raw` is the model's own distribution, `processed` the one after bias and masks, both
     before temperature. `prompt_logprobs` does the same for the tokens of the prompt, from `prompt_logprobs_start` on:
     what comes before need not be computed if it is cached. `seed` None draws one at
-    admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none.
+    admission. `speculate` is how many tokens are drafted at once, which changes nothing but the time: 0 (or `off`) none,
+    -1 (or `auto`) as many as pay, None what the engine is set to. `n` outputs are forks of one sequence after one
+    prefill. `watermark` None writes none.
 
     Further samplers, each off by default, by llama.cpp's names; `bridle.model.sampling` has their definitions:
     `top_n_sigma` (arXiv 2411.07641), `xtc_probability` and `xtc_threshold` (XTC), `dynatemp_range` and
@@ -171,6 +176,7 @@ class SamplingParams:
     dry_breaker_ids: tuple[int, ...] = _fixed((), openai=None, tgi=None, lmtp=None)
     bad_words: tuple[str, ...] = _param(())
     bad_words_ids: tuple[tuple[int, ...], ...] = _param((), openai=None, tgi=None, lmtp=None)
+    speculate: int | None = _param(None)
 
     def __post_init__(self) -> None:
         _freeze_collections(self)
@@ -236,8 +242,9 @@ _INT_RANGES = (
     ("mirostat", 0, 2),
     ("dry_allowed_length", 0, MAX_TOKENS_LIMIT),
     ("dry_penalty_last_n", -1, MAX_TOKENS_LIMIT),
+    ("speculate", AUTO_DRAFTS, MAX_DRAFTS),
 )
-_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs"})
+_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs", "speculate"})
 _TINY = math.ulp(0.0)
 _FLOAT_RANGES = (
     ("temperature", 0.0, 100.0),
@@ -274,6 +281,12 @@ def _freeze_collections(params: SamplingParams) -> None:
         bias = LogitBias.of(bias) if _MANY_BIASES < len(bias) <= MAX_LOGIT_BIAS else dict(bias)
     object.__setattr__(params, "logit_bias", bias)
     object.__setattr__(params, "watermark", _watermark(params.watermark))
+    object.__setattr__(params, "speculate", drafts_of(params.speculate))
+
+
+def drafts_of(given: Any) -> Any:
+    """The number of drafts that a word stands for; anything else as it is."""
+    return {"off": 0, "auto": AUTO_DRAFTS}.get(given, given) if isinstance(given, str) else given
 
 
 def _watermark(given: object) -> Watermark | None:

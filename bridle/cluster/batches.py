@@ -33,6 +33,8 @@ def encode_batch(batch: SampleBatch, names: SamplingNames) -> pb.Batch:
         message.bias_values.extend([value for row in rows for _, value in row.bias])
     if any(row.mu is not None for row in rows):
         message.mus.extend([math.nan if row.mu is None else row.mu for row in rows])
+    if any(row.num_ahead for row in rows):
+        message.num_ahead.extend([row.num_ahead for row in rows])
     if batch.scores:
         _add_scores(message, batch.scores)
     return message
@@ -70,6 +72,7 @@ def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
         _masks(message, num_rows, what),
         _biases(message, num_rows, what),
         _mus(message, num_rows, what),
+        _nums_ahead(message, num_rows, what),
     )
     return SampleBatch(message.step, list(rows), _scores(message, what))
 
@@ -95,6 +98,13 @@ def _mus(message: pb.Batch, num_rows: int, what: str) -> Sequence[float | None]:
         return [None] * num_rows
     check_lengths(what, num_rows, message.mus)
     return [None if math.isnan(mu) else mu for mu in message.mus]
+
+
+def _nums_ahead(message: pb.Batch, num_rows: int, what: str) -> Sequence[int]:
+    if not message.num_ahead:
+        return [0] * num_rows
+    check_lengths(what, num_rows, message.num_ahead)
+    return list(message.num_ahead)
 
 
 def _scores(message: pb.Batch, what: str) -> list[ScoreRun]:

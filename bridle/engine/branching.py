@@ -29,11 +29,13 @@ Tokens = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True)
 class Draw:
-    """One branch to apply after sampling. Row `row` of the batch draws its token; None if it does not sample."""
+    """One branch to apply after sampling. Row `row` of the batch draws its token; None if it does not sample. The rows
+    after that draw the tokens after each draft of `item`."""
 
     seq: Sequence
     branch: Branch
     row: int | None
+    item: Scheduled
 
 
 @dataclass(slots=True)
@@ -107,8 +109,9 @@ class Branching:
         for branch, owner in zip(branches, owners, strict=True):
             row = len(out.batch.rows) if branch.sample else None
             if branch.sample:
-                out.batch.rows.append(_sample_row(owner, seq, branch, item.last_logit))
-            out.draws.append(Draw(owner, branch, row))
+                places = range(len(item.drafts) + 1)
+                out.batch.rows += [_sample_row(owner, branch, item, place) for place in places]
+            out.draws.append(Draw(owner, branch, row, item))
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
         """Whether the request may have that many more outputs; if not, the sequence fails."""
@@ -161,9 +164,27 @@ class Branching:
             if draw.row is None:
                 splice = draw.branch.splices[0]
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
+            elif draw.item.drafts:
+                self._accept_drafts(draw, draw.row, result)
             else:
                 mu = result.mus[draw.row] if result.mus else None
                 self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu)
+
+    def _accept_drafts(self, draw: Draw, row: int, result: StepResult) -> None:
+        """Apply the draws of a row with drafts in order, up to the first that is not what was drafted."""
+        item, num_right = draw.item, 0
+        own = slice(row, row + len(item.drafts) + 1)
+        drafts = (*item.drafts, None)
+        for token, logprob, draft in zip(result.tokens[own], result.logprobs[own], drafts, strict=True):
+            self._accept(draw, token, logprob)
+            if token != draft:
+                break
+            num_right += 1
+            if draw.seq.is_finished:
+                break
+            self._scheduler.advance(draw.seq)
+        self._progress.count_drafts(draw.seq, len(item.drafts), num_right)
+        self._scheduler.settle_drafts(item, num_right)
 
     def _settle(self, item: Scheduled, scores: list[Logprob]) -> None:
         if not item.seq.output.prompt_sent and item.end >= item.seq.num_prompt:
@@ -218,17 +239,21 @@ def score_run(item: Scheduled) -> ScoreRun | None:
     return ScoreRun(seq.id, logits_start, tuple(seq.tokens[first:last]), num_top)
 
 
-def _sample_row(owner: Sequence, source: Sequence, branch: Branch, logits_index: int) -> SampleRow:
+def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int) -> SampleRow:
+    """The row that draws for `owner` after the first `place` drafts of `item`."""
     own, bias = owner.sampling, branch.bias
     sampling = own if branch.sampling is None else _with_logprobs_of(own, branch.sampling)
     if branch.top_logprobs:
         sampling = _with_candidates(sampling, branch.top_logprobs)
-    if own.min_tokens and owner.num_generated < own.min_tokens:
+    if own.min_tokens and owner.num_generated + place < own.min_tokens:
         bias = (*bias, *((token, -float("inf")) for token in sorted(owner.stop_ids)))
     if own.bad_words_ids:
-        bias = (*bias, *completing(own.bad_words_ids, owner.tokens, owner.num_generated))
+        tokens = owner.tokens + list(item.drafts[:place])
+        bias = (*bias, *completing(own.bad_words_ids, tokens, owner.num_generated + place))
     mu = owner.draws.mus[-1][1] if owner.draws.mus else None
-    return SampleRow(source.id, logits_index, sampling, owner.key, owner.draws.num_draws, branch.mask, bias, mu)
+    number, num_ahead = owner.draws.num_draws + place, len(item.drafts) - place
+    index = item.last_logit + place
+    return SampleRow(item.seq.id, index, sampling, owner.key, number, branch.mask, bias, mu, num_ahead)
 
 
 def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:

@@ -38,6 +38,7 @@ from bridle.engine.progress import Progress
 from bridle.engine.request import Request
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
+from bridle.engine.speculation import Speculation
 from bridle.engine.statistics import EngineStatistics
 from bridle.engine.steering import Steering
 from bridle.engine.waiting import PromptGate
@@ -250,8 +251,16 @@ class Engine:
         if self._statistics.num_failed_steps:
             self._blame.clear([item.seq for item in scheduled])
         self._statistics.add_times(*times)
+        self._note_cost(plan, scheduled, *times)
         self._statistics.num_computed_tokens += plan.num_tokens
         self._branching.commit(scheduled, branched, result, vectors)
+
+    def _note_cost(
+        self, plan: StepPlan, scheduled: list[Scheduled], began: float, computed: float, steered: float, sampled: float
+    ) -> None:
+        """Learn what tokens cost from a step without prompts."""
+        if not any(item.seq.kv.is_prefilling or item.row.num_scheduled > 1 + len(item.drafts) for item in scheduled):
+            self._scheduler.speculation.cost.note(plan.num_tokens, computed - began + sampled - steered)
 
     def _embed(self, step: int, branched: Branched) -> list[array[float]]:
         assert self._embedder is not None  # else such requests are refused
@@ -356,4 +365,5 @@ def _make_scheduler(
         gate=PromptGate(batching.waiting_served_ratio, batching.max_waiting_tokens),
         priority_seconds=config.priority_seconds,
         rotation=rotation,
+        speculation=Speculation(config.speculate),
     )

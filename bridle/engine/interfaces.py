@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from bridle.engine.decision import Decision
-from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError
 
@@ -95,14 +95,14 @@ class Embedder(Protocol):
 
 
 class Sampler(Protocol):
-    """Logits to tokens. `logits` is the backend's `[R, V]` array; `history(seq_id)` gives the mirror's tokens and
-    the length of its prompt part. Row i of the result answers `batch.rows[i]`."""
+    """Logits to tokens. `logits` is the backend's `[R, V]` array; `history(row)` gives the tokens that precede a
+    row's draw and how many of them are prompt. Row i of the result answers `batch.rows[i]`."""
 
     def __call__(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult: ...
 
 
 class HistoryLookup(Protocol):
-    def __call__(self, seq_id: int) -> tuple[Sequence[int], int]: ...
+    def __call__(self, row: SampleRow) -> tuple[Sequence[int], int]: ...
 
 
 # -- steering ----------------------------------------------------------------------------------------------

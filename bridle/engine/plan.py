@@ -42,7 +42,8 @@ class PlanRow:
     The mirror first keeps `num_kept` tokens and appends `new_tokens`, keeps `num_kept_blocks` blocks and appends
     `new_blocks`. KV before `start` is valid; KV at or after it is rewritten, so a backend that keeps KV by sequence
     truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A step's logits rows are
-    numbered in row order.
+    numbered in row order. The last of the new tokens may be drafts, which the sequence does not have yet: each is
+    computed like any other, and the next row does not keep those that were not drawn.
     """
 
     seq_id: int
@@ -88,7 +89,8 @@ class SampleRow:
     `seq_id` names the mirror whose tokens the penalties use: for a fresh fork its parent's. `mask` is a bit row (bit i
     of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token, addend) pairs,
     -inf forbids; it comes on top of `sampling.logit_bias`. The random number is a pure function of (`key`, `draw`).
-    `mu` is the state of Mirostat after the sequence's last draw, None before the first.
+    `mu` is the state of Mirostat after the sequence's last draw, None before the first. The mirror's last `num_ahead`
+    tokens are drafts that follow the row's position: for this draw they do not exist.
     """
 
     seq_id: int
@@ -99,6 +101,11 @@ class SampleRow:
     mask: bytes | None = None
     bias: tuple[tuple[int, float], ...] = ()
     mu: float | None = None
+    num_ahead: int = 0
+
+    def history(self, tokens: list[int]) -> list[int]:
+        """Those of the mirror's `tokens` that precede the draw."""
+        return tokens[: len(tokens) - self.num_ahead] if self.num_ahead else tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,13 @@ class Progress:
         seq.output.usage.rewound_tokens += 1
         self._statistics.num_rewound_tokens += 1
 
+    def count_drafts(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
+        """Count the drafts of one step, and those of them that were drawn."""
+        seq.output.usage.drafted_tokens += num_drafted
+        seq.output.usage.accepted_tokens += num_right
+        self._statistics.num_drafted_tokens += num_drafted
+        self._statistics.num_accepted_tokens += num_right
+
     def rewind(self, seq: Sequence, num_tokens: int) -> None:
         """Take back the last `num_tokens` tokens, prompt tokens too if there are not enough others."""
         if num_tokens == 0:

@@ -22,21 +22,25 @@ from bridle.engine.block_manager import BlockManager
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
+from bridle.engine.speculation import Drafts, Speculation
 from bridle.engine.waiting import PromptGate, admission_order, overtaken_levels
 
 _Pick = tuple[Sequence, int, list[BlockCopy]]  # a sequence, how many tokens, block copies for it
 _Picked = dict[int, _Pick]
 _NO_COPIES: list[BlockCopy] = []
+#: A step may have so many rows of logits for the sake of drafts, even where it has few sequences.
+_DRAFTED_ROWS = 64
 
 
 @dataclass(slots=True)
 class Scheduled:
-    """One planned row, with the sequence that it belongs to. `last_logit` is the number of its last logits row."""
+    """One planned row, with the sequence that it belongs to. `drafts` are computed after its `end`."""
 
     seq: Sequence
     row: PlanRow
-    last_logit: int
-    end: int  # position after the last one computed
+    last_logit: int  # the number of the logits row of its last token that is no draft
+    end: int  # position after that token
+    drafts: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -55,8 +59,10 @@ class Scheduler:
         gate: PromptGate | None = None,
         priority_seconds: float = 10.0,
         rotation: AdapterRotation | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.blocks = blocks
+        self.speculation = speculation or Speculation()
         self.rotation = rotation or AdapterRotation(max_num_seqs)
         self._priority_seconds = priority_seconds
         self._clock = clock
@@ -114,6 +120,7 @@ class Scheduler:
         """
         if not self._by_sequence:
             self.blocks.truncate(seq)
+        self.speculation.cut(seq)
 
     # -- planning ----------------------------------------------------------------------------------------
 
@@ -128,16 +135,35 @@ class Scheduler:
         for _, _, copies in picked:  # in the order in which the blocks were taken
             if copies:
                 plan.copies.extend(copies)
+        drafts = {} if self._suspects else self._draft(picked, plan)
         if self.rotation.num_users:
             picked.sort(key=_adapter)  # rows of one adapter side by side, rows without one first
         scheduled = []
         num_logits = 0
         for seq, num_tokens, _ in picked:
-            row = seq.plan_row(num_tokens)
+            drafted = drafts.get(seq.id, ())
+            row = seq.plan_row(num_tokens, drafted)
             plan.rows.append(row)
             num_logits += row.num_logits
-            scheduled.append(Scheduled(seq, row, num_logits - 1, row.start + num_tokens))
+            last_logit = num_logits - 1 - len(drafted)
+            scheduled.append(Scheduled(seq, row, last_logit, row.start + num_tokens, drafted))
         return plan, scheduled
+
+    def _draft(self, picked: list[_Pick], plan: StepPlan) -> Drafts:
+        """Drafts behind the picked tokens, as far as the step and the free blocks have room for them."""
+        num_tokens = sum(count for _, count, _ in picked)
+        room = min(self.max_num_batched_tokens - num_tokens, max(self.max_num_seqs, _DRAFTED_ROWS) - len(picked))
+        complete = {seq.id: (seq, count) for seq, count, _ in picked if seq.kv.num_computed + count == len(seq.tokens)}
+        drafts = self.speculation.draft([seq for seq, _ in complete.values()], num_tokens, room)
+        for seq_id in list(drafts):
+            seq, count = complete[seq_id]
+            fitting = self._shorten(seq, count + len(drafts[seq_id])) - count
+            if fitting > 0:
+                drafts[seq_id] = drafts[seq_id][:fitting]
+                plan.copies.extend(self.blocks.allocate(seq, seq.kv.num_computed + count + fitting))
+            else:
+                del drafts[seq_id]
+        return drafts
 
     def _next_in_line(self) -> list[Sequence]:
         """The waiting sequences that there are seats for, without those that their controllers hold up."""
@@ -345,6 +371,20 @@ class Scheduler:
             self.blocks.publish(item.seq)
         if self._suspects:
             self._suspects.difference_update(item.seq.id for item in scheduled)
+
+    def advance(self, seq: Sequence) -> None:
+        """Record that a draft was drawn: its token was computed in this step."""
+        seq.kv.num_computed += 1
+        self.blocks.publish(seq)
+
+    def settle_drafts(self, item: Scheduled, num_right: int) -> None:
+        """Forget the drafts of a row but the first `num_right`, which were drawn."""
+        seq = item.seq
+        self.speculation.learn(seq, len(item.drafts), num_right)
+        if not seq.is_finished:
+            seq.kv.num_mirrored_tokens = min(seq.kv.num_mirrored_tokens, item.end + num_right)
+            if not self._by_sequence:
+                self.blocks.truncate(seq)
 
     def reset(self, suspects: Iterable[Sequence] = ()) -> None:
         """Put all running sequences back to waiting, because the executor forgot everything; each is sent anew.

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 
 from bridle.engine.plan import PlanRow
 from bridle.engine.request import Request
-from bridle.engine.sequence_state import ControlState, DrawState, KvState, OutputState, QueueState, SequenceStatus
+from bridle.engine.sequence_state import (
+    ControlState,
+    DraftState,
+    DrawState,
+    KvState,
+    OutputState,
+    QueueState,
+    SequenceStatus,
+)
 from bridle.outputs import Usage
 from bridle.sampling import SamplingParams
 
@@ -60,6 +68,7 @@ class Sequence:
     kv: KvState = field(default_factory=KvState)
     control: ControlState = field(default_factory=ControlState)
     draws: DrawState = field(default_factory=DrawState)
+    drafts: DraftState = field(default_factory=DraftState)
     output: OutputState = field(default_factory=OutputState)
 
     def __post_init__(self) -> None:
@@ -151,23 +160,23 @@ class Sequence:
         self.kv.forget()
         self.kv.num_mirrored_tokens = 0
 
-    def plan_row(self, num_tokens: int) -> PlanRow:
-        """The row that computes the next `num_tokens` tokens: what the executor's mirror does not know yet, and which
-        logits are needed. The mirror counts as up to date from then on."""
+    def plan_row(self, num_tokens: int, drafts: tuple[int, ...] = ()) -> PlanRow:
+        """The row that computes the next `num_tokens` tokens, and `drafts` after the last: what the executor's mirror
+        does not know yet, and which logits are needed. The mirror counts as up to date from then on."""
         kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
         row = PlanRow(
             seq_id=self.id,
             start=kv.num_computed,
-            num_scheduled=num_tokens,
-            num_logits=self._num_logits(num_tokens),
+            num_scheduled=num_tokens + len(drafts),
+            num_logits=self._num_logits(num_tokens) + len(drafts),
             num_kept=kv.num_mirrored_tokens,
-            new_tokens=tuple(tokens[kv.num_mirrored_tokens :]),
+            new_tokens=(*tokens[kv.num_mirrored_tokens :], *drafts),
             num_kept_blocks=kv.num_mirrored_blocks,
             new_blocks=tuple(blocks[kv.num_mirrored_blocks :]),
             num_prompt=self.num_prompt,
             adapter=self.request.adapter,
         )
-        kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens), len(blocks)
+        kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens) + len(drafts), len(blocks)
         return row
 
     def _num_logits(self, num_tokens: int) -> int:

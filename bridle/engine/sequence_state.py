@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Ask, ControllerPool
+from bridle.engine.lookup import Lookup
 from bridle.engine.output_text import OutputText
 from bridle.outputs import FinishReason, Logprob, Usage
 
@@ -103,6 +104,15 @@ class DrawState:
     num_forks: int = 0
     mus: list[tuple[int, float]] = field(default_factory=list)
     was_forked: bool = False  # the request's own n outputs exist
+
+
+@dataclass(slots=True)
+class DraftState:
+    """What is expected to come next, and how often that was right of late. Written by `Speculation`."""
+
+    lookup: Lookup | None = None
+    num_right: float = 0.0  # drafted tokens that were drawn; old ones count less and less
+    num_tried: float = 0.0
 
 
 @dataclass(slots=True)

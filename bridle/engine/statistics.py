@@ -18,6 +18,8 @@ class EngineStatistics:
     num_sampled_tokens: int = 0
     num_forced_tokens: int = 0
     num_rewound_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0  # of the drafted ones
     num_forks: int = 0
     num_preemptions: int = 0
     num_evicted_blocks: int = 0

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bridle.engine.interfaces import ExecutorInfo, Sampler
-from bridle.engine.plan import PlanRow, SampleBatch, StepPlan, StepResult
+from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.errors import BridleError, InternalError, ShardUnavailable
 from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.library import MAX_SLOTS, Cell, Model
@@ -135,9 +135,9 @@ class LlamaExecutor:
             parts = [model.embed(cells[at : at + model.max_batch]) for at in range(0, len(cells), model.max_batch)]
         return parts[0][0]
 
-    def _history(self, seq_id: int) -> tuple[Sequence[int], int]:
-        held = self._slots[seq_id]
-        return held.tokens, held.num_prompt
+    def _history(self, row: SampleRow) -> tuple[Sequence[int], int]:
+        held = self._slots[row.seq_id]
+        return row.history(held.tokens), held.num_prompt
 
     def _forget(self) -> None:
         if self._model is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bridle.engine.interfaces import ExecutorInfo, Sampler
-from bridle.engine.plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.errors import InternalError, ShardUnavailable
 from bridle.model.adapters import ModelAdapters, check_complete
 from bridle.model.mirrors import Mirrors
@@ -136,9 +136,9 @@ class LocalExecutor:
         check_complete(adapted)
         return logits
 
-    def _history(self, seq_id: int) -> tuple[Sequence[int], int]:
-        mirror = self._mirrors[seq_id]
-        return mirror.tokens, mirror.num_prompt
+    def _history(self, row: SampleRow) -> tuple[Sequence[int], int]:
+        mirror = self._mirrors[row.seq_id]
+        return row.history(mirror.tokens), mirror.num_prompt
 
     def _require_runner(self) -> ModelRunner:
         if self._runner is None:

@@ -239,7 +239,7 @@ class ScriptedExecutor:
     def _draw(self, row: SampleRow) -> tuple[int, Logprob | None]:
         source, mirror = self._logits_of(row.logits_index, row.seq_id), self._mirrors[row.seq_id]
         require(
-            source.position == len(mirror.tokens) - 1,
+            source.position == len(mirror.tokens) - 1 - row.num_ahead,
             f"sequence {row.seq_id} samples after position {source.position} of {len(mirror.tokens)} tokens",
         )
         size = 4 * mask_words(self._info.vocab_size)
@@ -247,7 +247,7 @@ class ScriptedExecutor:
         require(row.draw >= 0, f"draw number {row.draw}")
         for token, _ in row.bias:
             require(0 <= token < self._info.vocab_size, f"bias of token {token}, which is not in the vocabulary")
-        return sample_row(source.logits, row, mirror.tokens, mirror.num_prompt)
+        return sample_row(source.logits, row, row.history(mirror.tokens), mirror.num_prompt)
 
     def _next_mu(self, row: SampleRow, token: int) -> float:
         if token < 0 or not row.sampling.has_mirostat:

@@ -63,8 +63,8 @@ def _sampler_seconds(logits: Any, params: SamplingParams, num_rounds: int) -> fl
     return _median(lambda: sampler(logits, batch, _history), num_rounds)
 
 
-def _history(seq_id: int) -> tuple[Sequence[int], int]:
-    return range(64 + seq_id % 7), 32
+def _history(row: SampleRow) -> tuple[Sequence[int], int]:
+    return range(64 + row.seq_id % 7), 32
 
 
 def _median(run: Callable[[], object], num_rounds: int) -> float:

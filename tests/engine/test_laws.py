@@ -70,6 +70,7 @@ def random_request(random: Random, delays: tuple[float, ...] = ON_TIME, **fields
         "logprobs": random.choice([None, None, 0, 2]),
         "logprobs_mode": random.choice(["raw", "processed"]),
         "prompt_logprobs": random.choice([None, None, None, 1]),
+        "speculate": random.choice([None, 0, -1, 1, 5]),
     }
     return make_request(prompt, **{**chosen, **fields})
 

@@ -20,6 +20,7 @@ OWNERS = {
     "kv": {"scheduler", "block_manager"},
     "control": {"steering", "intake"},
     "draws": {"branching"},
+    "drafts": {"speculation"},
     "output": {"progress"},
 }
 ALWAYS = {"sequence", "sequence_state"}

@@ -28,7 +28,7 @@ def run(
     """One call of a sampler; sequences without a history have an empty one."""
     batch = SampleBatch(step=7, rows=list(rows), scores=list(scores))
     known = histories or {}
-    return (sampler or StandardSampler())(logits, batch, lambda seq_id: known.get(seq_id, ((), 0)))
+    return (sampler or StandardSampler())(logits, batch, lambda row: known.get(row.seq_id, ((), 0)))
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:

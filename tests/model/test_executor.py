@@ -102,7 +102,7 @@ def test_history_is_the_mirror(executor: LocalExecutor) -> None:
 
     def spy(logits: Any, batch: SampleBatch, history: Any) -> Any:
         for row in batch.rows:
-            tokens, num_prompt = history(row.seq_id)
+            tokens, num_prompt = history(row)
             seen[row.seq_id] = (list(tokens), num_prompt)
         return argmax_sampler(logits, batch, history)
 
@@ -156,9 +156,9 @@ def test_inconsistent_plans_change_nothing(executor: LocalExecutor, plan: StepPl
     executor.forward(StepPlan(1, [GOOD]))
     with pytest.raises(InternalError, match=message):
         executor.forward(plan)
-    assert executor._history(0) == ([3, 4, 5, 6, 7], 0)
+    assert executor._history(SampleRow(0, 0, GREEDY)) == ([3, 4, 5, 6, 7], 0)
     executor.forward(StepPlan(3, [PlanRow(0, 5, 1, num_kept=5, num_kept_blocks=2, new_tokens=(8,))]))
-    assert executor._history(0)[0] == [3, 4, 5, 6, 7, 8]
+    assert executor._history(SampleRow(0, 0, GREEDY))[0] == [3, 4, 5, 6, 7, 8]
 
 
 def test_batches_that_are_off(executor: LocalExecutor) -> None:
@@ -179,7 +179,7 @@ def test_steps_without_rows_or_logits(executor: LocalExecutor) -> None:
     with pytest.raises(InternalError, match="of 0 in step 2"):
         executor.sample(SampleBatch(2, [SampleRow(0, 0, GREEDY)]))
     with pytest.raises(InternalError, match="no mirror"):
-        executor._history(0)
+        executor._history(SampleRow(0, 0, GREEDY))
 
 
 def test_adapters_that_are_not_there_are_refused(executor: LocalExecutor) -> None:

@@ -287,7 +287,7 @@ class Watermark(_message.Message):
     def __init__(self, gamma: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("step", "samplings", "seq_ids", "logits_indexes", "slots", "keys", "draws", "masks", "mask_rows", "num_bias", "bias_tokens", "bias_values", "mus", "score_seq_ids", "score_starts", "score_num_tokens", "score_num_top", "score_tokens")
+    __slots__ = ("step", "samplings", "seq_ids", "logits_indexes", "slots", "keys", "draws", "masks", "mask_rows", "num_bias", "bias_tokens", "bias_values", "mus", "num_ahead", "score_seq_ids", "score_starts", "score_num_tokens", "score_num_top", "score_tokens")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAMPLINGS_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +301,7 @@ class Batch(_message.Message):
     BIAS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
     MUS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
     SCORE_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     SCORE_STARTS_FIELD_NUMBER: _ClassVar[int]
     SCORE_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -319,12 +320,13 @@ class Batch(_message.Message):
     bias_tokens: _containers.RepeatedScalarFieldContainer[int]
     bias_values: _containers.RepeatedScalarFieldContainer[float]
     mus: _containers.RepeatedScalarFieldContainer[float]
+    num_ahead: _containers.RepeatedScalarFieldContainer[int]
     score_seq_ids: _containers.RepeatedScalarFieldContainer[int]
     score_starts: _containers.RepeatedScalarFieldContainer[int]
     score_num_tokens: _containers.RepeatedScalarFieldContainer[int]
     score_num_top: _containers.RepeatedScalarFieldContainer[int]
     score_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., samplings: _Optional[_Iterable[_Union[Sampling, _Mapping]]] = ..., seq_ids: _Optional[_Iterable[int]] = ..., logits_indexes: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., masks: _Optional[_Iterable[int]] = ..., mask_rows: _Optional[_Iterable[bytes]] = ..., num_bias: _Optional[_Iterable[int]] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., mus: _Optional[_Iterable[float]] = ..., score_seq_ids: _Optional[_Iterable[int]] = ..., score_starts: _Optional[_Iterable[int]] = ..., score_num_tokens: _Optional[_Iterable[int]] = ..., score_num_top: _Optional[_Iterable[int]] = ..., score_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., samplings: _Optional[_Iterable[_Union[Sampling, _Mapping]]] = ..., seq_ids: _Optional[_Iterable[int]] = ..., logits_indexes: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., masks: _Optional[_Iterable[int]] = ..., mask_rows: _Optional[_Iterable[bytes]] = ..., num_bias: _Optional[_Iterable[int]] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., mus: _Optional[_Iterable[float]] = ..., num_ahead: _Optional[_Iterable[int]] = ..., score_seq_ids: _Optional[_Iterable[int]] = ..., score_starts: _Optional[_Iterable[int]] = ..., score_num_tokens: _Optional[_Iterable[int]] = ..., score_num_top: _Optional[_Iterable[int]] = ..., score_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Embed(_message.Message):
     __slots__ = ("step", "logits_rows")

@@ -41,7 +41,7 @@ class Dry:
         penalties: list[npt.NDArray[np.float32]] = []
         for i in [i for i, row in enumerate(rows) if row.sampling.has_dry]:
             sampling = rows[i].sampling
-            array = known.array(rows[i].seq_id, history(rows[i].seq_id)[0])
+            array = known.array(rows[i].seq_id, history(rows[i])[0])
             if sampling.dry_penalty_last_n > 0:
                 array = array[-sampling.dry_penalty_last_n :]
             tokens, lengths = repetitions(array, self._of(sampling))

@@ -74,7 +74,7 @@ class Histories:
         counted: list[tuple[int, IntArray, float, float]] = []
         for i in [i for i, row in enumerate(rows) if row.sampling.has_penalties]:
             sampling = rows[i].sampling
-            tokens, num_prompt = history(rows[i].seq_id)
+            tokens, num_prompt = history(rows[i])
             array = self.array(rows[i].seq_id, tokens)
             if sampling.repetition_penalty != 1.0:
                 repeated.append((i, _known_to(array, vocab), sampling.repetition_penalty))

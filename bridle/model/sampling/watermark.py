@@ -25,7 +25,7 @@ def apply_watermarks(work: torch.Tensor, rows: Sequence[SampleRow], history: His
         mark = row.sampling.watermark
         if mark is None:
             continue
-        tokens, _ = history(row.seq_id)
+        tokens, _ = history(row)
         if len(tokens):
             green = _green_list(int(tokens[-1]), vocab, mark.gamma)
             work[i, :vocab] += green.to(work.device) * mark.delta

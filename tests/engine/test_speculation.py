@@ -1,0 +1,202 @@
+"""Drafted tokens change the time and nothing else: whatever is drafted, an output is that of the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.config import EngineConfig
+from bridle.engine.lookup import NGRAM, Lookup
+from bridle.engine.speculation import Speculation, StepCost
+from bridle.outputs import Rewind, TokenEvent
+from bridle.sampling import AUTO_DRAFTS
+from tests.engine.support import Lab, check_against_reference, make_request, make_sequence, more, replay
+from tests.engine.test_laws import KEEPINGS, SEED, random_lab, random_request, run_staggered
+
+TOKENS = st.lists(st.integers(0, 3), max_size=40)
+
+
+def guess(random: Random, truth: list[int]) -> tuple[int, ...]:
+    """A prediction that is right for a while: all of it, or with tokens changed, lost or added here and there."""
+    told: list[int] = []
+    error_rate = random.choice([0.0, 0.1, 0.5])
+    for token in truth:
+        if random.random() >= error_rate:
+            told.append(token)
+        elif random.random() < 0.5:
+            told += [random.randrange(16), token]
+    return tuple(told)
+
+
+@KEEPINGS
+@more(3)
+@given(seed=SEED)
+def test_predictions_change_nothing(seed: int, kv: str) -> None:
+    random = Random(seed)
+    lab = random_lab(random, kv)
+    requests = []
+    for _ in range(random.randint(1, 6)):
+        request = random_request(random, speculate=random.choice([AUTO_DRAFTS, 1, 3, 8]), max_tokens=14)
+        if request.sampling.seed is None:
+            continue
+        outputs = lab.reference(request).values()
+        longest = max((one.tokens for one in outputs), key=len)
+        requests.append(replace(request, prediction=guess(random, longest)))
+    replays = run_staggered(lab, requests, random)
+    for request in requests:
+        check_against_reference(lab, request, replays[request.id])
+
+
+@KEEPINGS
+def test_a_right_prediction_takes_one_step_for_many_tokens(kv: str) -> None:
+    request = make_request([1, 2, 3], max_tokens=13, seed=5, ignore_eos=True)
+    lab = Lab(kv=kv, block_size=4, num_blocks=20)
+    truth = lab.reference(request)[()].tokens
+    predicted = make_request([1, 2, 3], max_tokens=13, seed=5, ignore_eos=True, speculate=4, prediction=tuple(truth))
+    lab.engine.add(predicted)
+    output = lab.drain()[predicted.id].first
+    assert output.tokens == truth
+    # The prompt's step draws one token, each of the others five; the last one three, since no more are wanted.
+    assert lab.executor.num_forwards == 4
+    assert (output.usage.drafted_tokens, output.usage.accepted_tokens) == (9, 9)
+    assert lab.engine.statistics().num_accepted_tokens == 9
+
+
+def test_a_wrong_prediction_costs_rows_and_no_step() -> None:
+    request = make_request([1, 2, 3], max_tokens=8, seed=5, ignore_eos=True)
+    lab = Lab()
+    truth = lab.reference(request)[()].tokens
+    wrong = tuple((token + 1) % 32 for token in truth)
+    predicted = make_request([1, 2, 3], max_tokens=8, seed=5, ignore_eos=True, speculate=4, prediction=wrong)
+    lab.engine.add(predicted)
+    output = lab.drain()[predicted.id].first
+    assert output.tokens == truth
+    assert lab.executor.num_forwards == 8
+    assert output.usage.accepted_tokens == 0
+
+
+def test_drafts_take_no_block_from_another() -> None:
+    """With blocks for what is needed and none to spare, drafts are left out and nobody is preempted."""
+    lab = Lab(block_size=4, num_blocks=4, enable_prefix_caching=False)
+    requests = [
+        make_request([1] * 6, max_tokens=2, speculate=8, prediction=(1,) * 8, seed=number) for number in range(2)
+    ]
+    for request in requests:
+        lab.engine.add(request)
+    replays = lab.drain()
+    for request in requests:
+        check_against_reference(lab, request, replays[request.id])
+    assert lab.engine.statistics().num_preemptions == 0
+
+
+def test_no_drafted_token_is_ever_sent() -> None:
+    """Clients see tokens that were drawn, and nothing that is taken back for a draft's sake."""
+    request = make_request([1, 2, 3], max_tokens=12, seed=5, speculate=6, prediction=(7, 7, 7, 7))
+    lab = Lab()
+    lab.engine.add(request)
+    events = []
+    while lab.engine.has_work:
+        events += lab.step()
+    assert not [event for event in events if isinstance(event, Rewind)]
+    sent = [event.token for event in events if isinstance(event, TokenEvent)]
+    assert sent == lab.reference(request)[()].tokens == replay(events)[request.id].first.tokens
+
+
+def test_the_server_says_what_requests_leave_open() -> None:
+    lab = Lab(config=EngineConfig(speculate=3))
+    truth = lab.reference(make_request([1, 2], max_tokens=9, seed=1))[()].tokens
+    for speculate, wants in ((None, True), (0, False), (2, True)):
+        request = make_request([1, 2], max_tokens=9, seed=1, speculate=speculate, prediction=tuple(truth))
+        lab.engine.add(request)
+        assert (lab.drain()[request.id].first.usage.drafted_tokens > 0) is wants
+
+
+# -- looking things up -----------------------------------------------------------------------------------------
+
+
+@given(steps=st.lists(st.tuples(TOKENS, st.integers(0, 6)), max_size=8), prediction=TOKENS)
+def test_lookup_knows_what_a_fresh_one_knows(steps: list[tuple[list[int], int]], prediction: list[int]) -> None:
+    """Tokens that come and go leave no trace in what can be found."""
+    tokens: list[int] = []
+    lookup = Lookup(prediction)
+    for added, num_cut in steps:
+        tokens += added
+        lookup.follow(tokens, 0, 1 << 20)
+        del tokens[max(len(tokens) - num_cut, 0) :]
+        lookup.cut(len(tokens))
+        fresh = Lookup(prediction)
+        fresh.follow(tokens, len(tokens), 1 << 20)
+        assert (lookup._text, lookup._latest, lookup._before) == (fresh._text, fresh._latest, fresh._before)
+
+
+@given(tokens=TOKENS, limit=st.integers(1, 9))
+def test_drafts_follow_an_earlier_copy_of_the_end(tokens: list[int], limit: int) -> None:
+    lookup = Lookup()
+    lookup.follow(tokens, len(tokens), 1 << 20)
+    draft = lookup.draft(limit)
+    ends = {tuple(tokens[i : i + NGRAM]): i + NGRAM for i in range(len(tokens) - NGRAM)}
+    known = len(tokens) >= NGRAM and tuple(tokens[-NGRAM:]) in ends
+    assert bool(draft) == known
+    assert len(draft) == (limit if known else 0)  # a copy that reaches its own end repeats itself
+    if known:
+        grown = [*tokens, *draft]
+        assert any(grown[len(tokens) - NGRAM :] == grown[i : i + NGRAM + limit] for i in range(len(tokens) - NGRAM))
+
+
+def test_a_copy_goes_on_where_it_was() -> None:
+    lookup = Lookup()
+    text = [9, 8, 7, 1, 2, 3, 4, 5, 6, 9, 8, 7, 3, 3, 3]
+    lookup.follow(text, len(text), 1 << 20)
+    lookup.follow([*text, 9, 8, 7], len(text), 1 << 20)
+    assert lookup.draft(2) == (3, 3)
+    lookup.follow([*text, 9, 8, 7, 1, 2, 3], len(text), 1 << 20)  # it was the older place
+    assert lookup.draft(3) == (4, 5, 6)
+
+
+def test_long_prompts_are_indexed_a_part_at_a_time() -> None:
+    lookup = Lookup()
+    prompt = list(range(10_000))
+    lookup.follow(prompt, len(prompt), 4096)
+    assert len(lookup) == 4096
+
+
+# -- what pays ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [0.0, 0.25, 2.0])
+def test_costs_are_those_of_a_line(row: float) -> None:
+    cost = StepCost()
+    for number in range(200):
+        num_tokens = 1 + number % 7
+        cost.note(num_tokens, 3.0 + row * num_tokens)
+    assert cost.of_row() == pytest.approx(row, abs=1e-6)
+    assert cost.of_step(20) == pytest.approx(3.0 + 20 * row, rel=1e-6)
+
+
+def spoken(speculation: Speculation, num_right: int, num_drafted: int) -> int:
+    """How many tokens are drafted once so many of so many were right, many times."""
+    seq = make_sequence(0, [1, 2, 3, 1, 2, 3, 1, 2, 3], speculate=AUTO_DRAFTS)
+    seq.draws.was_forked = True
+    for _ in range(100):
+        speculation.learn(seq, num_drafted, num_right)
+    return len(speculation.draft([seq], 1, 64).get(0, ()))
+
+
+def test_drafts_that_are_right_are_many_and_wrong_ones_few() -> None:
+    speculation = Speculation()
+    for number in range(50):
+        speculation.cost.note(1 + number % 3, 1.0 + 0.1 * (number % 3))  # a row costs a tenth of a step
+    assert spoken(speculation, 8, 8) == 16
+    assert 1 <= spoken(speculation, 1, 4) <= 3
+    assert spoken(speculation, 0, 4) == 0
+
+
+def test_nothing_is_drafted_where_rows_cost_what_steps_do() -> None:
+    speculation = Speculation()
+    for number in range(50):
+        speculation.cost.note(1 + number % 3, 1.0 * (1 + number % 3))
+    assert spoken(speculation, 8, 8) == 0
