@@ -123,9 +123,9 @@ class SamplingParams:
     `logprobs_mode` `raw` is the model's own distribution, `processed` the one after bias and masks, both
     before temperature. `prompt_logprobs` does the same for the tokens of the prompt, from `prompt_logprobs_start` on:
     what comes before need not be computed if it is cached. `seed` None draws one at
-    admission. `speculate` is how many tokens are drafted at once, which changes nothing but the time: 0 (or `off`) none,
-    -1 (or `auto`) as many as pay, None what the engine is set to. `n` outputs are forks of one sequence after one
-    prefill. `watermark` None writes none.
+    admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none. `speculate` is
+    how many tokens are drafted at once, which changes nothing but the time: 0 (or `off`) none, -1 (or `auto`) as many
+    as pay, None what the engine is set to.
 
     Further samplers, each off by default, by llama.cpp's names; `bridle.model.sampling` has their definitions:
     `top_n_sigma` (arXiv 2411.07641), `xtc_probability` and `xtc_threshold` (XTC), `dynatemp_range` and

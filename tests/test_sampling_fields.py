@@ -78,6 +78,7 @@ OTHER: Mapping[str, Any] = {
     "dry_breaker_ids": (4, 9),
     "bad_words": ("no",),
     "bad_words_ids": ((4, 9), (3,)),
+    "speculate": 4,
 }
 NAMES = [each.name for each in fields(SamplingParams)]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from bridle.cli.sizes import byte_size, count
+from bridle.cli.sizes import byte_size, count, drafts
 from bridle.config import DType, EngineConfig, ModelConfig, Quantization
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams, meanings
@@ -90,6 +90,11 @@ class EngineOptions:
     "Most requests that wait; further ones are refused until there is room."
     priority_seconds: float = 10.0
     "What a step of priority is worth: who has waited so many seconds longer comes first all the same."
+    speculate: Annotated[int, Parameter(converter=drafts)] = 0
+    (
+        "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It changes "
+        "the time and no token."
+    )
     prefix_caching: bool = True
     "Keep the KV of finished prompts for requests that begin alike."
     warm_up: bool = True

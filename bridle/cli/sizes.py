@@ -8,6 +8,8 @@ from typing import Any
 
 from cyclopts import Token
 
+from bridle.sampling import drafts_of
+
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?)(b?)", re.IGNORECASE)
@@ -40,6 +42,12 @@ def _parse(text: str, *, unit_letter: bool) -> int:
 def count(_type: Any, tokens: Sequence[Token]) -> int:
     """Converter for flags that count."""
     return parse_count(tokens[0].value)
+
+
+def drafts(_type: Any, tokens: Sequence[Token]) -> int:
+    """Converter for the number of drafted tokens: `off`, `auto` or a number."""
+    found = drafts_of(tokens[0].value)
+    return found if isinstance(found, int) else parse_count(found)
 
 
 def byte_size(_type: Any, tokens: Sequence[Token]) -> int:

@@ -87,7 +87,9 @@ def _speeds(engine: Status, old: Status, seconds: float) -> str:
     drawn = rate("num_sampled_tokens")
     told = f"{drawn:.1f} tokens/s drawn, {rate('num_computed_tokens'):.1f} computed{step}"
     forced, rewound = rate("num_forced_tokens"), rate("num_rewound_tokens")
-    return told + (f", {forced:.1f} forced, {rewound:.1f} taken back" if forced or rewound else "")
+    told += f", {forced:.1f} forced, {rewound:.1f} taken back" if forced or rewound else ""
+    drafted = rate("num_drafted_tokens")
+    return told + (f", {rate('num_accepted_tokens') / drafted:.0%} of {drafted:.1f} drafted right" if drafted else "")
 
 
 def _control(model: Status, engine: Status) -> Text:

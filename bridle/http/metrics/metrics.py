@@ -49,6 +49,8 @@ _TOKEN_KINDS = {
     "forced": "forced_tokens",
     "rewound": "rewound_tokens",
     "shared": "shared_tokens",
+    "drafted": "drafted_tokens",
+    "accepted": "accepted_tokens",
 }
 
 # The buckets that OpenTelemetry's conventions for generative AI advise.

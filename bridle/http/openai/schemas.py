@@ -166,6 +166,7 @@ class SamplingFields(_Derived):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     watermark: bool | dict[str, float] | None = None
+    speculate: int | Literal["off", "auto"] | None = None
     controller: str | None = None
     controller_arg: Any = None
     rewind: Literal["hold", "event", "mark"] | None = None

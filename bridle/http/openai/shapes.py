@@ -23,7 +23,8 @@ def finish_reason(output: CompletionOutput) -> str | None:
 
 
 def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
-    """Token counts. The details beyond OpenAI's tell how many tokens were sampled, forced, taken back and shared."""
+    """Token counts. The details beyond OpenAI's tell how many tokens were sampled, forced, taken back and shared.
+    Drafted tokens are OpenAI's `prediction_tokens`, whoever predicted them; those that were rejected are not paid for."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -31,6 +32,8 @@ def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
             "reasoning_tokens": num_thinking,
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,
             "sampled_tokens": usage.sampled_tokens,
             "forced_tokens": usage.forced_tokens,
             "rewound_tokens": usage.rewound_tokens,

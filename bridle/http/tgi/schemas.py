@@ -86,6 +86,7 @@ class Parameters(_Derived):
     logit_bias: LogitBias = Field(default_factory=dict)
     stop_token_ids: TokenIds = ()
     ignore_eos: bool | None = None
+    speculate: int | Literal["off", "auto"] | None = None
     controller: str | None = None
     controller_arg: Any = None
     constraint: dict[str, Any] | None = None
