@@ -92,8 +92,8 @@ class EngineOptions:
     "What a step of priority is worth: who has waited so many seconds longer comes first all the same."
     speculate: Annotated[int, Parameter(converter=drafts)] = 0
     (
-        "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It changes "
-        "the time and no token."
+        "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It "
+        "changes the time and no token."
     )
     prefix_caching: bool = True
     "Keep the KV of finished prompts for requests that begin alike."

@@ -30,7 +30,7 @@ from bridle.lora import AdapterLimits
 from bridle.outputs import Event
 from bridle.sampling import SamplingParams
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_FRAME_BYTES = 64 << 20
 HEADER = struct.Struct(">I")
 
@@ -59,6 +59,7 @@ class Submit(_Wire):
     generated: tuple[int, ...]
     metadata: dict[str, str] = {}
     embeds: bool = False
+    prediction: tuple[int, ...] = ()
 
 
 class Cancel(_Wire):

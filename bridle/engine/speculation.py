@@ -105,27 +105,27 @@ class Speculation:
         return _worth_while(guesses, row, step, len(chosen), room)
 
     def _guess(self, seq: Sequence, limit: int) -> _Guess | None:
-        state = seq.drafts
-        if state.lookup is None:
-            state.lookup = Lookup(seq.request.prediction)
-        state.lookup.follow(seq.tokens, seq.num_prompt, _MOST_INDEXED)
-        if len(state.lookup) < len(seq.tokens):
+        drafts = seq.drafts
+        if drafts.lookup is None:
+            drafts.lookup = Lookup(seq.request.prediction)
+        drafts.lookup.follow(seq.tokens, seq.num_prompt, _MOST_INDEXED)
+        if len(drafts.lookup) < len(seq.tokens):
             return None
         is_free = limit == AUTO_DRAFTS
         most = min(_MOST if is_free else limit, seq.max_len - len(seq.tokens) - 1)
-        tokens = state.lookup.draft(most) if most > 0 else ()
+        tokens = drafts.lookup.draft(most) if most > 0 else ()
         if not tokens:
             return None
-        chance = (state.num_right + _PRIOR_RIGHT) / (state.num_tried + _PRIOR_TRIED)
-        state.num_right *= _FADING
-        state.num_tried *= _FADING
+        chance = (drafts.num_right + _PRIOR_RIGHT) / (drafts.num_tried + _PRIOR_TRIED)
+        drafts.num_right *= _FADING
+        drafts.num_tried *= _FADING
         return _Guess(seq, tokens, min(chance, 1.0), is_free)
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
         """Note how many of the drafts of a step were drawn."""
-        state = seq.drafts
-        state.num_right = _MEMORY * state.num_right + num_right
-        state.num_tried = _MEMORY * state.num_tried + min(num_right + 1, num_drafted)
+        drafts = seq.drafts
+        drafts.num_right = _MEMORY * drafts.num_right + num_right
+        drafts.num_tried = _MEMORY * drafts.num_tried + min(num_right + 1, num_drafted)
 
     def cut(self, seq: Sequence) -> None:
         """Note that tokens of `seq` were taken back."""

@@ -276,8 +276,8 @@ def test_a_lost_device_is_told_to_the_process() -> None:
 
 
 def test_a_shard_of_another_protocol_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.cluster.shard.PROTOCOL", 2)
-    with pytest.raises(ProtocolError, match="speaks protocol 2"):
+    monkeypatch.setattr("bridle.cluster.shard.PROTOCOL", 77)
+    with pytest.raises(ProtocolError, match="speaks protocol 77"):
         host.connect()
 
 

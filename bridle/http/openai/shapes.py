@@ -24,7 +24,7 @@ def finish_reason(output: CompletionOutput) -> str | None:
 
 def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
     """Token counts. The details beyond OpenAI's tell how many tokens were sampled, forced, taken back and shared.
-    Drafted tokens are OpenAI's `prediction_tokens`, whoever predicted them; those that were rejected are not paid for."""
+    Drafted tokens are OpenAI's `prediction_tokens`, whoever predicted them; rejected ones are not paid for."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
