@@ -38,7 +38,7 @@ class LiveRequest:
     @property
     def is_plain(self) -> bool:
         """Whether the output can be continued from its tokens, so that it need not begin again from its seed."""
-        return self.request.sampling.n == 1 and self.request.controller is None
+        return self.request.is_plain
 
     @property
     def tokens(self) -> tuple[int, ...]:

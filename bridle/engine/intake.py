@@ -55,7 +55,7 @@ class Intake:
             self._check_generated(request, max_len)
 
     def _check_generated(self, request: Request, max_len: int) -> None:
-        if request.sampling.n > 1 or request.controller is not None:
+        if not request.is_plain:
             raise InvalidRequest("only a single output that nothing steers can go on from tokens", "generated")
         num_tokens = len(request.prompt) + len(request.generated)
         if num_tokens >= max_len:

@@ -108,3 +108,9 @@ class Request:
     embeds: bool = False
     prediction: tuple[int, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are all that an output is, so that another engine can go on from them: nothing steers it, and
+        no draw depends on more than the tokens before it."""
+        return self.sampling.n == 1 and self.controller is None and not self.sampling.has_mirostat
