@@ -10,7 +10,6 @@ from math import inf
 from typing import Literal
 
 from bridle.errors import InvalidRequest
-from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
 
 Quantization = Literal["none", "auto", "int8", "q8_0", "q4_0"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -161,8 +160,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_positive(self, _ENGINE_COUNTS)
-        if not AUTO_DRAFTS <= self.speculate <= MAX_DRAFTS:
-            raise InvalidRequest(f"speculate is {self.speculate}; must be at most {MAX_DRAFTS}", "speculate")
         ratio, steps = self.waiting_served_ratio, self.max_waiting_tokens
         if ratio is not None and not 0 <= ratio < inf:
             raise InvalidRequest(f"waiting_served_ratio is {ratio}; must be at least 0", "waiting_served_ratio")

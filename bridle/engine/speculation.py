@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from bridle.engine.lookup import Lookup
 from bridle.engine.sequence import Sequence
-from bridle.sampling import AUTO_DRAFTS
+from bridle.errors import InvalidRequest
+from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
 
 #: The most tokens that are drafted at once where the engine decides.
 _MOST = 16
@@ -80,6 +81,8 @@ class Speculation:
     or `AUTO_DRAFTS`."""
 
     def __init__(self, default: int = 0) -> None:
+        if not AUTO_DRAFTS <= default <= MAX_DRAFTS:
+            raise InvalidRequest(f"speculate is {default}; must be between {AUTO_DRAFTS} and {MAX_DRAFTS}", "speculate")
         self._default = default
         self.cost = StepCost()
 
