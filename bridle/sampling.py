@@ -24,6 +24,7 @@ MAX_LOGIT_BIAS = 1 << 20
 _MANY_BIASES = 256  # more are packed
 MAX_SEED = 1 << 64
 MAX_BAD_WORDS = 1_024
+MAX_BANNED_PHRASES = 256
 MAX_BAD_WORD_TOKENS = 1 << 14  # of all of them together
 MAX_BREAKER_IDS = 1 << 20
 #: The most tokens that are drafted at once, and the number that leaves it to the engine.
@@ -133,7 +134,9 @@ class SamplingParams:
     (arXiv 2007.14966), `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n` (-1: all tokens) and
     `dry_sequence_breakers` (DRY). At temperature 0 only DRY counts, since the others choose what may be drawn.
 
-    `bad_words` are never completed, by whichever of two spellings: alone and after a space (vLLM).
+    `bad_words` are never completed, by whichever of two spellings: alone and after a space (vLLM). The text never
+    holds any of `banned_phrases`, however it is put into tokens: what would complete one is taken back unseen, and
+    drawn anew.
     Whoever builds a request turns texts to tokens: `dry_breaker_ids` and `bad_words_ids` are theirs.
     """
 
@@ -175,6 +178,7 @@ class SamplingParams:
     dry_sequence_breakers: tuple[str, ...] = _param(("\n", ":", '"', "*"))
     dry_breaker_ids: tuple[int, ...] = _fixed((), openai=None, tgi=None, lmtp=None)
     bad_words: tuple[str, ...] = _param(())
+    banned_phrases: tuple[str, ...] = _param(())
     bad_words_ids: tuple[tuple[int, ...], ...] = _param((), openai=None, tgi=None, lmtp=None)
     speculate: int | None = _param(None)
 
@@ -334,7 +338,11 @@ def _check_stop(params: SamplingParams) -> None:
 
 
 #: Lists of texts, with the most entries and the most characters of an entry.
-_TEXTS = {"dry_sequence_breakers": (MAX_STOP_STRINGS, 64), "bad_words": (MAX_BAD_WORDS, MAX_STOP_STRING_CHARS)}
+_TEXTS = {
+    "dry_sequence_breakers": (MAX_STOP_STRINGS, 64),
+    "bad_words": (MAX_BAD_WORDS, MAX_STOP_STRING_CHARS),
+    "banned_phrases": (MAX_BANNED_PHRASES, MAX_STOP_STRING_CHARS),
+}
 
 
 def _check_lists(params: SamplingParams) -> None:

@@ -77,6 +77,7 @@ OTHER: Mapping[str, Any] = {
     "dry_sequence_breakers": (";",),
     "dry_breaker_ids": (4, 9),
     "bad_words": ("no",),
+    "banned_phrases": ("as an AI",),
     "bad_words_ids": ((4, 9), (3,)),
     "speculate": 4,
 }

@@ -87,11 +87,15 @@ class FreePart(Controller):
     _num_gap: int = field(default=0, init=False)
     _is_cut: bool = field(default=False, init=False)
     _mask: bytes = field(default=b"", init=False)
+    # What the part was before each token of the output, and whether the grammar was told of that token.
+    _past: list[tuple[_Phase, int, int, bool, bool]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._phase = _Phase.FREE if self.opening is None else _Phase.BEFORE
 
     def next(self, view: SequenceView) -> Decision:
+        if view.num_rewound:
+            self._forget(view.num_rewound)
         if len(view.tokens) > view.num_prompt:
             for token in view.new_tokens:
                 self._see(token)
@@ -117,8 +121,19 @@ class FreePart(Controller):
             self._mask = view.mask_of([self.end]).translate(_INVERTED)
         return self._mask
 
+    def _forget(self, num_tokens: int) -> None:
+        """Go back to where the part stood before its last tokens, which said a banned phrase."""
+        before = len(self._past) - num_tokens
+        num_bound = sum(was_bound for *_, was_bound in self._past[before:])
+        if num_bound and self.then is not None:
+            self.then.matcher.rollback(num_bound)
+        self._phase, self._num_free, self._num_gap, self._is_cut, _ = self._past[before]
+        del self._past[before:]
+
     def _see(self, token: int) -> None:
         """Note one more token of the output."""
+        was_bound = self._phase is _Phase.BOUND or (self._phase is _Phase.BEFORE and token != self.opening)
+        self._past.append((self._phase, self._num_free, self._num_gap, self._is_cut, was_bound))
         match self._phase:
             case _Phase.BEFORE if token == self.opening:
                 self._phase = _Phase.FREE

@@ -197,7 +197,11 @@ class Branching:
         """Apply a drawn token to its branch: the token enters the sequence, or a splice replaces it."""
         seq = draw.seq
         if token < 0:
-            self._progress.fail(seq, _nothing_left(seq))
+            if not self._progress.find_way(seq):
+                self._progress.fail(seq, _nothing_left(seq))
+            elif seq.output.num_banned:
+                self._steering.report(seq, ())
+                self._steering.retract(seq)
             return
         seq.draws.num_draws += 1
         candidates = None
@@ -211,12 +215,13 @@ class Branching:
         if mu is not None and draw_has_mirostat(seq, draw.branch):
             seq.draws.mus.append((len(seq.tokens) + 1, mu))
         ended = self._progress.append(seq, token, logprob, forced=False)
-        if seq.control.pool is None:
-            return
-        num_kept = len(seq.tokens) - 1
-        if splice is not None and not ended:
-            self._progress.force(seq, splice.ff_tokens)
-        self._steering.report(seq, tuple(seq.tokens[num_kept:]), 0, token, candidates)
+        if seq.control.pool is not None:
+            num_kept = len(seq.tokens) - 1
+            if splice is not None and not ended:
+                self._progress.force(seq, splice.ff_tokens)
+            self._steering.report(seq, tuple(seq.tokens[num_kept:]), 0, token, candidates)
+        if seq.output.num_banned:
+            self._steering.retract(seq)
 
 
 def draws_next(item: Scheduled) -> bool:
@@ -250,6 +255,8 @@ def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int) ->
     if own.bad_words_ids:
         tokens = owner.tokens + list(item.drafts[:place])
         bias = (*bias, *completing(own.bad_words_ids, tokens, owner.num_generated + place))
+    if banned := owner.output.bans.get(len(owner.tokens) + place):
+        bias = (*bias, *((token, -math.inf) for token in sorted(banned)))
     mu = owner.draws.mus[-1][1] if owner.draws.mus else None
     number, num_ahead = owner.draws.num_draws + place, len(item.drafts) - place
     index = item.last_logit + place
@@ -297,5 +304,7 @@ def _matching(splices: tuple[Splice, ...], token: int) -> Splice | None:
 
 
 def _nothing_left(seq: Sequence) -> BridleError:
+    if seq.output.bans.get(len(seq.tokens)):
+        return InvalidRequest("every way to go on leads to one of the banned_phrases", "banned_phrases")
     message = "no token can be drawn: mask and bias forbid all, or the model's logits are not numbers"
     return ControllerError(message) if seq.is_controlled else InvalidRequest(message, "logit_bias")

@@ -1,4 +1,4 @@
-"""The text of one output: finds stop strings, and holds text back that might still become one.
+"""The text of one output: finds stop strings and banned phrases, and holds text back that might still become one.
 
 It sits between the detokenizer (`TextState`) and the events. Text that could be the beginning of a stop string is held
 until the next tokens decide. A rewind takes back held text first, and reports how much of the released text disappears.
@@ -7,7 +7,9 @@ This module knows nothing of wire formats.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from bridle.engine.interfaces import TextState
@@ -17,33 +19,58 @@ class Released(NamedTuple):
     """The effect of one token on the text: `text` is released now, `stop` is the stop string that it completes.
 
     `num_taken` counts characters released earlier that turn out to belong to the stop string. This is possible only
-    after a rewind changed the text that follows them.
+    after a rewind changed the text that follows them. `num_banned` counts the last tokens that must go, because the
+    text holds a banned phrase; nothing is released then.
     """
 
     text: str
     stop: str | None = None
     num_taken: int = 0
+    num_banned: int = 0
 
 
 class OutputText:
     """Growing text of one output, token by token."""
 
-    def __init__(self, state: TextState, stop: Sequence[str], include_stop: bool) -> None:
+    def __init__(self, state: TextState, stop: Sequence[str], include_stop: bool, banned: Sequence[str] = ()) -> None:
         self._state = state
         self._stop = tuple(stop)
+        self._banned = tuple(banned)
         self._include_stop = include_stop
-        self._window = max((len(text) for text in stop), default=0)
+        self._window = max(map(len, (*stop, *banned)), default=0)
         self._pieces: list[str] = []  # characters that became certain with each token
         self._num_chars = 0
         self._num_released = 0
         self._is_closed = False  # a stop string ended it
+        # Of each token where the text ends after it, and whether it was forced; kept only where phrases are banned.
+        self._ends: list[int] = []
+        self._forced: list[bool] = []
+        self.num_told = 0  # tokens that the client knows, which do not go
+        self.goes_by_last = False  # a banned phrase goes by its last token that was drawn, not by its first
 
-    def push(self, token: int) -> Released:
-        """Append a token."""
+    @property
+    def num_settled(self) -> int:
+        """How many tokens have all of their text released."""
+        return bisect_right(self._ends, self._num_released)
+
+    def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
+        """The text that is released but not sent, of which `num_after` further characters are not in `hidden`, among
+        the next `num_tokens` tokens to be told, and what lies beyond them."""
+        start = self._num_released - num_after - len(hidden)
+        ends = self._ends[self.num_told : self.num_told + num_tokens]
+        places = [0, *(min(max(end - start, 0), len(hidden)) for end in ends), len(hidden)]
+        self.num_told += num_tokens
+        return [hidden[begin:stop] for begin, stop in pairwise(places)]
+
+    def push(self, token: int, forced: bool = False) -> Released:
+        """Append a token. One that was `forced` stays, even if it says a banned phrase."""
         piece = self._state.push(token)
         self._pieces.append(piece)
         self._num_chars += len(piece)
-        if not self._stop:
+        if self._banned:
+            self._ends.append(self._num_chars)
+            self._forced.append(forced)
+        if not self._window:
             self._num_released = self._num_chars
             return Released(piece)
         return self._release(len(piece))
@@ -56,7 +83,8 @@ class OutputText:
         if num_tokens == 0:
             return 0
         self._num_chars -= self._state.rewind(num_tokens)
-        del self._pieces[-num_tokens:]
+        del self._pieces[-num_tokens:], self._ends[-num_tokens:], self._forced[-num_tokens:]
+        self.num_told = min(self.num_told, len(self._ends))
         visible = self._num_released - num_unsent
         self._num_released = min(visible, self._num_chars)
         return visible - self._num_released
@@ -73,14 +101,16 @@ class OutputText:
         self._num_released = self._num_chars
         return held
 
-    def released_text(self) -> str:
-        """All text released so far."""
-        return "".join(self._pieces)[: self._num_released]
+    def released_text(self, num_unsent: int = 0) -> str:
+        """All text released so far, but for the last `num_unsent` characters of it."""
+        return "".join(self._pieces)[: self._num_released - num_unsent]
 
     def copy(self) -> OutputText:
         """An independent copy, for a fork."""
-        twin = OutputText(self._state.copy(), self._stop, self._include_stop)
+        twin = OutputText(self._state.copy(), self._stop, self._include_stop, self._banned)
         twin._pieces = self._pieces.copy()
+        twin.num_told, twin.goes_by_last = self.num_told, self.goes_by_last
+        twin._ends, twin._forced = self._ends.copy(), self._forced.copy()
         twin._num_chars = self._num_chars
         twin._num_released = self._num_released
         return twin
@@ -89,10 +119,15 @@ class OutputText:
         held = self._num_chars - self._num_released
         tail = self._tail(max(held, num_new + self._window - 1))
         base = self._num_chars - len(tail)  # position in the text of tail[0]
-        match = self._find_stop(tail, len(tail) - num_new)
+        match = _find_first(self._stop, tail, len(tail) - num_new)
+        end = len(tail)
         if match is not None:
             start, stop = match
-            return self._cut(tail, base, start + (len(stop) if self._include_stop else 0), stop)
+            end = start + (len(stop) if self._include_stop else 0)
+        if self._banned and (num_banned := self._num_banned(tail[:end], base, len(tail) - num_new)):
+            return Released("", num_banned=num_banned)
+        if match is not None:
+            return self._cut(tail, base, end, stop)
         end = len(tail) - self._partial_match(tail)
         start = self._num_released - base
         if end <= start:
@@ -107,19 +142,29 @@ class OutputText:
         self._is_closed = True
         return Released(tail[start:end], stop, max(start - end, 0))
 
-    def _find_stop(self, tail: str, new_from: int) -> tuple[int, str] | None:
-        """Find the stop string that begins first among those that end in the new text."""
-        found: tuple[int, str] | None = None
-        for stop in self._stop:
-            start = tail.find(stop, max(new_from - len(stop) + 1, 0))
-            if start >= 0 and (found is None or start < found[0]):
-                found = (start, stop)
-        return found
+    def _num_banned(self, tail: str, base: int, new_from: int) -> int:
+        """How many tokens must go so that no banned phrase is left that ends in the new text, 0 for none. The first of
+        them is one of the phrase that was drawn; a phrase that was forced as a whole stays."""
+        most = 0
+        for phrase in self._banned:
+            start = tail.find(phrase, max(new_from - len(phrase) + 1, 0))
+            if start < 0:
+                continue
+            token = max(bisect_right(self._ends, base + start), self.num_told)  # the first that ends after the start
+            drawn = [at for at in range(token, len(self._ends)) if not self._forced[at]]
+            if drawn:
+                most = max(most, len(self._ends) - drawn[-1 if self.goes_by_last else 0])
+        return most
+
+    def num_since_drawn(self) -> int:
+        """How many tokens go if the last one goes that was drawn and is not told; 0 if there is none."""
+        drawn = [at for at in range(self.num_told, len(self._ends)) if not self._forced[at]]
+        return len(self._ends) - drawn[-1] if drawn else 0
 
     def _partial_match(self, tail: str) -> int:
-        """Length of the longest end of `tail` that begins a stop string."""
+        """Length of the longest end of `tail` that begins a stop string or a banned phrase."""
         best = 0
-        for stop in self._stop:
+        for stop in (*self._stop, *self._banned):
             for length in range(min(len(stop) - 1, len(tail)), best, -1):
                 if tail.endswith(stop[:length]):
                     best = length
@@ -138,3 +183,13 @@ class OutputText:
             if missing <= 0:
                 break
         return "".join(reversed(parts))[-num_chars:]
+
+
+def _find_first(texts: Sequence[str], tail: str, new_from: int) -> tuple[int, str] | None:
+    """Find the text that begins first among those that end in the new text."""
+    found: tuple[int, str] | None = None
+    for text in texts:
+        start = tail.find(text, max(new_from - len(text) + 1, 0))
+        if start >= 0 and (found is None or start < found[0]):
+            found = (start, text)
+    return found

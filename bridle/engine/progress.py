@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from bridle.engine.interfaces import TextDecoder
-from bridle.engine.output_text import OutputText
+from bridle.engine.output_text import OutputText, Released
 from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import UnsentToken
@@ -19,6 +20,9 @@ from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, InvalidRequest
 from bridle.outputs import Embedded, Event, Finished, FinishReason, Forked, Logprob, PromptEvent, Rewind, TokenEvent
 
+#: How often in a row an output may take another way, because it led to a banned phrase.
+MAX_RETRIES = 256
+_NO_TEXT = Released("")
 #: Endings that come at once, even if the client still lacks scores.
 _ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
@@ -55,13 +59,15 @@ class Progress:
             if seq.output.text is not None:
                 for token in seq.request.generated:
                     seq.output.text.push(token)
+                seq.output.text.num_told = len(seq.request.generated)
 
     def _open_text(self, seq: Sequence) -> None:
         """Start the text of a sequence that has generated nothing yet."""
         if self._decoder is None or not seq.request.detokenize:
             return
         state = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens)
-        seq.output.text = OutputText(state, seq.sampling.stop, seq.sampling.include_stop_str_in_output)
+        sampling = seq.sampling
+        seq.output.text = OutputText(state, sampling.stop, sampling.include_stop_str_in_output, sampling.banned_phrases)
 
     def note_cached(self, scheduled: list[Scheduled]) -> None:
         """Count the prompt tokens that came from the prefix cache when a sequence was first computed."""
@@ -76,17 +82,85 @@ class Progress:
         output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
         seq.tokens.append(token)
         self._count(seq, forced)
-        text, stop, num_taken = output.text.push(token) if output.text else ("", None, 0)
+        text, stop, num_taken, num_banned = output.text.push(token, forced) if output.text else _NO_TEXT
         if wants_logprobs and not forced:
             output.num_scored = len(seq.tokens)
             logprob = self._spelled(seq, logprob)
         if output.prompt_sent and not (forced and wants_logprobs):
-            self.events.append(TokenEvent(seq.request.id, seq.index, token, text, logprob, forced))
+            event = TokenEvent(seq.request.id, seq.index, token, text, logprob, forced)
+            if seq.sampling.banned_phrases:
+                self._hold(seq, event)
+            else:
+                self.events.append(event)
         else:
             output.unsent.append(UnsentToken(token, text, forced))
+        if num_banned:
+            output.num_banned = num_banned
+            return True
         if num_taken:
+            self._flush_held(seq)
             self.events.append(Rewind(seq.request.id, seq.index, 0, num_taken))
         return self._check_stop(seq, stop)
+
+    def _hold(self, seq: Sequence, event: TokenEvent) -> None:
+        """Send a token once none of its text can become part of a banned phrase, and all before it; each with the text
+        up to its end, so that what stays held can go."""
+        output, text = seq.output, seq.output.text
+        output.held.append(event)
+        if text is None:
+            self._flush_held(seq)
+            return
+        num_settled = min(text.num_settled - text.num_told, len(output.held))
+        if num_settled <= 0:
+            return
+        hidden = "".join([each.text for each in output.held])
+        settled, kept = output.held[:num_settled], output.held[num_settled:]
+        *pieces, rest = text.split(hidden, sum(len(each.text) for each in output.unsent), num_settled)
+        self.events += [replace(each, text=piece) for each, piece in zip(settled, pieces, strict=True)]
+        output.held = [replace(each, text="" if i else rest) for i, each in enumerate(kept)]
+        output.num_retries = 0
+        text.goes_by_last = False
+        output.bans = {at: tokens for at, tokens in output.bans.items() if at >= seq.num_prompt + text.num_told}
+
+    def _flush_held(self, seq: Sequence) -> None:
+        held = seq.output.held
+        if held:
+            self.events += held
+            if seq.output.text is not None:
+                seq.output.text.num_told += len(held)
+            held.clear()
+
+    def ban(self, seq: Sequence) -> int:
+        """Take back the tokens that say a banned phrase, and forbid the first of them where it stood; returns how many
+        went. The output ends with an error if that has happened too often."""
+        output, num_tokens = seq.output, seq.output.num_banned
+        output.num_banned = 0
+        position = len(seq.tokens) - num_tokens
+        token = seq.tokens[position]
+        self.rewind(seq, num_tokens)
+        output.bans.setdefault(position, set()).add(token)
+        output.num_retries += 1
+        if output.num_retries > MAX_RETRIES:
+            message = f"{MAX_RETRIES} ways to go on all led to one of the banned_phrases"
+            self.fail(seq, InvalidRequest(message, "banned_phrases"))
+        return num_tokens
+
+    def find_way(self, seq: Sequence) -> bool:
+        """Whether there may be another way where bans left nothing to draw.
+
+        Bans that forbid how a phrase begins may forbid too much. So they are lifted, and from here on, until text is
+        released, phrases go by how they end: that leaves out no way. What has no way out is then a ban of its own.
+        """
+        text = seq.output.text
+        if text is None or not seq.output.bans.get(len(seq.tokens)):
+            return False
+        if text.goes_by_last:
+            seq.output.num_banned = text.num_since_drawn()
+            return seq.output.num_banned > 0
+        text.goes_by_last = True
+        seq.output.bans.clear()
+        seq.clamp_computed()
+        return True
 
     def _count(self, seq: Sequence, forced: bool) -> None:
         if forced:
@@ -118,17 +192,23 @@ class Progress:
         num_unsent = min(num_generated, len(output.unsent))
         dropped = output.unsent[len(output.unsent) - num_unsent :]
         del output.unsent[len(output.unsent) - num_unsent :]
+        num_held = min(num_generated - num_unsent, len(output.held))
+        num_hidden = sum(len(item.text) for item in dropped)
+        num_hidden += sum(len(event.text) for event in output.held[len(output.held) - num_held :])
+        del output.held[len(output.held) - num_held :]
         seq.cut(len(seq.tokens) - num_tokens)
         self._scheduler.rewound(seq)
         num_chars = 0
         if output.text is not None:
-            num_chars = output.text.rewind(num_generated, sum(len(item.text) for item in dropped))
+            num_chars = output.text.rewind(num_generated, num_hidden)
             if num_tokens > num_generated:
                 self._open_text(seq)
+        output.bans = {at: tokens for at, tokens in output.bans.items() if at <= len(seq.tokens)}
         output.usage.rewound_tokens += num_generated
         self._statistics.num_rewound_tokens += num_generated
-        if num_generated > num_unsent or num_chars:
-            self.events.append(Rewind(seq.request.id, seq.index, num_generated - num_unsent, num_chars))
+        num_told = num_generated - num_unsent - num_held
+        if num_told or num_chars:
+            self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
 
     def force(self, seq: Sequence, tokens: Iterable[int]) -> bool:
         """Append tokens that were not drawn. Returns whether the output ended; then the rest of them is dropped."""
@@ -179,13 +259,16 @@ class Progress:
 
     def _send(self, seq: Sequence, held: UnsentToken, logprob: Logprob | None) -> None:
         """Send a token that was held back."""
-        self.events.append(TokenEvent(seq.request.id, seq.index, held.token, held.text, logprob, held.forced))
+        event = TokenEvent(seq.request.id, seq.index, held.token, held.text, logprob, held.forced)
+        if seq.sampling.banned_phrases:
+            self._hold(seq, event)
+        else:
+            self.events.append(event)
 
     def _send_all(self, seq: Sequence) -> None:
         """Send the tokens that were held back, without scores."""
-        for held in seq.output.unsent:
-            self._send(seq, held, None)
-        seq.output.unsent.clear()
+        while seq.output.unsent:
+            self._send(seq, seq.output.unsent.pop(0), None)
 
     # -- endings -----------------------------------------------------------------------------------------
 
@@ -234,6 +317,7 @@ class Progress:
             self.note_prompt(seq)
         if seq.output.unsent and (reason in _ABRUPT or seq.sampling.logprobs is None):
             self._send_all(seq)
+        self._flush_held(seq)
         tail = seq.output.text.flush() if seq.output.text is not None else ""
         seq.output.usage.completion_tokens = seq.num_generated
         self._scheduler.remove(seq)
@@ -261,8 +345,14 @@ class Progress:
     def announce_fork(self, parent: Sequence, child: Sequence) -> None:
         """Tell the client of a new output, before any other event of it."""
         self._statistics.num_forks += 1
-        text = parent.output.text.released_text() if parent.output.text else ""
-        self.events.append(Forked(child.request.id, child.index, parent.index, parent.num_generated, text))
+        held = parent.output.held
+        num_hidden = sum(len(event.text) for event in held)
+        text = parent.output.text.released_text(num_hidden) if parent.output.text else ""
+        num_told = parent.num_generated - len(held)
+        if child.output.text is not None and parent.output.text is not None:
+            child.output.text.num_told = parent.output.text.num_told
+        child.output.held = [replace(event, index=child.index) for event in held]
+        self.events.append(Forked(child.request.id, child.index, parent.index, num_told, text))
 
     def take_events(self) -> list[Event]:
         """The events since the last call."""

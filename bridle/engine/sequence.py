@@ -210,6 +210,7 @@ class Sequence:
             draws=DrawState(self.draws.num_draws, mus=self.draws.mus.copy(), was_forked=True),
             output=OutputState(
                 output.text.copy() if output.text else None,
+                bans={position: set(tokens) for position, tokens in output.bans.items()},
                 num_scored=len(self.tokens),
                 prompt_sent=True,
                 usage=Usage(

@@ -12,7 +12,7 @@ from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Ask, ControllerPool
 from bridle.engine.lookup import Lookup
 from bridle.engine.output_text import OutputText
-from bridle.outputs import FinishReason, Logprob, Usage
+from bridle.outputs import FinishReason, Logprob, TokenEvent, Usage
 
 
 class SequenceStatus(Enum):
@@ -121,6 +121,10 @@ class OutputState:
 
     text: OutputText | None = None
     unsent: list[UnsentToken] = field(default_factory=list)
+    held: list[TokenEvent] = field(default_factory=list)  # whose text may still become a banned phrase
+    bans: dict[int, set[int]] = field(default_factory=dict)  # by position: tokens that lead to a banned phrase
+    num_banned: int = 0  # the last tokens, which say a banned phrase and must go
+    num_retries: int = 0  # since text was last released
     prompt_sent: bool = False
     num_scored: int = 0  # tokens whose log-probability is known or not wanted
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)

@@ -142,6 +142,8 @@ def _may_draft(seq: Sequence) -> bool:
         return False
     if seq.output.ending is not None or seq.wants_scores:
         return False
+    if seq.sampling.banned_phrases:  # a draw may take tokens back
+        return False
     if seq.sampling.has_mirostat:  # each draw changes what the next one may choose
         return False
     return seq.draws.was_forked or seq.sampling.n == 1

@@ -261,6 +261,20 @@ class Steering:
         self._progress.force(seq, tokens)
         seq.clamp_computed()
         self.report(seq, tuple(seq.tokens[num_kept:]), backtrack, sampled, candidates)
+        if seq.output.num_banned:
+            self.retract(seq)
+
+    def retract(self, seq: Sequence) -> None:
+        """Take back a banned phrase. What the controller would be told of this step changes with it: tokens that it has
+        not heard of yet are left out, others are taken back."""
+        num_tokens = self._progress.ban(seq)
+        news = seq.control.news
+        if news is not None and not seq.is_finished:
+            num_left = max(len(news.tokens) - num_tokens, 0)
+            num_heard = max(num_tokens - len(news.tokens), 0)
+            seq.control.news = replace(
+                news, tokens=news.tokens[:num_left], backtrack=news.backtrack + num_heard, sampled=None, candidates=None
+            )
 
     def suspend(self, seq: Sequence) -> None:
         """Suspend a sequence whose controller waits: keep the KV, compute nothing, ask again."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from bridle.constraints.spec import Constraint
 from bridle.constraints.spec import parse as parse_constraint
+from bridle.controllers.free_part import FreePart
 from bridle.engine.request import Request
 from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.sampling import LogitBias, SamplingParams
@@ -97,6 +98,11 @@ def make_request(
     check_fits(model, len(tokens), sampling.max_tokens)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
+    if sampling.banned_phrases:
+        detokenize = True
+        if controller is not None and not isinstance(controller, (Constraint, FreePart)):
+            message = "banned_phrases do not go with a controller, which can take text back by itself"
+            raise InvalidRequest(message, "banned_phrases")
     adapter, terms = options.get("adapter"), options.get("terms", DEFAULT_TERMS)
     return Request(
         id=options.get("request_id") or new_request_id(),
@@ -288,7 +294,7 @@ def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
         _check_ids("stop_token_ids", ends, vocab_size)
     for word in sampling.bad_words_ids:
         _check_ids("bad_words_ids", word, vocab_size)
-    for name in ("stop", "bad_words", "dry_sequence_breakers"):
+    for name in ("stop", "bad_words", "banned_phrases", "dry_sequence_breakers"):
         for text in getattr(sampling, name):
             check_unicode(text, name)
 

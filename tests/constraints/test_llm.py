@@ -46,6 +46,30 @@ def vocab(tokenizer: Tokenizer) -> Vocabulary:
     return vocabulary_of(tokenizer, tokenizer.vocab_size + 7)
 
 
+# -- banned phrases --------------------------------------------------------------------------------------------
+
+
+def test_a_phrase_is_banned_under_a_constraint(llm: LLM) -> None:
+    banned = GREEDY.with_(banned_phrases=("no", "ye"), n=2, temperature=1.0, seed=1)
+    for each in llm.generate("Well?", banned, constraint=Choice(["no", "yes", "perhaps"]))[0].outputs:
+        assert each.text == "perhaps"
+
+
+def test_a_stream_never_shows_what_is_banned(llm: LLM) -> None:
+    """No piece has a part of a phrase that had to go: the pieces add up, and none is taken back."""
+    said = llm.generate("Once upon a time", GREEDY)[0].outputs[0].text
+    phrase = said[10:18]
+    pieces = list(llm.stream("Once upon a time", GREEDY.with_(banned_phrases=(phrase,))))
+    whole = llm.generate("Once upon a time", GREEDY.with_(banned_phrases=(phrase,)))[0].outputs[0]
+    assert "".join(pieces) == whole.text and phrase not in whole.text and whole.text[:9] == said[:9]
+    assert whole.usage.rewound_tokens > 0 and len(pieces) > 3
+
+
+def test_a_controller_and_banned_phrases_exclude_each_other(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="banned_phrases"):
+        llm.generate("x", GREEDY.with_(banned_phrases=("a",)), controller=Controller())
+
+
 # -- tokenizers ------------------------------------------------------------------------------------------------
 
 

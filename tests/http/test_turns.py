@@ -118,6 +118,27 @@ def test_what_is_free_ends_and_the_rest_keeps_to_the_grammar(llm: LLM, budget: i
             assert re.fullmatch("--[ab]{3}", text.decode(rest))
 
 
+def test_a_banned_phrase_goes_from_the_free_part_and_from_the_rest(llm: LLM) -> None:
+    """The free part and the grammar go back with the text, whichever of them the phrase was in."""
+    text = tokenizer()
+    end, *gap = text.encode("#--", add_special_tokens=False)
+    phrases = ("ba", "aa", *(chr(letter) for letter in range(ord("c"), ord("n"))))
+    sampling = SamplingParams(max_tokens=400, n=3, temperature=1, seed=3, banned_phrases=phrases)
+    num_rewound = 0
+    for number in range(4):
+        controller = FreePart(
+            end, budget=9, closing=(end,), gap=tuple(gap), then=grammar_of(llm.model, "[ab]{6}"), may_stop=False
+        )
+        for each in llm.generate(f"prompt {number}", sampling, controller=controller)[0].outputs:
+            tokens = list(each.token_ids)
+            free, rest = tokens[: tokens.index(end)], tokens[tokens.index(end) + 1 :]
+            assert len(free) <= 9
+            assert re.fullmatch("--[ab]{6}", text.decode(rest))
+            assert not [phrase for phrase in phrases if phrase in each.text]
+            num_rewound += each.usage.rewound_tokens
+    assert num_rewound > 0
+
+
 def test_a_budget_alone_leaves_the_rest_free_but_for_the_end_token(llm: LLM) -> None:
     text = tokenizer()
     (end,) = text.encode("#", add_special_tokens=False)

@@ -1,0 +1,189 @@
+"""Phrases that an output may not hold: whatever draws, forks, forces or stops, no client sees one, or the beginning of
+one that had to go."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridle.engine import progress
+from bridle.engine.decision import Branch, Decision, Splice, mask_of
+from bridle.errors import InvalidRequest
+from bridle.outputs import FinishReason, Rewind
+from bridle.testing.text import PieceDecoder
+from lab.doubles.controllers import FakeController, Reply, View
+from tests.engine.support import Lab, Output, Replay, make_request, more
+from tests.engine.test_laws import random_lab, random_request
+
+PIECES = ["a", "b", "c", "d", "ab", "bc", " d", "é", b"\xc3", b"\xa9", "cab", "", "x", "."]
+PHRASES = [("ab",), ("abc", "dd"), ("é",), ("c", "ba"), ("a bit", "d d"), ("aaa", "aab", "ca.")]
+SEED = st.integers(0, 1 << 40)
+
+
+def run(**fields: object) -> tuple[Lab, Replay]:
+    lab = Lab(vocab_size=len(PIECES), decoder=PieceDecoder(PIECES), eos_token_ids=(13,))
+    (replay,) = lab.run(make_request(**fields))
+    return lab, replay
+
+
+def visible_texts(lab: Lab, replay: Replay) -> dict[int, list[str]]:
+    """What a client of each output has after each event that shows text."""
+    seen: dict[int, list[str]] = {}
+    again = Replay(replay.request_id)
+    for event in lab.events:
+        again.add(event)
+        seen.setdefault(event.index, []).append(again.outputs[event.index].text)
+    return seen
+
+
+@more(2)
+@given(SEED, st.sampled_from(PHRASES))
+def test_no_output_holds_a_phrase_and_none_takes_text_back(seed: int, phrases: tuple[str, ...]) -> None:
+    random = Random(seed)
+    fields = {
+        "n": random.choice([1, 2, 4]),
+        "max_tokens": random.choice([1, 6, 25]),
+        "temperature": random.choice([0.0, 1.0, 2.0]),
+        "logprobs": random.choice([None, 0, 2]),
+        "stop": random.choice([(), ("bd",), ("cc", "abx")]),
+        "include_stop_str_in_output": random.choice([False, True]),
+        "seed": seed,
+    }
+    lab, replay = run(banned_phrases=phrases, **fields)
+    assert not [event for event in lab.events if isinstance(event, Rewind)]
+    shown = visible_texts(lab, replay)
+    for index, output in replay.outputs.items():
+        if output.reason is not FinishReason.ERROR:
+            assert not [phrase for phrase in phrases if phrase in output.text]
+        assert all(output.text.startswith(text) for text in shown[index])
+        whole = PieceDecoder(PIECES).decode(output.tokens)
+        assert whole.startswith(output.text) or output.reason is FinishReason.STOP
+        assert output.usage.sampled_tokens - output.usage.rewound_tokens == len(output.tokens)
+
+
+@given(SEED)
+def test_a_phrase_that_is_never_said_changes_nothing(seed: int) -> None:
+    fields = {"seed": seed, "n": 2, "max_tokens": 20, "logprobs": 1, "stop": ("cd",)}
+    (_, plain), (_, banned) = run(**fields), run(banned_phrases=("zz", "abQ"), **fields)
+    for index, output in plain.outputs.items():
+        other = banned.outputs[index]
+        assert (output.tokens, output.text, output.logprobs) == (other.tokens, other.text, other.logprobs)
+
+
+@pytest.mark.parametrize("kv", ["paged", "by_sequence"])
+@given(SEED, st.sampled_from(PHRASES))
+def test_whatever_else_happens_nothing_breaks(kv: str, seed: int, phrases: tuple[str, ...]) -> None:
+    """Controllers that fork, splice, rewind and wait, small memory, many at once: the checks of the lab hold, and what
+    was drawn holds no phrase unless a controller forced part of it."""
+    random = Random(seed)
+    lab = random_lab(random, kv)
+    requests = [random_request(random, banned_phrases=phrases) for _ in range(random.randint(1, 4))]
+    for request, replay in zip(requests, lab.run(*requests), strict=True):
+        if request.controller is None:
+            for output in replay.outputs.values():
+                assert output.reason is FinishReason.ERROR or not any(phrase in output.text for phrase in phrases)
+
+
+def test_the_next_best_way_is_taken() -> None:
+    """Greedy: `b` after `a` is forbidden where it stood, so the second best token comes there, and nowhere else."""
+    _, plain = run(temperature=0.0, max_tokens=12, ignore_eos=True)
+    text = plain.first.text
+    phrase = text[3:6]
+    _lab, banned = run(temperature=0.0, max_tokens=12, ignore_eos=True, banned_phrases=(phrase,))
+    assert phrase in text and phrase not in banned.first.text
+    assert banned.first.text[:2] == text[:2]
+    assert banned.first.usage.rewound_tokens > 0
+
+
+def test_when_nothing_else_can_be_said_the_output_ends_with_an_error() -> None:
+    silent = dict.fromkeys((8, 9, 11), -math.inf)
+    phrases = ("a", "b", "c", "d", "é", "x", ".")
+    _, replay = run(max_tokens=9, banned_phrases=phrases, ignore_eos=True, logit_bias=silent)
+    assert replay.first.finished is not None and replay.first.text == ""
+    error = replay.first.finished.error
+    assert isinstance(error, InvalidRequest) and error.param == "banned_phrases"
+
+
+def test_retries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "MAX_RETRIES", 3)
+    _, replay = run(max_tokens=9, banned_phrases=tuple("abcdx."), ignore_eos=True, seed=1)
+    assert replay.first.finished is not None
+    assert "3 ways to go on" in str(replay.first.finished.error)
+    assert replay.first.usage.rewound_tokens == 4
+
+
+@given(SEED)
+def test_an_error_means_that_nothing_else_can_be_said(seed: int) -> None:
+    """Over two letters nearly every beginning of a phrase is that of another text, too. Wherever a text of the wanted
+    length exists that holds no phrase, one is found."""
+    random = Random(seed)
+    phrases = tuple({"".join(random.choices("ab", k=random.randint(1, 4))) for _ in range(random.randint(1, 4))})
+    silent = dict.fromkeys(range(2, len(PIECES)), -math.inf)
+    _, replay = run(max_tokens=8, banned_phrases=phrases, ignore_eos=True, logit_bias=silent, seed=seed)
+    possible = {"".join(letters) for letters in itertools.product("ab", repeat=8)}
+    possible = {text for text in possible if not any(phrase in text for phrase in phrases)}
+    assert replay.first.finished is not None
+    if replay.first.finished.error is None:
+        assert replay.first.text in possible
+    else:
+        assert not possible or is_stuck(replay.first.text, possible)
+
+
+def is_stuck(shown: str, possible: set[str]) -> bool:
+    """Whether what was settled before leads nowhere: text is sent as soon as no phrase can begin in it."""
+    return not any(text.startswith(shown) for text in possible)
+
+
+def steered(program: object, **fields: object) -> tuple[Lab, Output]:
+    lab, replay = run(controller=FakeController(program), **fields)  # type: ignore[arg-type]
+    return lab, replay.first
+
+
+def test_a_controller_hears_of_what_was_taken_back() -> None:
+    """Its view always has the tokens of the output, whatever went away in between."""
+    views: list[tuple[int, ...]] = []
+
+    def program(view: View) -> Reply:
+        views.append(tuple(view.tokens))
+        return Reply(Decision.sample(mask_of([0, 1, 2], len(PIECES))))
+
+    _, output = steered(program, max_tokens=12, banned_phrases=("ab", "ca"), seed=3)
+    assert "ab" not in output.text and "ca" not in output.text and len(output.tokens) == 12
+    assert output.usage.rewound_tokens > 0
+    texts = [PieceDecoder(PIECES).decode(view[3:]) for view in views]
+    assert not [text for text in texts if "ab" in text or "ca" in text]
+    assert texts[-1] == output.text[: len(texts[-1])]
+
+
+def test_forced_text_stands_and_what_was_drawn_before_it_goes() -> None:
+    """`ab` where both are forced stays. Where `a` was drawn and `b` forced after it, `a` is what goes."""
+
+    def forces(view: View) -> Reply:
+        if len(view.tokens) == 3:
+            return Reply(Decision.splice(0, (0, 1)))
+        return Reply(Decision.sample(mask_of([2], len(PIECES))))
+
+    _, output = steered(forces, max_tokens=4, banned_phrases=("ab",))
+    assert output.text == "abcc"
+
+    def follows(view: View) -> Reply:
+        if len(view.tokens) % 2:
+            return Reply(Decision.sample(mask_of([0, 2], len(PIECES))))
+        return Reply(Decision.splice(0, (1,)))
+
+    _, output = steered(follows, max_tokens=6, banned_phrases=("ab",), seed=1)
+    assert output.text == "cbcbcb"
+
+
+def test_a_splice_that_completes_a_phrase_takes_its_draw_along() -> None:
+    def program(view: View) -> Reply:
+        branch = Branch(mask=mask_of([0, 2], len(PIECES)), splices=(Splice(0, (1,), frozenset({0})),))
+        return Reply(Decision((branch,)))
+
+    _, output = steered(program, max_tokens=5, banned_phrases=("ab",), seed=5)
+    assert output.text == "ccccc"
