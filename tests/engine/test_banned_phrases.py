@@ -75,7 +75,7 @@ def test_a_phrase_that_is_never_said_changes_nothing(seed: int) -> None:
         assert (output.tokens, output.text, output.logprobs) == (other.tokens, other.text, other.logprobs)
 
 
-@pytest.mark.parametrize("kv", ["paged", "by_sequence"])
+@pytest.mark.parametrize("kv", ["paged", "sequences"])
 @given(SEED, st.sampled_from(PHRASES))
 def test_whatever_else_happens_nothing_breaks(kv: str, seed: int, phrases: tuple[str, ...]) -> None:
     """Controllers that fork, splice, rewind and wait, small memory, many at once: the checks of the lab hold, and what
