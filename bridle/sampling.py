@@ -29,6 +29,7 @@ MAX_BAD_WORD_TOKENS = 1 << 14  # of all of them together
 MAX_BREAKER_IDS = 1 << 20
 #: The most tokens that are drafted at once, and the number that leaves it to the engine.
 MAX_DRAFTS = 64
+MAX_PREDICTION_CHARS = 1 << 18
 AUTO_DRAFTS = -1
 
 
@@ -126,7 +127,7 @@ class SamplingParams:
     what comes before need not be computed if it is cached. `seed` None draws one at
     admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none. `speculate` is
     how many tokens are drafted at once, which changes nothing but the time: 0 (or `off`) none, -1 (or `auto`) as many
-    as pay, None what the engine is set to.
+    as pay, None what the engine is set to (with a `prediction`, of what the output will be, as many as pay).
 
     Further samplers, each off by default, by llama.cpp's names; `bridle.model.sampling` has their definitions:
     `top_n_sigma` (arXiv 2411.07641), `xtc_probability` and `xtc_threshold` (XTC), `dynatemp_range` and
@@ -137,7 +138,7 @@ class SamplingParams:
     `bad_words` are never completed, by whichever of two spellings: alone and after a space (vLLM). The text never
     holds any of `banned_phrases`, however it is put into tokens: what would complete one is taken back unseen, and
     drawn anew.
-    Whoever builds a request turns texts to tokens: `dry_breaker_ids` and `bad_words_ids` are theirs.
+    Whoever builds a request turns texts to tokens: `dry_breaker_ids`, `bad_words_ids` and `prediction_ids` are theirs.
     """
 
     n: int = _param(1, tgi="best_of", lmtp=None)
@@ -181,6 +182,8 @@ class SamplingParams:
     banned_phrases: tuple[str, ...] = _param(())
     bad_words_ids: tuple[tuple[int, ...], ...] = _param((), openai=None, tgi=None, lmtp=None)
     speculate: int | None = _param(None)
+    prediction: str = _param("")
+    prediction_ids: tuple[int, ...] = _param((), openai=None, tgi=None, lmtp=None)
 
     def __post_init__(self) -> None:
         _freeze_collections(self)
@@ -205,6 +208,8 @@ class SamplingParams:
         _check_stop(self)
         _check_bias(self.logit_bias)
         _check_lists(self)
+        if not isinstance(self.prediction, str) or len(self.prediction) > MAX_PREDICTION_CHARS:
+            raise InvalidRequest(f"prediction must be text, of {MAX_PREDICTION_CHARS} characters at most", "prediction")
 
     @property
     def is_greedy(self) -> bool:
@@ -277,7 +282,7 @@ def _freeze_collections(params: SamplingParams) -> None:
     for name in _TEXTS:
         texts: object = getattr(params, name)
         object.__setattr__(params, name, (texts,) if isinstance(texts, str) else tuple(texts or ()))  # type: ignore[arg-type]
-    for name in ("stop_token_ids", "dry_breaker_ids"):
+    for name in ("stop_token_ids", "dry_breaker_ids", "prediction_ids"):
         object.__setattr__(params, name, tuple(getattr(params, name) or ()))
     object.__setattr__(params, "bad_words_ids", tuple(map(tuple, params.bad_words_ids or ())))
     bias = params.logit_bias or {}

@@ -80,6 +80,8 @@ OTHER: Mapping[str, Any] = {
     "banned_phrases": ("as an AI",),
     "bad_words_ids": ((4, 9), (3,)),
     "speculate": 4,
+    "prediction": "so",
+    "prediction_ids": (3, 4),
 }
 NAMES = [each.name for each in fields(SamplingParams)]
 

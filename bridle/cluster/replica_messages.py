@@ -30,7 +30,7 @@ from bridle.lora import AdapterLimits
 from bridle.outputs import Event
 from bridle.sampling import SamplingParams
 
-PROTOCOL = 3
+PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 20
 HEADER = struct.Struct(">I")
 
@@ -59,7 +59,6 @@ class Submit(_Wire):
     generated: tuple[int, ...]
     metadata: dict[str, str] = {}
     embeds: bool = False
-    prediction: tuple[int, ...] = ()
 
 
 class Cancel(_Wire):

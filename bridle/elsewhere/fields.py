@@ -107,7 +107,6 @@ FIELDS: tuple[Field, ...] = (
             ("service_tier", "`priority` is here", "auto"),
             ("prompt_cache_key", "prefixes are always cached", "x"),
             ("prompt_cache_retention", "prefixes are cached while there is room", "24h"),
-            ("prediction", _SPEED, {"type": "content", "content": "x"}),
             ("include", "everything is included", ["x"]),
             ("models", "the one that `model` names answers", ["x"]),
             ("max_tool_calls", "it counts tools of OpenAI's own", 3),

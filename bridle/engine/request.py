@@ -89,7 +89,6 @@ class Request:
     `tell_resuming` asks for a `Resuming` event when the device is lost. `generated` are tokens that the output got on
     another engine and that its client has; the output continues after them. It is allowed only for a single output
     without a controller. A request that `embeds` asks for the vector of the prompt, and for no token.
-    `prediction` is what the client expects as output: it is drafted first, and changes nothing but the time.
     """
 
     id: str
@@ -106,7 +105,6 @@ class Request:
     tell_resuming: bool = False
     generated: tuple[int, ...] = ()
     embeds: bool = False
-    prediction: tuple[int, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -90,7 +90,7 @@ class Speculation:
         """How many tokens of `seq` may be drafted now; `AUTO_DRAFTS` if that is for the engine to say."""
         wanted = seq.sampling.speculate
         if wanted is None:
-            wanted = self._default
+            wanted = AUTO_DRAFTS if seq.sampling.prediction_ids else self._default
         if not wanted or not _may_draft(seq):
             return 0
         return wanted
@@ -110,7 +110,7 @@ class Speculation:
     def _guess(self, seq: Sequence, limit: int) -> _Guess | None:
         drafts = seq.drafts
         if drafts.lookup is None:
-            drafts.lookup = Lookup(seq.request.prediction)
+            drafts.lookup = Lookup(seq.sampling.prediction_ids)
         drafts.lookup.follow(seq.tokens, seq.num_prompt, _MOST_INDEXED)
         if len(drafts.lookup) < len(seq.tokens):
             return None

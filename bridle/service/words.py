@@ -54,7 +54,8 @@ _texts: WeakKeyDictionary[Tokenizer, TokenTexts] = WeakKeyDictionary()
 
 def has_texts(sampling: SamplingParams) -> bool:
     """Whether `with_tokens` would change anything."""
-    return bool(sampling.bad_words) or (sampling.has_dry and bool(sampling.dry_sequence_breakers))
+    has_breakers = sampling.has_dry and bool(sampling.dry_sequence_breakers)
+    return has_breakers or bool(sampling.bad_words or sampling.prediction)
 
 
 def with_tokens(model: LoadedModel, sampling: SamplingParams) -> SamplingParams:
@@ -64,6 +65,9 @@ def with_tokens(model: LoadedModel, sampling: SamplingParams) -> SamplingParams:
     if sampling.bad_words:
         spelled = [ids for word in sampling.bad_words for ids in _spellings(model, word)]
         sampling = sampling.with_(bad_words_ids=tuple(dict.fromkeys((*sampling.bad_words_ids, *spelled))))
+    if sampling.prediction:
+        expected = model.tokenizer.encode(sampling.prediction, False)
+        sampling = sampling.with_(prediction_ids=tuple(expected))
     return sampling
 
 

@@ -45,7 +45,8 @@ def test_predictions_change_nothing(seed: int, kv: str) -> None:
             continue
         outputs = lab.reference(request).values()
         longest = max((one.tokens for one in outputs), key=len)
-        requests.append(replace(request, prediction=guess(random, longest)))
+        sampling = request.sampling.with_(prediction_ids=guess(random, longest))
+        requests.append(replace(request, sampling=sampling))
     replays = run_staggered(lab, requests, random)
     for request in requests:
         check_against_reference(lab, request, replays[request.id])
@@ -56,7 +57,9 @@ def test_a_right_prediction_takes_one_step_for_many_tokens(kv: str) -> None:
     request = make_request([1, 2, 3], max_tokens=13, seed=5, ignore_eos=True)
     lab = Lab(kv=kv, block_size=4, num_blocks=20)
     truth = lab.reference(request)[()].tokens
-    predicted = make_request([1, 2, 3], max_tokens=13, seed=5, ignore_eos=True, speculate=4, prediction=tuple(truth))
+    predicted = make_request(
+        [1, 2, 3], max_tokens=13, seed=5, ignore_eos=True, speculate=4, prediction_ids=tuple(truth)
+    )
     lab.engine.add(predicted)
     output = lab.drain()[predicted.id].first
     assert output.tokens == truth
@@ -71,7 +74,7 @@ def test_a_wrong_prediction_costs_rows_and_no_step() -> None:
     lab = Lab()
     truth = lab.reference(request)[()].tokens
     wrong = tuple((token + 1) % 32 for token in truth)
-    predicted = make_request([1, 2, 3], max_tokens=8, seed=5, ignore_eos=True, speculate=4, prediction=wrong)
+    predicted = make_request([1, 2, 3], max_tokens=8, seed=5, ignore_eos=True, speculate=4, prediction_ids=wrong)
     lab.engine.add(predicted)
     output = lab.drain()[predicted.id].first
     assert output.tokens == truth
@@ -83,7 +86,7 @@ def test_drafts_take_no_block_from_another() -> None:
     """With blocks for what is needed and none to spare, drafts are left out and nobody is preempted."""
     lab = Lab(block_size=4, num_blocks=4, enable_prefix_caching=False)
     requests = [
-        make_request([1] * 6, max_tokens=2, speculate=8, prediction=(1,) * 8, seed=number) for number in range(2)
+        make_request([1] * 6, max_tokens=2, speculate=8, prediction_ids=(1,) * 8, seed=number) for number in range(2)
     ]
     for request in requests:
         lab.engine.add(request)
@@ -95,7 +98,7 @@ def test_drafts_take_no_block_from_another() -> None:
 
 def test_no_drafted_token_is_ever_sent() -> None:
     """Clients see tokens that were drawn, and nothing that is taken back for a draft's sake."""
-    request = make_request([1, 2, 3], max_tokens=12, seed=5, speculate=6, prediction=(7, 7, 7, 7))
+    request = make_request([1, 2, 3], max_tokens=12, seed=5, speculate=6, prediction_ids=(7, 7, 7, 7))
     lab = Lab()
     lab.engine.add(request)
     events = []
@@ -110,7 +113,7 @@ def test_the_server_says_what_requests_leave_open() -> None:
     lab = Lab(config=EngineConfig(speculate=3))
     truth = lab.reference(make_request([1, 2], max_tokens=9, seed=1))[()].tokens
     for speculate, wants in ((None, True), (0, False), (2, True)):
-        request = make_request([1, 2], max_tokens=9, seed=1, speculate=speculate, prediction=tuple(truth))
+        request = make_request([1, 2], max_tokens=9, seed=1, speculate=speculate, prediction_ids=tuple(truth))
         lab.engine.add(request)
         assert (lab.drain()[request.id].first.usage.drafted_tokens > 0) is wants
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import openai
 import pytest
@@ -51,6 +52,26 @@ def test_chat(client: openai.OpenAI) -> None:
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", REPLY, "stop")
     assert choice.logprobs is None
     assert choice.message.tool_calls is None
+
+
+@pytest.mark.parametrize("content", [REPLY, [{"type": "text", "text": REPLY[:4]}, {"type": "text", "text": REPLY[4:]}]])
+def test_a_right_prediction_is_accepted(client: openai.OpenAI, content: Any) -> None:
+    """OpenAI's predicted outputs: the answer is the same, and usage tells what was right."""
+    answer = client.chat.completions.create(
+        model=NAME, messages=HI, prediction={"type": "content", "content": content}, extra_body={"speculate": 4}
+    )
+    assert answer.choices[0].message.content == REPLY
+    assert answer.usage is not None
+    details = answer.usage.completion_tokens_details
+    assert details is not None
+    assert answer.usage.completion_tokens == NUM_TOKENS
+    # The text is drafted as it was tokenized alone; where that differs the draft is looked up again, or wrong.
+    assert (details.accepted_prediction_tokens or 0) > 0
+
+
+def test_a_prediction_without_text_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="prediction"):
+        client.chat.completions.create(model=NAME, messages=HI, extra_body={"prediction": {"type": "content"}})
 
 
 def test_streamed_chat_says_the_same(client: openai.OpenAI) -> None:

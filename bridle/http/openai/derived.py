@@ -32,6 +32,7 @@ _KINDS: Mapping[str, Any] = {
     "int": int | None,
     "float": float | None,
     "bool": bool | None,
+    "str": str | None,
     "tuple[str, ...]": _Texts,
 }
 

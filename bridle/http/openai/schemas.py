@@ -131,6 +131,27 @@ class StreamOptions(InnerFields):
     include_resuming: bool | None = None
 
 
+def _predicted(value: Any) -> Any:
+    """The text of OpenAI's `prediction`: an object with a text or parts of it, or the text itself."""
+    if not isinstance(value, dict):
+        return value
+    content = value.get("content")
+    if value.get("type") != "content" or not isinstance(content, (str, list)):
+        raise ValueError('prediction must be {"type": "content", "content": ...}')
+    parts = [{"text": content}] if isinstance(content, str) else content
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("the parts of a prediction must be texts")
+    return "".join(map(str, texts))
+
+
+Prediction = Annotated[
+    str | None,
+    BeforeValidator(_predicted),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}),
+]
+
+
 if TYPE_CHECKING:
     _Derived = Fields
 else:
@@ -167,6 +188,7 @@ class SamplingFields(_Derived):
     skip_special_tokens: bool | None = None
     watermark: bool | dict[str, float] | None = None
     speculate: int | Literal["off", "auto"] | None = None
+    prediction: Prediction = None
     controller: str | None = None
     controller_arg: Any = None
     rewind: Literal["hold", "event", "mark"] | None = None

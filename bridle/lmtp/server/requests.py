@@ -23,6 +23,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
     "bool": (bool,),
+    "str": (str,),
     "tuple[str, ...]": (str, list),
     "tuple[int, ...]": (list,),
     "Watermark": (bool, dict),
