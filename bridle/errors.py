@@ -2,6 +2,7 @@
 
     BridleError
     ├── InvalidRequest        the caller asked for something that cannot be done
+    │   ├── UnknownKeyword    a call was given a keyword that it does not have
     │   ├── ContextOverflow   prompt plus output do not fit the model or the KV cache
     │   ├── UnsupportedFeature  known, but not by this model or this build
     │   ├── TemplateFailure   a conversation cannot be rendered: no chat template, or it fails on these messages
@@ -24,6 +25,7 @@
     ├── RemoteError           a server's error of a kind that is not known here
     ├── ProtocolError         a peer broke a wire format
     ├── RequestCancelled      the client went away or took the request back
+    ├── IncompleteOutput      an output was cut off before its object was whole
     ├── DeadlineExceeded      the request's own time is up
     ├── EngineClosed          the engine was shut down
     └── InternalError         our bug: please report
@@ -50,6 +52,12 @@ class InvalidRequest(BridleError, ValueError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class UnknownKeyword(InvalidRequest, TypeError):
+    """A call in Python was given a keyword that it does not have; the message has the nearest one."""
+
+    code = "unknown_keyword"
 
 
 class ContextOverflow(InvalidRequest):
@@ -201,6 +209,17 @@ class RequestCancelled(BridleError):
     """The request was cancelled by its owner."""
 
     code = "cancelled"
+
+
+class IncompleteOutput(BridleError):
+    """An output that was to be an object ended before it was one: more `max_tokens` may help. `text` is what there
+    is."""
+
+    code = "incomplete_output"
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
 
 
 class DeadlineExceeded(BridleError):

@@ -122,7 +122,8 @@ async def plan_turn(
     kind = format_of(model.tokenizer) if offer.functions else None
     tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
     is_thinking = tags is not None and text.rstrip().endswith(tags.opening)
-    plan = _Plan(model, tags, is_thinking, conversation.thinking_budget)
+    has_thought = tags is not None and text.rstrip().endswith(tags.closing)
+    plan = _Plan(model, tags, is_thinking, conversation.thinking_budget, has_thought=has_thought)
     is_calling = kind is not None and offer.is_required and kind.opening_token is not None
     if kind is not None and kind.opening_token is not None:
         token = model.tokenizer.id_of(kind.opening_token)
@@ -133,7 +134,7 @@ async def plan_turn(
         plan = replace(plan, call_token=token, tags=None if is_calling else tags)
     is_vouched = False
     budget = conversation.thinking_budget
-    is_planned = kind is not None or budget is not None or (is_thinking and steering.constraint is not None)
+    is_planned = kind is not None or budget is not None or (tags is not None and steering.constraint is not None)
     if steering.controller is None and is_planned:
         steering, is_vouched = await plan.steer(steering, kind, offer)
     ends: tuple[str, ...] = ()
@@ -177,6 +178,7 @@ class _Plan:
     is_thinking: bool
     budget: int | None
     call_token: int | None = None
+    has_thought: bool = False
 
     async def steer(self, given: Steering, kind: ToolFormat | None, offer: Offer) -> tuple[Steering, bool]:
         """What steers a request with these tools and the constraint `given` (a constraint, a controller, or nothing),
@@ -206,11 +208,13 @@ class _Plan:
 
     def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
         """Whether a free part for thoughts comes before the form. A grammar of calls always leaves the thoughts free,
-        because calls in thoughts are no calls. Any other form holds from the beginning, unless the prompt opens the
-        thoughts."""
+        because calls in thoughts are no calls. Any other form leaves them free, too, unless the prompt closes them:
+        what follows them has to have the form."""
         if self.tags is None or form is None:
             return self.tags is not None and self.budget is not None
-        return self.budget is not None or self.is_thinking or (is_vouched and self.call_token is None)
+        if self.budget is not None or self.is_thinking:
+            return True
+        return self.call_token is None and (is_vouched or not self.has_thought)
 
     async def _form(self, kind: ToolFormat | None, offer: Offer, constraint: Constraint | None) -> Constraint | None:
         """The form of the text after the thoughts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -9,18 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from bridle.cli.options import ModelOptions, SamplingOptions
+from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.terminal import harmless
 from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bridle.chat.turn import Turn
     from bridle.cli.output import TextStream
     from bridle.sampling import SamplingParams
     from bridle.service.loading import LoadedModel
 
 _MODEL = ModelOptions()
 _SAMPLING = SamplingOptions()
+_STEERING = SteeringOptions()
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
     "/undo takes a turn back, /quit ends."
@@ -36,6 +40,7 @@ def chat(
     adapter: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
+    steering: SteeringOptions = _STEERING,
 ) -> int:
     """Talk to a model in the terminal.
 
@@ -56,11 +61,13 @@ def chat(
     from bridle.cli.loading import adapter_specs, loaded_model
 
     params, specs = sampling.to_params(), adapter_specs(adapter)
-    with loaded_model(model.to_config(name, warm_up=False), adapters=specs) as loaded:
+    steering.named()  # what is wrong with it is said before the model is loaded
+    config = model.to_config(name, warm_up=False)
+    with loaded_model(config, adapters=specs, control=steering.control()) as loaded:
         if not loaded.tokenizer.has_chat_template:
             raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
         chosen = specs[0].name if specs else None
-        Conversation(loaded, params, system=system, adapter=chosen, show_stats=stats).run()
+        Conversation(loaded, params, system=system, adapter=chosen, show_stats=stats, steering=steering).run()
     return 0
 
 
@@ -73,6 +80,7 @@ class Conversation:
     system: str | None = None
     adapter: str | None = None
     show_stats: bool = True
+    steering: SteeringOptions = _STEERING
     turns: list[dict[str, str]] = field(default_factory=list)
     console: Console = field(init=False)
 
@@ -142,10 +150,26 @@ class Conversation:
         from bridle.cli.output import TextStream
         from bridle.service.requests import build_request
 
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        tokens = self.loaded.tokenizer.encode_chat([*system, *turns])
-        request = build_request(self.loaded, tokens, self.params, adapter=self.adapter, add_special_tokens=False)
+        turn = asyncio.run(self._turn(turns))
+        request = build_request(
+            self.loaded,
+            turn.prompt,
+            turn.sampling,
+            controller=turn.steering.controller,
+            constraint=turn.steering.constraint,
+            adapter=self.adapter,
+        )
         return TextStream(self.loaded, request)
+
+    async def _turn(self, turns: list[dict[str, str]]) -> Turn:
+        """The next turn, steered as the flags say: thoughts come first, if the model has some."""
+        from bridle.chat.conversation import Conversation as Said
+        from bridle.chat.turn import plan_turn
+        from bridle.service.steering import ignores_eos
+
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        params = self.params.with_(ignore_eos=ignores_eos(self.steering.ctrl, None))
+        return await plan_turn(self.loaded, Said([*system, *turns]), params, self.steering.steering(self.loaded))
 
     def _print(self, stream: TextStream) -> str:
         """Print the reply as it comes, and return it; Ctrl-C keeps the part made until then and cancels the rest."""

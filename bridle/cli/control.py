@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from bridle.cli.api import Api, ApiError, Server
 from bridle.cli.run_report import RunReport
+from bridle.cli.steering_options import ConstraintOptions, Ctrl
 from bridle.cli.watch import watch as watch_files
 from bridle.errors import InvalidRequest
 
@@ -34,6 +35,7 @@ MaxTokens = Annotated[int | None, Parameter(name=["--max-tokens", "-t"])]
 Tags = Annotated[tuple[str, ...], Parameter(name=["--tag", "-T"], negative="")]
 Save = Annotated[Path | None, Parameter(name="--save")]
 _SERVER = Server()
+_CONSTRAINT = ConstraintOptions()
 
 
 @Parameter(name="*")
@@ -104,22 +106,26 @@ def run(
 
 
 def infer(
-    prompt: Annotated[str, Parameter(name="PROMPT", allow_leading_hyphen=True)],
+    words: Annotated[tuple[str, ...], Parameter(name="PROMPT", negative="")] = (),
     /,
     *,
+    ctrl: Ctrl = None,
     max_tokens: MaxTokens = 100,
     temperature: float | None = None,
     adapter: str | None = None,
     save: Save = None,
     log_level: Level = "1",
     server: Server = _SERVER,
+    form: ConstraintOptions = _CONSTRAINT,
 ) -> int:
-    """Continue a text on a server, without a controller.
+    """Continue a text on a server.
 
     Parameters
     ----------
-    prompt
+    words
         The text; `-` is standard input.
+    ctrl
+        Name of the controller that steers, without an argument (`bridle run` gives one).
     max_tokens
         Most tokens to generate.
     temperature
@@ -131,7 +137,16 @@ def infer(
     log_level
         1 prints the text alone, 3 also counts, 5 also everything the server sends.
     """
-    body = {"controller": "none", "controller_arg": sys.stdin.read() if prompt == "-" else prompt}
+    if len(words) != 1:
+        said = " ".join(words)[:60] or "Once upon a time"
+        raise InvalidRequest(
+            f'infer takes one PROMPT, but got {len(words)} words; put it in quotes: "{said}"', "PROMPT"
+        )
+    prompt = sys.stdin.read() if words[0] == "-" else words[0]
+    body: dict[str, Any] = {"controller": "none", "controller_arg": prompt}
+    if ctrl is not None:
+        body = {"controller": ctrl, "controller_arg": "", "prompt": prompt}
+    body |= _given(constraint=form.plain())
     body |= _given(max_tokens=max_tokens, temperature=temperature, adapter=adapter)
     return _run(server.api(), body, save, log_level)
 

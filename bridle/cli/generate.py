@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from bridle.cli.options import ModelOptions, SamplingOptions
+from bridle.cli.steering_options import SteeringOptions
+from bridle.elsewhere.names import nearest
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from bridle.engine.request import Request
     from bridle.outputs import RequestOutput
+    from bridle.sampling import SamplingParams
     from bridle.service.loading import LoadedModel
 
 _MODEL = ModelOptions()
 _SAMPLING = SamplingOptions()
+_STEERING = SteeringOptions()
 
 
 def generate(
@@ -31,6 +35,7 @@ def generate(
     adapter: str | None = None,
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
+    steering: SteeringOptions = _STEERING,
 ) -> int:
     """Continue a text.
 
@@ -55,16 +60,11 @@ def generate(
 
     name, prompt = _model_and_prompt(words)
     params = sampling.to_params()
+    steering.named()  # what is wrong with it is said before the model is loaded
     specs = adapter_specs((adapter,) if adapter is not None else ())
     chosen = specs[0].name if specs else None
-    with loaded_model(model.to_config(name, warm_up=False), adapters=specs) as loaded:
-        from bridle.service.requests import build_request
-
-        if chat:
-            tokens = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
-            request = build_request(loaded, tokens, params, adapter=chosen, add_special_tokens=False)
-        else:
-            request = build_request(loaded, prompt, params, adapter=chosen)
+    with loaded_model(model.to_config(name, warm_up=False), adapters=specs, control=steering.control()) as loaded:
+        request = _request(loaded, prompt, params, chosen, steering, chat)
         if as_json:
             _print_json(loaded, request, prompt)
         else:
@@ -72,15 +72,55 @@ def generate(
     return 0
 
 
+def _request(
+    loaded: LoadedModel,
+    prompt: str,
+    params: SamplingParams,
+    adapter: str | None,
+    options: SteeringOptions,
+    is_chat: bool,
+) -> Request:
+    """The checked request, steered as the options say."""
+    from bridle.service.requests import build_request
+    from bridle.service.steering import ignores_eos
+
+    given: str | list[int] = prompt
+    if is_chat:
+        given = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    steering = options.steering(loaded)
+    return build_request(
+        loaded,
+        given,
+        params.with_(ignore_eos=ignores_eos(options.ctrl, None)),
+        controller=steering.controller,
+        constraint=steering.constraint,
+        adapter=adapter,
+        add_special_tokens=not is_chat,
+    )
+
+
 def _model_and_prompt(words: tuple[str, ...]) -> tuple[str, str]:
     if len(words) not in (1, 2):
-        raise InvalidRequest(
-            f"generate takes [MODEL] PROMPT, but got {len(words)} words; put the prompt in quotes", "PROMPT"
-        )
+        raise InvalidRequest(_misuse(words), "PROMPT")
     name, prompt = words if len(words) == 2 else ("demo", words[0])
     if len(words) == 1 and (prompt == "demo" or Path(prompt, "config.json").is_file()):
         raise InvalidRequest(f"generate takes [MODEL] PROMPT, but got the model {prompt!r} alone; add a text", "PROMPT")
     return name, sys.stdin.read() if prompt == "-" else prompt
+
+
+def _misuse(words: tuple[str, ...]) -> str:
+    """What to write in place of so many words. A flag that is none counts as words, too."""
+    flag = next((word for word in words if word.startswith("--") and len(word) > 2), None)
+    if flag is not None:
+        from bridle.cli.app import app
+
+        known = [name for each in app["generate"].assemble_argument_collection() for name in each.names]
+        meant = nearest(flag.partition("=")[0].lstrip("-"), [name.lstrip("-") for name in known], 0.6)
+        return f"Unknown option: {flag}." + (f" Did you mean --{meant}?" if meant is not None else "")
+    if not words:
+        return 'generate takes [MODEL] PROMPT, but got 0 words, as in: bridle generate "Once upon a time"'
+    shown = " ".join(words)[:60]
+    return f'generate takes [MODEL] PROMPT, but got {len(words)} words; put the prompt in quotes, as in "{shown}"'
 
 
 def _print_stream(loaded: LoadedModel, request: Request, *, show_stats: bool) -> None:

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from bridle.cli.adapter_options import AdapterOptions
 from bridle.cli.options import ModelOptions
 from bridle.cli.serve import ControlOptions
+from bridle.cli.steering_options import SteeringOptions
 from bridle.config import EngineConfig
 from bridle.errors import InvalidRequest
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _MODEL = ModelOptions()
 _ADAPTERS = AdapterOptions()
 _CONTROL = ControlOptions()
+_STEERING = SteeringOptions()
 
 
 def run_batch(
@@ -42,6 +44,7 @@ def run_batch(
     options: ModelOptions = _MODEL,
     adapters: AdapterOptions = _ADAPTERS,
     control: ControlOptions = _CONTROL,
+    steering: SteeringOptions = _STEERING,
 ) -> int:
     """Answer a file of requests in OpenAI's batch format, offline.
 
@@ -50,7 +53,7 @@ def run_batch(
     A line is `{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}`. The whole file is
     checked before the model is loaded. Answers come in the order in which they are done; a request that is refused or
     fails has its error in its answer, and the exit code is then 1. The control runtime is started if a request names a
-    controller.
+    controller. A constraint or controller on the command line is that of every request which makes text and names none.
 
     Parameters
     ----------
@@ -73,6 +76,7 @@ def run_batch(
     configure_logs("auto", "warning")
     with ExitStack() as stack:
         requests, target = _open(stack, file, output)
+        requests = [each.steered(steering.plain(), steering.ctrl, steering.argument()) for each in requests]
         runtime = control.to_settings() if any(request.controller for request in requests) else None
         settings = replace(batch_settings(max_in_flight), strict_fields=strict_fields)
         app = stack.enter_context(_served(options.to_config(model), adapters, runtime, settings))

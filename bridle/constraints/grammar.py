@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bridle.constraints import spec
+from bridle.constraints.bounded import bounded
 from bridle.constraints.equivalents import equivalent_text
 from bridle.constraints.gbnf import gbnf_to_lark
 from bridle.constraints.yacc import yacc_to_lark
@@ -75,6 +76,7 @@ def _json_object(constraint: spec.JsonObject) -> Grammar:
 
 def _json(schema: str, whitespace: spec.Whitespace) -> Grammar:
     own = json.loads(schema)
+    own = bounded(own) if isinstance(own, dict) else own
     options = dict(_SEPARATORS) if whitespace == "fixed" else {}
     given = own.get("x-guidance")
     own["x-guidance"] = {**options, **(given if isinstance(given, dict) else {})}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridle.constraints import limits
+from bridle.constraints.bounded import bounded
 from bridle.constraints.checks import PARAM, check_count
 from bridle.constraints.spec import Constraint, JsonSchema, Lark
 from bridle.errors import InvalidRequest, UnsupportedFeature
@@ -58,7 +59,7 @@ def _body(structure: Any, triggers: list[str], where: str) -> tuple[str, str]:
     trigger = max(filter(begin.startswith, triggers), key=len, default=None)
     if trigger is None:
         raise InvalidRequest(f"{where} begins with {shown(begin)}; no trigger does", PARAM)
-    known = json.loads(JsonSchema(schema).schema)
+    known = bounded(json.loads(JsonSchema(schema).schema))
     given = known.get("x-guidance")
     known["x-guidance"] = _LAYOUT | (given if isinstance(given, dict) else {})
     words = (_quoted(begin[len(trigger) :]), "%json " + json.dumps(known, ensure_ascii=False), _quoted(end))

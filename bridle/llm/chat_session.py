@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.errors import InvalidRequest
 from bridle.llm import batch
 from bridle.llm.chats import Chat, plan_chats
+from bridle.llm.keywords import settle
 from bridle.llm.options import ChatOptions, Message
 from bridle.llm.streams import TextStream
 from bridle.outputs import ChatMessage, FinishReason, RequestOutput
@@ -54,8 +55,13 @@ class ChatSession:
     ) -> None:
         self.llm = llm
         self.system = system
-        self.sampling = sampling
-        self.options = options
+        chat: dict[str, Any] = {name: options.pop(name) for name in _PROMPT_OPTIONS if name in options}
+        default = llm.chat_sampling
+        settled, how = settle("session", sampling, default, options, ("system", "sampling", *_PROMPT_OPTIONS))
+        if not isinstance(settled, SamplingParams):
+            raise InvalidRequest(f"sampling is {settled!r}; must be a SamplingParams", "sampling")
+        self.sampling = sampling if settled is default else settled
+        self.options: dict[str, Any] = chat | {**how}
         #: The turns so far, oldest first, without the system prompt.
         self.turns: list[Turn] = []
         #: The last output in full: counts, reason for its end, log-probabilities.

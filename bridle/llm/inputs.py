@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
 from bridle.config import EngineConfig, ModelConfig
+from bridle.elsewhere.names import nearest
 from bridle.engine.request import StoppingCriteria
-from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.errors import InvalidRequest, UnknownKeyword, UnsupportedFeature
 from bridle.sampling import SamplingParams
 
 #: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`.
@@ -100,8 +100,8 @@ def split_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     of_engine = {field.name for field in fields(EngineConfig)}
     for name in options:
         if name not in of_model | of_engine:
-            close = difflib.get_close_matches(name, sorted(of_model | of_engine), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise InvalidRequest(f"there is no setting {name!r}{hint}", name)
+            close = nearest(name, of_model | of_engine, 0.6)
+            hint = f"; did you mean {close!r}?" if close else ""
+            raise UnknownKeyword(f"there is no setting {name!r}{hint}", name)
     model = {name: value for name, value in options.items() if name in of_model}
     return model, {name: value for name, value in options.items() if name in of_engine}

@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bridle.chat.conversation import prompt_text
+from bridle.chat.turn import Turn
 from bridle.config import EngineConfig, ModelConfig
+from bridle.constraints.named import NAMES
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.llm import batch, inputs
 from bridle.llm.chat_session import ChatSession
-from bridle.llm.chats import conversation_of, plan_chats
+from bridle.llm.chats import Chat, conversation_of, plan_chats
 from bridle.llm.inputs import Prompt
-from bridle.llm.options import Adapters, ChatOptions, How, Message, Sampling
-from bridle.llm.requests import NO_CONTROL, make_collectors, start_compiling
+from bridle.llm.keywords import check_names, settle, settle_runs
+from bridle.llm.options import ChatOptions, Message, Sampling
+from bridle.llm.requests import NO_CONTROL, make_collectors, run_options, start_compiling
 from bridle.llm.scores import Score, score_of
-from bridle.llm.streams import TextStream
+from bridle.llm.streams import Reader, TextStream
+from bridle.llm.typed import Kind, are_conversations, content_of, is_conversation, is_single
 from bridle.outputs import RequestOutput
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 from bridle.service import (
@@ -53,6 +57,10 @@ if TYPE_CHECKING:
     from bridle.text import Tokenizer
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+#: Arguments that calls have beside keywords of sampling and running.
+_OWN = ("sampling", "sampling_params", "multi_modal_data", "use_tqdm")
 
 
 class LLM:
@@ -131,17 +139,19 @@ class LLM:
         sampling_params: Sampling = None,
         multi_modal_data: Any = None,
         use_tqdm: bool = True,
-        **how: Unpack[How],
+        **given: Any,
     ) -> list[RequestOutput]:
         """Continue all prompts in one batch; one output per prompt, in their order.
 
         A prompt is a text or a list of token ids. `sampling` (vLLM's name `sampling_params` does as well),
-        `controller`, `constraint` and `adapter` are one for all or a list with one for each. What is wrong with any
+        `controller`, `constraint` and `adapter` are one for all or a list with one for each. `given` are fields of
+        `How`; fields of `SamplingParams`, which count beside `sampling`, as in `max_tokens=64`; and names of a
+        constraint: `regex`, `choice`, `json_schema`, `grammar`, `response_format`. What is wrong with any
         prompt is raised before anything runs; an output that fails later has `finish_reason` ERROR and carries its
-        `error`.
+        `error`. An unknown keyword is a `TypeError`.
         `use_tqdm` shows a progress bar if stderr is a terminal. An interrupt cancels everything.
         """
-        collectors = self._collectors(prompts, _one_of(sampling, sampling_params), multi_modal_data, how)
+        collectors = self._collectors("generate", prompts, _one_of(sampling, sampling_params), given, multi_modal_data)
         return self._run(collectors, use_tqdm)
 
     async def generate_async(
@@ -151,44 +161,51 @@ class LLM:
         *,
         sampling_params: Sampling = None,
         multi_modal_data: Any = None,
-        **how: Unpack[How],
+        **given: Any,
     ) -> list[RequestOutput]:
         """`generate` for an event loop. Cancelling the task cancels the requests."""
-        collectors = self._collectors(prompts, _one_of(sampling, sampling_params), multi_modal_data, how)
-        for compiling in start_compiling(self._model, collectors):
-            await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same
-        await batch.run_batch(self._model.client, collectors, lambda output: None)
-        return _outputs_of(collectors)
+        wanted = _one_of(sampling, sampling_params)
+        return await self._run_async(self._collectors("generate_async", prompts, wanted, given, multi_modal_data))
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **how: Unpack[How]) -> TextStream:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        **given: Any,
+    ) -> TextStream:
         """Continue one prompt, and read the text as it comes, with `for` or `async for`. A constraint that cannot be
         used is an error here, or in an event loop, which may not be held up, when the first piece is awaited."""
-        (collector,) = self._collectors([prompt], sampling, None, how)
+        (collector,) = self._collectors("stream", [prompt], _one_of(sampling, sampling_params), given)
         if not batch.in_event_loop():
             for compiling in start_compiling(self._model, [collector]):
                 compiling.result()
         return TextStream(self._model.client, collector.request, collector.output.prompt)
 
     def score(
-        self, prompts: Prompt | Sequence[Prompt], *, top: int = 0, use_tqdm: bool = True, adapter: Adapters = None
+        self, prompts: Prompt | Sequence[Prompt], *, top: int = 0, use_tqdm: bool = True, **given: Any
     ) -> list[Score]:
         """Log-probabilities of given texts, token by token; with `top`, also those of the likeliest tokens at
-        each position. Nothing is generated."""
+        each position. Nothing is generated; `adapter`, `timeout` and the others of `How` that need no draw count."""
         sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)
-        outputs = self._run(self._collectors(prompts, sampling, None, {"adapter": adapter}), use_tqdm)
+        how = settle_runs("score", given, ("top", "use_tqdm"))
+        self._model.check_process()
+        outputs = self._run(make_collectors(self._model, prompts, sampling, None, how), use_tqdm)
         for output in outputs:
             raise_first_error(output)
         return [score_of(output) for output in outputs]
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True, adapter: str | None = None
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True, adapter: str | None = None, **given: Any
     ) -> list[list[float]]:
         """Return a vector for each text: the hidden state of its last token, scaled to length 1. The closer the product
         of two vectors is to 1, the more alike the texts are to the model. Use a model that was trained for this, such
         as Qwen3-Embedding. Nothing is generated."""
+        how = settle_runs("embed", given, ("use_tqdm",))
         self._model.check_process()
         items = inputs.as_prompts(prompts)
-        requests = [embedding_request(self._model, item, adapter=adapter) for item in items]
+        requests = [embedding_request(self._model, item, adapter=adapter, **run_options(how)) for item in items]
         outputs = self._run([OutputCollector(request) for request in requests], use_tqdm)
         for output in outputs:
             raise_first_error(output)
@@ -209,7 +226,7 @@ class LLM:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
-        **how: Unpack[How],
+        **given: Any,
     ) -> list[RequestOutput]:
         """The next message of one conversation, or of each of a list of them; otherwise as `generate`.
 
@@ -217,8 +234,6 @@ class LLM:
         other options are those of the servers (see `ChatOptions`). Without `sampling`, a message may be as long as the
         context allows. Raises `InvalidRequest` if the model has no chat template and none is given.
         """
-        several = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations = cast(Sequence[Sequence[Message]], messages if several else [messages])
         options: ChatOptions = {
             "tools": tools,
             "tool_choice": tool_choice,
@@ -227,20 +242,81 @@ class LLM:
             "chat_template": chat_template,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        wanted = _one_of(sampling, sampling_params) or self.chat_sampling
-        self._model.check_process()
-        chats = batch.run(plan_chats(self._model, conversations, wanted, options, how))
-        outputs = self._run([OutputCollector(chat.request) for chat in chats], use_tqdm)
-        for chat, output in zip(chats, outputs, strict=True):
-            chat.read(output)
-        return outputs
+        plan = self._plan_chats("chat", messages, _one_of(sampling, sampling_params), given | {**options})
+        chats = batch.run(plan)
+        return _read_chats(chats, self._run([OutputCollector(chat.request) for chat in chats], use_tqdm))
 
-    def session(self, system: str | None = None, sampling: SamplingParams | None = None, **how: Any) -> ChatSession:
+    async def chat_async(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: Sampling = None,
+        *,
+        sampling_params: Sampling = None,
+        **given: Any,
+    ) -> list[RequestOutput]:
+        """`chat` for an event loop, with the same keywords. Cancelling the task cancels the requests."""
+        chats = await self._plan_chats("chat_async", messages, _one_of(sampling, sampling_params), given)
+        return _read_chats(chats, await self._run_async([OutputCollector(chat.request) for chat in chats]))
+
+    def session(self, system: str | None = None, sampling: SamplingParams | None = None, **given: Any) -> ChatSession:
         """A conversation that remembers its turns. See `ChatSession`."""
-        return ChatSession(self, system, sampling, **how)
+        return ChatSession(self, system, sampling, **given)
+
+    # -- objects ---------------------------------------------------------------------------------------------
+
+    def parse(
+        self, prompts: Any, kind: type[T], sampling: Sampling = None, *, use_tqdm: bool = True, **given: Any
+    ) -> Any:
+        """A prompt's continuation as an object of `kind`: a pydantic model, a dataclass, `list[Thing]`, and so on; of a
+        list of prompts a list. Messages of a conversation, or a list of such, are answered.
+
+        The schema of `kind` is the constraint, and without `sampling` an output may be as long as the context allows;
+        the other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` for what was cut off."""
+        typed, run = self._typed(prompts, kind, sampling, given)
+        turns, collectors = batch.run(run)
+        return _objects(typed, turns, self._run(collectors, use_tqdm), prompts)
+
+    async def parse_async(self, prompts: Any, kind: type[T], sampling: Sampling = None, **given: Any) -> Any:
+        """`parse` for an event loop."""
+        typed, run = self._typed(prompts, kind, sampling, given)
+        turns, collectors = await run
+        return _objects(typed, turns, await self._run_async(collectors), prompts)
+
+    def parse_stream(
+        self, prompt: Any, kind: type[T], sampling: SamplingParams | None = None, **given: Any
+    ) -> Reader[T]:
+        """The object of one prompt or conversation as it grows, with `for` or `async for`: fields that have not come
+        yet have their defaults, or None. The last one is whole and valid, or `IncompleteOutput` is raised."""
+        typed, run = self._typed(prompt, kind, sampling, given)
+        turns, collectors = batch.run(run)
+        ((turn,), (collector,)) = turns, collectors
+        stream = TextStream(self._model.client, collector.request, turn=turn)
+        return stream.objects(typed)
+
+    def _typed(
+        self, prompts: Any, kind: type[T], sampling: Sampling, given: dict[str, Any]
+    ) -> tuple[Kind[T], Coroutine[Any, Any, tuple[list[Turn | None], list[OutputCollector]]]]:
+        """The type, and what plans the requests for objects of it."""
+        typed = Kind(kind)
+        for name in ("constraint", *(name for name in NAMES if name in given)):
+            if given.get(name) is not None:
+                raise InvalidRequest(f"{name} was given beside a type, which is the constraint", name)
+        return typed, self._plan_typed(
+            prompts, sampling or self.chat_sampling, given | {"constraint": typed.constraint}
+        )
+
+    async def _plan_typed(
+        self, prompts: Any, sampling: Sampling, given: dict[str, Any]
+    ) -> tuple[list[Turn | None], list[OutputCollector]]:
+        if is_conversation(prompts) or are_conversations(prompts):
+            chats = await self._plan_chats("parse", prompts, sampling, given)
+            return [chat.turn for chat in chats], [OutputCollector(chat.request) for chat in chats]
+        collectors = self._collectors("parse", prompts, sampling, given)
+        return [None] * len(collectors), collectors
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
         """The tokens of a conversation, up to where the model's next message begins."""
+        check_names("chat_prompt", options, ChatOptions.__annotations__)
         text = prompt_text(self._model, conversation_of(messages, options))
         return self._model.tokenizer.encode(text, add_special_tokens=False)
 
@@ -300,16 +376,30 @@ class LLM:
     # -- requests --------------------------------------------------------------------------------------------
 
     def _collectors(
-        self, given: Prompt | Sequence[Prompt], sampling: Sampling, media: Any, how: How
+        self,
+        call: str,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling,
+        given: Mapping[str, Any],
+        media: Any = None,
     ) -> list[OutputCollector]:
         """A checked request for each prompt; without `sampling`, with the model's default."""
         self._model.check_process()
-        wanted = self._sampling or DEFAULT_SAMPLING if sampling is None else sampling
-        return make_collectors(self._model, given, wanted, media, how)
+        wanted, how = settle(call, sampling, self._sampling or DEFAULT_SAMPLING, given, _OWN)
+        return make_collectors(self._model, prompts, wanted, media, how)
 
-    def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **how: Unpack[How]) -> Request:
+    async def _plan_chats(self, call: str, messages: Any, sampling: Sampling, given: Mapping[str, Any]) -> list[Chat]:
+        """What each conversation is run as. `given` may have fields of `ChatOptions`, too."""
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        options: Any = {name: given[name] for name in ChatOptions.__annotations__ if name in given}
+        rest = {name: value for name, value in given.items() if name not in options}
+        wanted, how = settle(call, sampling, self.chat_sampling, rest, (*_OWN, *ChatOptions.__annotations__))
+        self._model.check_process()
+        return await plan_chats(self._model, messages if several else [messages], wanted, options, how)
+
+    def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **given: Any) -> Request:
         """A checked request, for `model.client.submit`. Runs nothing."""
-        (collector,) = self._collectors([prompt], sampling, None, how)
+        (collector,) = self._collectors("request", [prompt], sampling, given)
         return collector.request
 
     def _run(self, collectors: list[OutputCollector], use_tqdm: bool) -> list[RequestOutput]:
@@ -317,6 +407,12 @@ class LLM:
             compiling.result()
         with batch.progress(len(collectors), use_tqdm) as report:
             batch.run(batch.run_batch(self._model.client, collectors, report))
+        return _outputs_of(collectors)
+
+    async def _run_async(self, collectors: list[OutputCollector]) -> list[RequestOutput]:
+        for compiling in start_compiling(self._model, collectors):
+            await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same
+        await batch.run_batch(self._model.client, collectors, lambda output: None)
         return _outputs_of(collectors)
 
 
@@ -356,6 +452,18 @@ def _load(
 
         config, engine = settle_adapters(config, engine)
     return load_model(config, engine, control=as_control(control))
+
+
+def _read_chats(chats: list[Chat], outputs: list[RequestOutput]) -> list[RequestOutput]:
+    for chat, output in zip(chats, outputs, strict=True):
+        chat.read(output)
+    return outputs
+
+
+def _objects(typed: Kind[T], turns: list[Turn | None], outputs: list[RequestOutput], prompts: Any) -> Any:
+    """The objects in outputs; the object, if there was one prompt."""
+    found = [typed.read(output, content_of(output, turn)) for turn, output in zip(turns, outputs, strict=True)]
+    return found[0] if is_single(prompts) or is_conversation(prompts) else found
 
 
 def _one_of(sampling: Sampling, sampling_params: Sampling) -> Sampling:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from bridle.constraints.spec import Constraint
 from bridle.engine.request import Request
@@ -57,10 +57,25 @@ class One:
             constraint=self.constraint,
             adapter=self.adapter,
             stopping=inputs.as_criteria(self.how.get("stopping_criteria")),
-            timeout=self.how.get("timeout"),
-            terms=Terms(self.how.get("priority", 0), self.how.get("deadline")),
-            tenant=self.how.get("tenant", ""),
+            **run_options(self.how),
         )
+
+
+class RunOptions(TypedDict):
+    """Those of a request's options that every kind of call takes."""
+
+    timeout: float | None
+    terms: Terms
+    tenant: str
+
+
+def run_options(how: How) -> RunOptions:
+    """How long a request may take, when its turn is, and whose it is."""
+    return {
+        "timeout": how.get("timeout"),
+        "terms": Terms(how.get("priority", 0), how.get("deadline")),
+        "tenant": how.get("tenant", ""),
+    }
 
 
 def each_of(

@@ -15,6 +15,7 @@ from bridle.chat.tools.pieces import Content, Piece
 from bridle.chat.turn import Turn
 from bridle.engine.client import EngineClient, EventStream
 from bridle.engine.request import Request
+from bridle.llm.typed import Kind, content_of, partials
 from bridle.outputs import RequestOutput
 from bridle.service import Delta, DeltaReader, OutputCollector, RewindPolicy, raise_first_error
 
@@ -28,6 +29,12 @@ class Reader(Generic[T]):
     def __init__(self, source: _Source, take: Callable[[], list[T]]) -> None:
         self._source = source
         self._take = take
+        self._last: Callable[[], T] | None = None
+
+    def ending_with(self, last: Callable[[], T]) -> Self:
+        """The same, with one more item in the end, made when everything was read."""
+        self._last = last
+        return self
 
     def __iter__(self) -> Iterator[T]:
         try:
@@ -37,6 +44,8 @@ class Reader(Generic[T]):
         finally:
             self._source.stream.cancel()
         self._source.end()
+        if self._last is not None:
+            yield self._last()
 
     async def __aiter__(self) -> AsyncIterator[T]:
         try:
@@ -47,6 +56,8 @@ class Reader(Generic[T]):
         finally:
             self._source.stream.cancel()
         self._source.end()
+        if self._last is not None:
+            yield self._last()
 
 
 class _Source:
@@ -85,7 +96,7 @@ class TextStream(Reader[str]):
         """`on_finish` is told the whole output; `turn` says how a conversation's is read."""
         self._collector = OutputCollector(request, prompt)
         self._deltas = DeltaReader(self._collector, RewindPolicy.HOLD)
-        self._turn = None if turn is None else turn.reader()
+        self._turn_plan, self._turn = turn, None if turn is None else turn.reader()
         try:
             self._events = client.submit(request)
             self._base = _Source(self._events, self._collector, on_finish)
@@ -111,6 +122,11 @@ class TextStream(Reader[str]):
     def outputs(self) -> Reader[RequestOutput]:
         """Read `output` in place of text, each time that it has changed."""
         return Reader(self._base, lambda: [self._collector.output])
+
+    def objects(self, kind: Kind[T]) -> Reader[T]:
+        """Read instead of text the object that it is, each time that there is more of it; the last one is valid."""
+        reader = Reader(self._base, partials(kind, lambda: self._collector.output, self._turn_plan))
+        return reader.ending_with(lambda: kind.read(self.output, content_of(self.output, self._turn_plan)))
 
     def pieces(self) -> Reader[Piece]:
         """Instead of text: thoughts, content and calls of a conversation's answer, as they come."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridle.constraints import Constraint, JsonSchema, Lark
+from bridle.constraints.bounded import bounded
 
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -47,7 +48,7 @@ def json_call(function: Function, key: str) -> str:
 
 def arguments(function: Function) -> str:
     """The right side of a rule: JSON that fits the function's schema. Raises `InvalidRequest` for what is no schema."""
-    schema: dict[str, Any] = json.loads(JsonSchema(dict(function.parameters or _ANY_OBJECT)).schema)
+    schema: dict[str, Any] = bounded(json.loads(JsonSchema(dict(function.parameters or _ANY_OBJECT)).schema))
     schema.setdefault("type", "object")
     given = schema.get("x-guidance")
     schema["x-guidance"] = _LAYOUT | (given if isinstance(given, dict) else {})

@@ -67,8 +67,8 @@ else:
 
 
 class RunBody(_Derived):
-    """`controller` is a module id, a tag, a `gh:` name, or `none` for plain generation. Samplers that are not written
-    down here are derived."""
+    """`controller` is a module id, a tag, a `gh:` name, or `none` for plain generation, which may have a `constraint`.
+    Samplers that are not written down here are derived."""
 
     controller: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     controller_arg: Any
@@ -81,6 +81,7 @@ class RunBody(_Derived):
     top_p: float = 1.0
     top_k: int = -1
     max_tokens: int | None = None
+    constraint: dict[str, Any] | None = None
 
     def sampling(self) -> SamplingParams:
         """The sampling parameters. By default the run is greedy, with a fixed seed so that it can be repeated."""
@@ -156,7 +157,7 @@ async def _begin(body: RunBody, serving: Serving) -> Generation:
     is_plain = not is_controlled(body.controller)
     prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
     argument = "null" if body.controller_arg is None else body.controller_arg  # the field is there, so it says null
-    steering = serving.steering(body.controller, None if is_plain else argument, rewind="mark")
+    steering = serving.steering(body.controller, None if is_plain else argument, body.constraint, rewind="mark")
     tokens = await serving.tokens([prompt]) if prompt else [_empty_prompt(model)]
     generation = await serving.prepare(tokens, sampling, steering)
     for event in await generation.begin():

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
+from bridle.constraints.named import NAMES
 from bridle.errors import InvalidRequest
 from bridle.http.settings import HttpSettings
 from bridle.service import new_request_id
@@ -23,6 +24,9 @@ _NO_LIMIT = 1 << 62  # tokens
 URLS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses", "/generate"}
 )
+_NATIVE = frozenset({"/generate"})
+_WITHOUT_TEXT = frozenset({"/v1/embeddings"})
+_STEERS = ("controller", *NAMES)
 
 
 class BatchRequest(msgspec.Struct):
@@ -38,6 +42,17 @@ class BatchRequest(msgspec.Struct):
         """The controller that the body names, as far as the body can be read."""
         inner = self.body.get("parameters")
         return (inner if isinstance(inner, dict) else self.body).get("controller")
+
+    def steered(self, constraint: dict[str, Any] | None, controller: str | None, argument: str | None) -> BatchRequest:
+        """The request with a constraint or a controller, if it makes text and names none of either itself."""
+        given = {"constraint": constraint, "controller": controller, "controller_arg": argument}
+        given = {name: value for name, value in given.items() if value is not None}
+        inner = self.body.get("parameters") if self.url in _NATIVE else self.body
+        fields = inner if isinstance(inner, dict) else {}
+        if not given or self.url in _WITHOUT_TEXT or any(fields.get(name) is not None for name in _STEERS):
+            return self
+        body = self.body | ({"parameters": fields | given} if self.url in _NATIVE else given)
+        return BatchRequest(self.custom_id, self.url, body, self.method)
 
 
 def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:

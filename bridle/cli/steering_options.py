@@ -1,0 +1,115 @@
+"""Flags that say what an output must look like, or which controller steers it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from bridle.constraints.spec import Constraint
+    from bridle.service.control import ControlSettings
+    from bridle.service.loading import LoadedModel
+    from bridle.service.steering import Steering
+
+_STEERING = Group("Steering", sort_key=12)
+_MAX_BYTES = 1 << 20
+
+Ctrl = Annotated[str | None, Parameter(name=["--ctrl", "-c"])]
+
+
+@Parameter(name="*", group=_STEERING)
+@dataclass(frozen=True, kw_only=True)
+class ConstraintOptions:
+    """What the text must look like; one of them at a time."""
+
+    regex: str | None = None
+    "The whole output matches this regular expression."
+    schema: Annotated[Path | None, Parameter(name=["--schema", "--json-schema"])] = None
+    "The output is JSON that fits the JSON schema in this file."
+    choice: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "The output is one of these texts; give it once for each."
+    grammar: Path | None = None
+    "The output is derived from the grammar in this file, in Lark's notation or GBNF."
+
+    def named(self) -> dict[str, Any]:
+        """The constraint as requests name it, checked; empty if there is none."""
+        given: dict[str, Any] = {"regex": self.regex, "choice": list(self.choice) or None}
+        if self.schema is not None:
+            given["json_schema"] = _json(self.schema)
+        if self.grammar is not None:
+            given["grammar"] = _text(self.grammar, "grammar")
+        given = {name: value for name, value in given.items() if value is not None}
+        if given:
+            from bridle.constraints.named import constraint_named
+
+            constraint_named(given)  # raises what is wrong with it
+        return given
+
+    def plain(self) -> dict[str, Any] | None:
+        """The constraint as plain data for a field `constraint`; None if there is none."""
+        form = self.constraint()
+        return None if form is None else form.to_dict()
+
+    def constraint(self) -> Constraint | None:
+        """The constraint, checked."""
+        named = self.named()
+        if not named:
+            return None
+        from bridle.constraints.named import constraint_named
+
+        return constraint_named(named)
+
+
+@Parameter(name="*", group=_STEERING)
+@dataclass(frozen=True, kw_only=True)
+class SteeringOptions(ConstraintOptions):
+    """A constraint, or a controller."""
+
+    ctrl: Ctrl = None
+    "Name of the controller that steers: a standard one, a module id, a tag or a `gh:` name."
+    ctrl_arg: str | None = None
+    "What the controller gets as its argument; `@FILE` reads a file."
+
+    def argument(self) -> str | None:
+        """The controller's argument."""
+        if self.ctrl_arg is None:
+            return None
+        return _text(Path(self.ctrl_arg[1:]), "ctrl_arg") if self.ctrl_arg.startswith("@") else self.ctrl_arg
+
+    def control(self) -> ControlSettings | None:
+        """How the control runtime is started; None if no controller was named."""
+        if self.ctrl is None:
+            return None
+        from bridle.service.control import as_control
+
+        return as_control(True)
+
+    def steering(self, model: LoadedModel) -> Steering:
+        """What steers a request to a model that is loaded here."""
+        from bridle.service.keys import LOCAL_USER
+        from bridle.service.steering import steering_of
+
+        return steering_of(self.ctrl, self.argument(), self.constraint(), model, LOCAL_USER)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_text(path, "schema"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{path} is not JSON: {str(error)[:200]}", "schema") from None
+
+
+def _text(path: Path, param: str) -> str:
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise InvalidRequest(f"{path} has {size} bytes; at most {_MAX_BYTES}", param)
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{path} is not text in UTF-8", param) from None

@@ -1,0 +1,55 @@
+"""Thoughts and forms together: thoughts are free, and what follows them has the form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from bridle import LLM, Choice
+from bridle.chat.conversation import Conversation
+from bridle.chat.turn import plan_turn
+from bridle.controllers.free_part import FreePart
+from bridle.sampling import SamplingParams
+from bridle.service.steering import Steering
+
+HI = [{"role": "user", "content": "Hi"}]
+FORM = Steering(constraint=Choice(["red", "blue"]))
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}A: "
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", kv_memory=16 << 20) as loaded:
+        yield loaded
+
+
+def planned(llm: LLM, template: str) -> Steering:
+    said = Conversation(HI, template=template)
+    return asyncio.run(plan_turn(llm.model, said, SamplingParams(), FORM)).steering
+
+
+def test_a_model_may_open_thoughts_by_itself(llm: LLM) -> None:
+    steering = planned(llm, PLAIN)
+    assert steering.constraint is None and isinstance(steering.controller, FreePart)
+    assert steering.controller.opening == llm.tokenizer.id_of("<think>") and steering.controller.budget is None
+
+
+def test_thoughts_that_the_prompt_closes_are_not_opened_again(llm: LLM) -> None:
+    assert planned(llm, PLAIN + "<think>\n\n</think>\n\n") == FORM
+
+
+def test_thoughts_that_the_prompt_opens_are_ended_first(llm: LLM) -> None:
+    steering = planned(llm, PLAIN + "<think>\n")
+    assert isinstance(steering.controller, FreePart) and steering.controller.opening is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_follows_the_thoughts_has_the_form(llm: LLM, seed: int) -> None:
+    for template in (PLAIN, PLAIN + "<think>\n", PLAIN + "<think>\n\n</think>\n\n", None):
+        (output,) = llm.chat(
+            HI, choice=["red", "blue"], chat_template=template, seed=seed, temperature=1.5, thinking_budget=None,
+            logit_bias={token: 20.0 for token in [llm.tokenizer.id_of("</think>")] if token is not None},
+        )  # fmt: skip
+        assert output.message is not None and output.message.content in ("red", "blue"), output
