@@ -61,7 +61,8 @@ class ModelConfig:
     step, which `warm_up` runs: `max_kv_memory` bytes are the most, and `num_sharers` processes like this one divide
     what is there. Of the device's memory it leaves `reserved_memory` bytes alone, for what comes later: adapters.
     `step_tokens` prompt tokens and `step_seqs` sequences are what the largest step holds (None: what suits the
-    device).
+    device). With `generation_config` `auto`, the checkpoint's file of that name has the sampling parameters of requests
+    that leave them out.
     """
 
     model: str = "demo"
@@ -85,6 +86,7 @@ class ModelConfig:
     step_seqs: int | None = None
     warm_up: bool = True
     num_threads: int | None = None
+    generation_config: Literal["auto", "none"] = "auto"
 
     def __post_init__(self) -> None:
         _check_positive(self, _MODEL_COUNTS)

@@ -55,6 +55,8 @@ class ModelOptions:
     "Tokens in one block of the KV cache."
     num_threads: Count = None
     "CPU threads that compute. Default: torch's choice, but no more than a container has processor time for."
+    generation_config: Literal["auto", "none"] = "auto"
+    "`auto`: requests get what they leave out of sampling from the checkpoint's generation_config.json."
 
     def to_config(self, model: str, *, warm_up: bool = True) -> ModelConfig:
         return ModelConfig(model, warm_up=warm_up, **vars(self))

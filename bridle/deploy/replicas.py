@@ -31,6 +31,7 @@ from bridle.errors import InvalidRequest
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
+from bridle.service.defaults import read_defaults
 from bridle.service.loading import LoadedModel, model_name
 from bridle.service.model_memory import Needs
 
@@ -126,6 +127,7 @@ def load_replicated(
         control=store,
         constraints=constraints,
         engine=engine,
+        defaults=read_defaults(path, config.generation_config),
         shutdown=partial(_shut_down, client, constraints, store),
     )
 

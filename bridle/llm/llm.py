@@ -48,6 +48,7 @@ from bridle.service import (
     tag_module,
     upload_module,
 )
+from bridle.service.defaults import filled
 from bridle.service.requests import embedding_request
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ class LLM:
     @property
     def chat_sampling(self) -> SamplingParams:
         """How messages are sampled if a call does not say."""
-        return self._sampling or DEFAULT_SAMPLING.with_(max_tokens=None)
+        return self._sampling or filled(DEFAULT_SAMPLING.with_(max_tokens=None), self._model.defaults, ())
 
     # -- adapters --------------------------------------------------------------------------------------------
 
@@ -385,7 +386,8 @@ class LLM:
     ) -> list[OutputCollector]:
         """A checked request for each prompt; without `sampling`, with the model's default."""
         self._model.check_process()
-        wanted, how = settle(call, sampling, self._sampling or DEFAULT_SAMPLING, given, _OWN)
+        usual = self._sampling or filled(DEFAULT_SAMPLING, self._model.defaults, ())
+        wanted, how = settle(call, sampling, usual, given, _OWN)
         return make_collectors(self._model, prompts, wanted, media, how)
 
     async def _plan_chats(self, call: str, messages: Any, sampling: Sampling, given: Mapping[str, Any]) -> list[Chat]:

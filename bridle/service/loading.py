@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
 from bridle.engine.batching import Batching
@@ -25,6 +25,7 @@ from bridle.lora import AdapterPool, find_device
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
+from bridle.service.defaults import read_defaults
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool
@@ -76,6 +77,7 @@ class LoadedModel:
     num_bytes: int = 0
     engine: EngineConfig = field(default_factory=EngineConfig)
     pid: int = field(default_factory=os.getpid)  # the process that loaded it
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, by what the checkpoint recommends
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     info: ExecutorInfo = field(init=False, repr=False)
     batching: Batching = field(init=False, repr=False)
@@ -150,6 +152,7 @@ def load_model(
         constraints=constraints,
         num_bytes=parts.executor.num_bytes + (config.reserved_memory or 0),
         engine=engine_config,
+        defaults=parts.defaults,
         shutdown=client.close,
     )
 
@@ -161,6 +164,7 @@ class _Parts:
     tokenizer: Tokenizer
     executor: LoadedExecutor
     runtime: RuntimePool | None
+    defaults: Mapping[str, Any]
 
 
 def _load_parts(
@@ -185,7 +189,7 @@ def _load_parts(
         undo.callback(executor.close)
         runtime = finish_control(control, starting, executor.info.vocab_size)
         undo.pop_all()
-    return _Parts(tokenizer, executor, runtime)
+    return _Parts(tokenizer, executor, runtime, read_defaults(path, config.generation_config))
 
 
 def _make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool | None:

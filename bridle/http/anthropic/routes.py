@@ -51,7 +51,7 @@ async def _answer(body: MessagesBody, serving: Serving) -> _Answer:
 async def _turn(body: MessagesBody, serving: Serving) -> Turn:
     model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
     chat, prefill = body.to_chat(model.name)
-    return await turn_of(chat, serving, chat.sampling(max_tokens=body.max_tokens), prefill)
+    return await turn_of(chat, serving, chat.filled(chat.sampling(max_tokens=body.max_tokens), model), prefill)
 
 
 @router.post("/v1/messages/count_tokens", summary="How many tokens a message would have (Anthropic's API)")

@@ -53,7 +53,8 @@ async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     model = await serving.hold(body.model, body.adapter, n=sampling.n, priority=body.priority, deadline=body.deadline)
     _check_promises(body, model.name)
     turn = await turn_of(body, serving, sampling, tells_rewinds=True)
-    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, tell_resuming=body.wants_resuming)
+    sampling = body.filled(turn.sampling, model, len(turn.prompt))
+    generation = await serving.prepare([turn.prompt], sampling, turn.steering, tell_resuming=body.wants_resuming)
     if not body.stream:
         await generation.run()
     return _Answer(generation, turn, body)

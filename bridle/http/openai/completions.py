@@ -54,7 +54,7 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
     _check_steering(body, plan, steering)
     tokens = await serving.tokens(body.prompt)
     generation = await serving.prepare(
-        tokens, plan.sampling, steering, texts=body.prompt, tell_resuming=body.wants_resuming
+        tokens, body.filled(plan.sampling, model), steering, texts=body.prompt, tell_resuming=body.wants_resuming
     )
     if not body.stream:
         await generation.run()

@@ -17,6 +17,8 @@ from bridle.http.fields import Fields, InnerFields
 from bridle.http.openai.biases import read_biases
 from bridle.http.openai.derived import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams, fields_on
+from bridle.service.defaults import filled
+from bridle.service.loading import LoadedModel
 from bridle.service.steering import ignores_eos
 
 MAX_MESSAGES = 4_096
@@ -220,6 +222,11 @@ class SamplingFields(_Derived):
         given = {name: value for name, value in given.items() if value is not None}
         given["ignore_eos"] = ignores_eos(self.controller, self.ignore_eos)
         return SamplingParams(**(given | changes))
+
+    def filled(self, sampling: SamplingParams, model: LoadedModel, num_prompt: int = 0) -> SamplingParams:
+        """`sampling` with what the model's checkpoint recommends for what this body leaves out."""
+        given = {name for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
+        return filled(sampling, model.defaults, given, model.max_sequence_tokens - num_prompt)
 
 
 #: Those with a rule of their own are left to each route.

@@ -45,7 +45,8 @@ async def _answer(body: ResponsesBody, serving: Serving) -> _Answer:
     chat = body.to_chat(model.name)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     turn = await turn_of(chat, serving, chat.sampling(max_tokens=limit))
-    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering)
+    sampling = chat.filled(turn.sampling, model, len(turn.prompt))
+    generation = await serving.prepare([turn.prompt], sampling, turn.steering)
     if not body.stream:
         await generation.run()
     return _Answer(generation, turn, body, serving.story.id)

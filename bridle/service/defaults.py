@@ -1,0 +1,66 @@
+"""What a checkpoint's `generation_config.json` says of sampling: the values of what a request leaves out.
+
+Only fields that choose tokens are read, and a length; whether its makers would sample at all (`do_sample`) is not, as
+with vLLM. A value that a request could not have is left out with a warning, as a checkpoint that serves must not fail
+over it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from bridle.errors import InvalidRequest
+from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
+
+_log = logging.getLogger(__name__)
+
+#: Fields by their names in the file.
+_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
+    """The sampling parameters that a checkpoint's folder recommends, those that differ from the usual ones; none of
+    them if `mode` is `none`."""
+    path = folder / "generation_config.json"
+    if mode == "none" or not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None  # the tokenizer tells of it
+    found: dict[str, Any] = {}
+    for theirs, ours in _NAMES.items() if isinstance(content, dict) else ():
+        value = content.get(theirs)
+        if value is None or value == getattr(DEFAULT_SAMPLING, ours):
+            continue
+        try:
+            found[ours] = getattr(SamplingParams(**{ours: value}), ours)
+        except InvalidRequest as error:
+            _log.warning("%s is left alone: %s", path, error)
+    if found:
+        said = ", ".join(f"{name} {value:g}" for name, value in found.items())
+        _log.info("requests that leave them out get %s, from %s (off: --generation-config none)", said, path.name)
+    return found
+
+
+def filled(
+    sampling: SamplingParams, defaults: Mapping[str, Any], given: Collection[str], room: int | None = None
+) -> SamplingParams:
+    """`sampling` with the model's defaults in place of what is not `given`. A length counts only where none is set, and
+    goes up to `room` (None: unknown, then it does not count)."""
+    missing = {name: value for name, value in defaults.items() if name not in given and name != "max_tokens"}
+    if "max_tokens" in defaults and sampling.max_tokens is None and room is not None:
+        missing["max_tokens"] = max(min(defaults["max_tokens"], room), sampling.min_tokens, 1)
+    return sampling.with_(**missing) if missing else sampling
