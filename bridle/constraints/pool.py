@@ -207,6 +207,21 @@ class ConstraintPool:
             answers, self._answers = self._answers, {}
         return answers
 
+    def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+        """The masks after each of `tokens`, up to one that is not allowed, or after which there is no choice."""
+        instance = self._live.get(seq_id)
+        if instance is None or instance.is_slow or seq_id in self._under_way:
+            return []
+        ahead, known = _Instance(instance.matcher.copy()), []
+        for token in tokens:
+            answer = self._advance(ahead, Ask(seq_id, (token,))) or self._masked(ahead)
+            if answer.decision is None or not answer.decision.is_draw:
+                break
+            known.append(answer.decision)
+            if ahead.is_slow:
+                break
+        return known
+
     # -- going ---------------------------------------------------------------------------------------------
 
     def close(self, seq_ids: Sequence[int]) -> None:

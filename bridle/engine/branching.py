@@ -36,6 +36,7 @@ class Draw:
     branch: Branch
     row: int | None
     item: Scheduled
+    num_ahead: int = 0  # rows after drafts
 
 
 @dataclass(slots=True)
@@ -106,12 +107,22 @@ class Branching:
         if len(branches) > 1:
             owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
             seq.draws.num_forks += 1
+        num_ahead = 0
         for branch, owner in zip(branches, owners, strict=True):
             row = len(out.batch.rows) if branch.sample else None
             if branch.sample:
-                places = range(len(item.drafts) + 1)
-                out.batch.rows += [_sample_row(owner, branch, item, place) for place in places]
-            out.draws.append(Draw(owner, branch, row, item))
+                ways = self._ways(item, branches)
+                out.batch.rows += [_sample_row(owner, way, item, place) for place, way in enumerate((branch, *ways))]
+                num_ahead = len(ways)
+            out.draws.append(Draw(owner, branch, row, item, num_ahead))
+
+    def _ways(self, item: Scheduled, branches: tuple[Branch, ...]) -> list[Branch]:
+        """How the sequence goes on after each of its drafts, as far as that is known: not past forks and splices."""
+        if not item.drafts or len(branches) > 1 or branches[0].splices:
+            return []
+        ways = self._steering.foresee(item.seq, item.drafts)
+        simple = next((i for i, way in enumerate(ways) if way.splices or way.top_logprobs), len(ways))
+        return ways[:simple]
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
         """Whether the request may have that many more outputs; if not, the sequence fails."""
@@ -160,31 +171,35 @@ class Branching:
             self._progress.embed(seq, vector)
         for parent, child in out.forks:
             self._progress.announce_fork(parent, child)
+        num_right: dict[int, int] = {}
         for draw in out.draws:
             if draw.row is None:
                 splice = draw.branch.splices[0]
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
-            elif draw.item.drafts:
-                self._accept_drafts(draw, draw.row, result)
+            elif draw.num_ahead:
+                num_right[draw.seq.id] = self._accept_drafts(draw, draw.row, result)
             else:
                 mu = result.mus[draw.row] if result.mus else None
                 self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu)
+        for item in scheduled:
+            if item.drafts:
+                self._scheduler.settle_drafts(item, num_right.get(item.seq.id, 0))
 
-    def _accept_drafts(self, draw: Draw, row: int, result: StepResult) -> None:
-        """Apply the draws of a row with drafts in order, up to the first that is not what was drafted."""
+    def _accept_drafts(self, draw: Draw, row: int, result: StepResult) -> int:
+        """Apply the draws of a row with drafts in order, up to the first that is not what was drafted. Returns how many
+        drafts were drawn."""
         item, num_right = draw.item, 0
-        own = slice(row, row + len(item.drafts) + 1)
-        drafts = (*item.drafts, None)
-        for token, logprob, draft in zip(result.tokens[own], result.logprobs[own], drafts, strict=True):
-            self._accept(draw, token, logprob)
-            if token != draft:
+        for place, draft in enumerate((*item.drafts, None)[: draw.num_ahead + 1]):
+            self._accept(draw, result.tokens[row + place], result.logprobs[row + place])
+            if result.tokens[row + place] != draft:
                 break
             num_right += 1
             if draw.seq.is_finished:
                 break
             self._scheduler.advance(draw.seq)
         self._progress.count_drafts(draw.seq, len(item.drafts), num_right)
-        self._scheduler.settle_drafts(item, num_right)
+        self._scheduler.speculation.learn(draw.seq, min(len(item.drafts), draw.num_ahead + 1), num_right)
+        return num_right
 
     def _settle(self, item: Scheduled, scores: list[Logprob]) -> None:
         if not item.seq.output.prompt_sent and item.end >= item.seq.num_prompt:

@@ -190,6 +190,16 @@ class ControllerPool(Protocol):
         """End all controllers, and what runs them. Idempotent."""
 
 
+@runtime_checkable
+class ForesightedPool(Protocol):
+    """A `ControllerPool` that can say ahead what it would answer."""
+
+    def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+        """What the controller would answer after each of `tokens`, if they came next: as far as these are draws, and
+        quickly known. Nothing changes for the controller. Asked for a sequence whose last answer was collected."""
+        raise NotImplementedError
+
+
 # -- adapting ----------------------------------------------------------------------------------------------
 
 

@@ -380,7 +380,6 @@ class Scheduler:
     def settle_drafts(self, item: Scheduled, num_right: int) -> None:
         """Forget the drafts of a row but the first `num_right`, which were drawn."""
         seq = item.seq
-        self.speculation.learn(seq, len(item.drafts), num_right)
         if not seq.is_finished:
             seq.kv.num_mirrored_tokens = min(seq.kv.num_mirrored_tokens, item.end + num_right)
             if not self._by_sequence:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bridle.engine.interfaces import ForesightedPool
 from bridle.engine.lookup import Lookup
 from bridle.engine.sequence import Sequence
 from bridle.errors import InvalidRequest
@@ -137,8 +138,10 @@ class Speculation:
 
 
 def _may_draft(seq: Sequence) -> bool:
-    """Whether the sequence draws its next tokens by itself: it decodes, nothing steers it, no score is missing."""
-    if seq.kv.is_prefilling or seq.is_controlled or seq.request.embeds:
+    """Whether the next draws can be made ahead: it decodes, what steers it can foresee, no score is missing."""
+    if seq.kv.is_prefilling or seq.request.embeds:
+        return False
+    if seq.is_controlled and not isinstance(seq.control.pool, ForesightedPool):
         return False
     if seq.output.ending is not None or seq.wants_scores:
         return False

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from bridle.engine.deadlock import DeadlockWatch
 from bridle.engine.decision import Branch, Decision, mask_is_empty, mask_words
-from bridle.engine.interfaces import Answer, Ask, ControllerPool
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool
 from bridle.engine.progress import Progress
 from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
@@ -96,8 +96,11 @@ class Steering:
         control.answer, news = None, control.news
         if news is None:
             control.news = Ask(seq.id, tokens, backtrack, sampled, candidates)
-        else:  # a fork's first ask also names its parent
-            control.news = replace(news, tokens=tokens, backtrack=backtrack, sampled=sampled, candidates=candidates)
+        else:  # a fork's first ask also names its parent; several drafts of a step are told together
+            known = () if backtrack else news.tokens
+            control.news = replace(
+                news, tokens=(*known, *tokens), backtrack=backtrack, sampled=sampled, candidates=candidates
+            )
 
     def ask(self) -> None:
         """Send all news of this step, a parent and its forks in the same call. A controller that waits is asked again
@@ -321,6 +324,20 @@ class Steering:
         seq.control.num_idle_steps = 0
         seq.control.is_suspended = False
         return decision.branches
+
+    def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
+        """How `seq` would go on after each of `drafts`, as far as that is known: draws that obey the rules."""
+        pool = seq.control.pool
+        if pool is None:
+            return list(PLAIN * len(drafts))
+        if not isinstance(pool, ForesightedPool):
+            return []
+        known: list[Branch] = []
+        for decision in pool.foresee(seq.id, drafts):
+            if not decision.is_draw or len(decision.branches) > 1 or not self.check(seq, decision):
+                break
+            known.append(decision.branches[0])
+        return known
 
     def check(self, seq: Sequence, decision: Decision) -> bool:
         """Whether the rules allow `decision`. If not, the sequence ends with an error that says what is wrong."""

@@ -7,8 +7,11 @@ import re
 import threading
 import time
 from concurrent.futures import Future
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bridle.constraints import (
     Choice,
@@ -24,7 +27,7 @@ from bridle.constraints import (
 from bridle.constraints.matcher import Matcher
 from bridle.constraints.workers import Workers
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
-from bridle.engine.decision import Decision
+from bridle.engine.decision import Decision, mask_allows
 from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.outputs import FinishReason
@@ -316,3 +319,55 @@ def test_workers_do_everything_and_end() -> None:
     workers.close()
     assert sorted(done) == list(range(100))
     assert not any(thread.is_alive() for thread in workers._threads)
+
+
+# -- drafts --------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 1 << 30), error_rate=st.sampled_from([0.0, 0.2, 1.0]), drafts=st.sampled_from([1, 3, 8, -1]))
+@settings(deadline=None, max_examples=60)
+def test_drafts_under_a_constraint_change_nothing(seed: int, error_rate: float, drafts: int) -> None:
+    """The same tokens, forced and drawn ones alike, whatever is predicted; and all logs and reasons."""
+    random = Random(seed)
+    constraint = random.choice([PERSON, Regex("[a-f]{4,9}( [0-9]{3})*"), Choice(["yes", "no name"]), JsonObject()])
+    fields: dict[str, object] = {"temperature": random.choice([0.0, 1.0]), "seed": seed, "max_tokens": 24}
+    fields["repetition_penalty"] = random.choice([1.0, 1.3])
+    with Lab(text_vocabulary()) as lab:
+        plain = lab.run_one(constraint, **fields)
+        told = [token if random.random() >= error_rate else random.randrange(lab.vocab.size) for token in plain.tokens]
+        drafted = lab.run_one(constraint, speculate=drafts, prediction_ids=tuple(told), **fields)
+        neighbours = lab.run(
+            *(lab.request(constraint, speculate=8, prediction_ids=tuple(told), **fields) for _ in range(3))
+        )
+    for output in (drafted, *(each[0] for each in neighbours)):
+        assert (output.tokens, output.forced, output.logs) == (plain.tokens, plain.forced, plain.logs)
+        assert reason(output) == reason(plain)
+
+
+def test_right_predictions_take_fewer_steps_under_a_constraint() -> None:
+    with Lab(text_vocabulary()) as lab:
+        plain = lab.run_one(Regex("[a-f0-9]{24}"), max_tokens=40)
+        num_plain = lab.executor.num_forwards
+        drafted = lab.run_one(Regex("[a-f0-9]{24}"), max_tokens=40, speculate=8, prediction_ids=tuple(plain.tokens))
+        assert drafted.tokens == plain.tokens
+        assert lab.executor.num_forwards - num_plain < num_plain / 2
+        assert drafted.finished is not None
+        assert drafted.finished.usage.accepted_tokens > 10
+
+
+def test_what_is_foreseen_leaves_no_trace() -> None:
+    with Lab(text_vocabulary()) as lab:
+        lab.engine.add(lab.request(Regex("[a-f]{8}"), max_tokens=20))
+        while not lab.pool._live:  # it is being compiled
+            lab.engine.step()
+        (seq_id,) = lab.pool._live
+        lab.pool.collect([seq_id], time.monotonic() + 300)
+        before = lab.pool._live[seq_id].matcher.mask()
+        likely = [token for token in range(lab.vocab.size) if mask_allows(before, token)][:1] * 3
+        foreseen = lab.pool.foresee(seq_id, likely)
+        assert [decision.is_draw for decision in foreseen] == [True] * 3
+        assert lab.pool.foresee(seq_id, likely) == foreseen
+        assert lab.pool.foresee(99, [5]) == []
+        assert lab.pool._live[seq_id].matcher.mask() == before
+        lab.engine.cancel(*lab.engine.request_ids)
+        list(lab.events())
