@@ -39,6 +39,8 @@ settings.load_profile(os.environ.get("BRIDLE_PROFILE", "full" if IS_FULL else "c
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["tests.leftovers"]
+
 _seeds = random.Random()
 requests.new_seed = lambda: _seeds.getrandbits(53)
 

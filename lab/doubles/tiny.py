@@ -119,6 +119,13 @@ _cache: dict[str, Path] = {}
 _temporary: list[tempfile.TemporaryDirectory[str]] = []
 
 
+def remove_cached() -> None:
+    """Remove what `cached_checkpoint` has made, before the process ends."""
+    _cache.clear()
+    while _temporary:
+        _temporary.pop().cleanup()
+
+
 def _root() -> Path:
     if not _temporary:
         _temporary.append(tempfile.TemporaryDirectory(prefix="bridle-tiny-"))

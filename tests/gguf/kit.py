@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from bridle.model.forward_context import AttentionOptions, attention_handler
 from bridle.model.resolve import resolve_model
 from bridle.service.export import quantize_model
 from lab.doubles import tiny
+from tests.leftovers import kept_folder
 
 PROMPT = [1, 40, 77, 90, 44, 31, 22, 198, 77, 41, 9, 23, 120, 200, 222, 131, 90, 120, 6, 33, 200, 150, 9, 60]
 
@@ -39,12 +39,7 @@ _made: dict[str, tuple[Path, Path]] = {}
 @cache
 def folder() -> Path:
     """A folder that lives as long as the process."""
-    keep = tempfile.TemporaryDirectory(prefix="bridle-gguf-")
-    _kept.append(keep)
-    return Path(keep.name)
-
-
-_kept: list[tempfile.TemporaryDirectory[str]] = []
+    return kept_folder("bridle-gguf-")
 
 
 def pair(family: str, kind: str = "F32", **overrides: Any) -> tuple[Path, Path]:

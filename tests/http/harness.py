@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import httpx
@@ -27,6 +26,7 @@ from bridle.service.story import Tracing
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.text import Detokenizer, Tokenizer
 from lab.doubles.tiny import save_tokenizer
+from tests.leftovers import kept_folder
 
 NAME = "scripted"
 
@@ -34,7 +34,7 @@ NAME = "scripted"
 @cache
 def tokenizer_folder() -> Path:
     """Byte-level BPE with a few merges and a chat template, on disk."""
-    folder = Path(mkdtemp(prefix="bridle-http-tests-"))
+    folder = kept_folder("bridle-http-tests-")
     save_tokenizer(folder)
     return folder
 

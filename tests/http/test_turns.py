@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import openai
@@ -27,6 +25,7 @@ from bridle.outputs import FinishReason
 from bridle.service import LoadedModel
 from bridle.text import Tokenizer
 from tests.http.harness import saying, scripted_model, served, tokenizer, tokenizer_folder
+from tests.leftovers import kept_folder
 
 TAGS = Tags("<think>", "</think>", 1, 2)
 
@@ -161,7 +160,7 @@ def magistral() -> Tokenizer:
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder())
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "[THINK]", "[/THINK]"]})
     fast.chat_template = str(fast.chat_template) + "{# thoughts: [THINK] [/THINK] #}"
-    folder = Path(mkdtemp(prefix="bridle-http-tests-"))
+    folder = kept_folder("bridle-http-tests-")
     fast.save_pretrained(folder)
     return Tokenizer.load(folder)
 
@@ -196,7 +195,7 @@ def mistral() -> Tokenizer:
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder())
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "[TOOL_CALLS]"]})
     fast.chat_template = str(fast.chat_template) + "{# calls: [TOOL_CALLS] #}"
-    folder = Path(mkdtemp(prefix="bridle-http-tests-"))
+    folder = kept_folder("bridle-http-tests-")
     fast.save_pretrained(folder)
     return Tokenizer.load(folder)
 

@@ -1,0 +1,80 @@
+"""Nothing stays in the folder for temporary files when the tests are over, and what does is told.
+
+The process that pytest was started as makes a folder that all others take for the system's (`TMPDIR`), and looks into
+it at the end, when its workers are gone, however they went. What is kept for all tests of a process lies in folders
+that `kept_folder` made.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.waiting import until
+
+_NAME = re.compile(r"bt-(\d+)-.*")
+_FOREIGN = ("torchinductor_",)  # folders that libraries keep for the next process
+
+_kept: list[Path] = []
+
+
+def kept_folder(prefix: str) -> Path:
+    """A folder that lives until the last test of this process is over."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    _kept.append(folder)
+    return folder
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _is_worker(config):
+        return
+    root = Path(tempfile.gettempdir())
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(root))  # `tmp_path` is kept for a look at what failed
+    for path in root.glob("bt-*"):  # of sessions that were killed
+        match = _NAME.fullmatch(path.name)
+        if match and not psutil.pid_exists(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"bt-{os.getpid()}-")  # short: names of sockets may not be long
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+    for folder in _kept:
+        shutil.rmtree(folder)
+    if "lab.doubles.tiny" in sys.modules:
+        sys.modules["lab.doubles.tiny"].remove_cached()
+    yield
+    if _is_worker(session.config):
+        return
+    folder = Path(tempfile.gettempdir())
+    try:
+        until(lambda: not left_in(folder), "an empty folder for temporary files", 60)
+    except AssertionError:
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nERROR: tests left behind temporary files: {', '.join(left_in(folder))}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def left_in(folder: Path) -> list[str]:
+    """What is left in a folder, with some of what lies in it."""
+    left = []
+    for path in sorted(folder.iterdir()):
+        if not path.name.startswith(_FOREIGN):
+            inside = sorted(each.name for each in path.iterdir())[:5] if path.is_dir() else ""
+            left.append(f"{path.name} {inside}")
+    return left
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
