@@ -15,16 +15,19 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches out
 os.environ.setdefault("BRIDLE_CONTROL_PREPARE", "false")  # nobody compiles interpreters in the background
 
+import inspect
 import logging
 import random
 import signal
 from collections.abc import Iterable, Iterator
 
+import httpx
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
 from bridle.service import requests
+from tests.waiting import PATIENCE
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
 settings.register_profile("ci", max_examples=25, derandomize=True, deadline=None, suppress_health_check=_SLOW_IS_FINE)
@@ -38,6 +41,10 @@ settings.load_profile(os.environ.get("BRIDLE_PROFILE", "full" if IS_FULL else "c
 # A shell starts what runs in its background without Ctrl-C. Tests send it, also to processes that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# An answer that takes longer than httpx's five seconds is no fault on a busy machine.
+_timeout = inspect.signature(httpx.Client).parameters["timeout"].default
+_timeout.connect = _timeout.read = _timeout.write = _timeout.pool = PATIENCE
 
 pytest_plugins = ["tests.leftovers"]
 

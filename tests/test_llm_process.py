@@ -190,7 +190,7 @@ def in_a_fork(work: Callable[[], object]) -> str:
     pid = os.fork()
     if pid == 0:
         try:
-            signal.alarm(60)  # a fork that hangs dies
+            signal.alarm(round(PATIENCE))  # a fork that hangs dies
             work()
             said = "nothing"
         except BaseException as error:

@@ -8,11 +8,12 @@ from concurrent.futures import Future
 import pytest
 
 from bridle.threads import ThreadPerCall, run_apart
+from tests.waiting import PATIENCE
 
 
 def test_it_runs_elsewhere_and_is_over_afterwards() -> None:
     thread = run_apart(threading.current_thread)
-    thread.join(10)
+    thread.join(PATIENCE)
     assert thread is not threading.current_thread() and not thread.is_alive()
 
 
@@ -25,8 +26,8 @@ def test_each_call_has_a_thread_of_its_own() -> None:
     together = threading.Barrier(3)
 
     def meet() -> int:
-        together.wait(30)
+        together.wait(PATIENCE)
         return threading.get_ident()
 
     calls: list[Future[int]] = [ThreadPerCall("calls").submit(meet) for _ in range(3)]
-    assert len({each.result(30) for each in calls}) == 3
+    assert len({each.result(PATIENCE) for each in calls}) == 3

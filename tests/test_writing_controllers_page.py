@@ -20,6 +20,7 @@ from bridle.service import ControlSettings
 from tests.http.controlled import lent
 from tests.http.harness import served
 from tests.sources import ROOT
+from tests.waiting import PATIENCE
 
 PAGE = (ROOT / "docs" / "writing-controllers.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
@@ -78,7 +79,7 @@ def _do(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         captured = capsys.readouterr()
         assert code == 0, (line, captured.err)
         return captured.out
-    done = subprocess.run(["/bin/bash", "-c", line], capture_output=True, text=True, check=False, timeout=150)
+    done = subprocess.run(["/bin/bash", "-c", line], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, (line, done.stdout, done.stderr)
     return done.stdout
 

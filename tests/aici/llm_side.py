@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import posix_ipc
 
+from tests.waiting import PATIENCE, until
+
 MIB = 1 << 20
-TIMEOUT = 30.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -130,13 +131,13 @@ class Llm:
         del word
 
     def _wait(self, condition: Any) -> None:
-        end = time.monotonic() + TIMEOUT
+        end = time.monotonic() + PATIENCE
         pause = 0.00005
         while not condition():
             if self.process_ended():
                 raise RuntimeDied(f"exit status {self.process.returncode}")
             if time.monotonic() > end:
-                raise TimeoutError(f"nothing from the runtime for {TIMEOUT} s")
+                raise TimeoutError(f"nothing from the runtime for {PATIENCE} s")
             time.sleep(pause)
             pause = min(2 * pause, 0.005)
 
@@ -264,8 +265,8 @@ class Llm:
             if self.process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGTERM)
-            self.process.wait(TIMEOUT)
-            wait_until(lambda: not self.descendants())
+            self.process.wait(PATIENCE)
+            until(lambda: not self.descendants())
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -281,12 +282,3 @@ def _try(semaphore: posix_ipc.Semaphore) -> bool:
     except posix_ipc.BusyError:
         return False
     return True
-
-
-def wait_until(condition: Any, timeout: float = TIMEOUT) -> None:
-    """Poll a condition with a bounded wait."""
-    end = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError("the condition did not come true")
-        time.sleep(0.005)

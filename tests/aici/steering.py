@@ -14,8 +14,7 @@ from bridle.outputs import Event, Finished, Forked, Log, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
 from tests.aici.conftest import EOS, VOCAB_SIZE
-
-MAX_STEPS = 20_000
+from tests.waiting import PATIENCE
 
 
 class Steered:
@@ -51,7 +50,8 @@ class Steered:
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Step until all is over, or `until` holds."""
-        for _ in range(MAX_STEPS):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
             if not self.engine.has_work:
                 self.pool.settle()  # the next engine on it numbers its sequences from 0 again
                 return
@@ -60,7 +60,7 @@ class Steered:
             self.step()
             if self.engine.is_stalled:
                 time.sleep(0.001)  # a controller is being made, on a machine that may be busy
-        raise AssertionError(f"not finished after {MAX_STEPS} steps")
+        raise AssertionError(f"not finished after {PATIENCE:g} seconds")
 
     def is_over(self, name: str) -> bool:
         return any(isinstance(event, Finished) and event.is_last for event in self.events[name])

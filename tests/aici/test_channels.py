@@ -15,6 +15,7 @@ import pytest
 
 from bridle.aici.channels import Link, attach_link, create_link, remove_names
 from bridle.errors import ProtocolError
+from tests.waiting import PATIENCE
 
 SIZE = 64 << 10
 
@@ -73,7 +74,7 @@ def test_echo_by_another_process(prefix: str, futex: bool) -> None:
         link.main.receive(20, alive)
         assert link.masks[:5] == b"12345"
         link.main.send(b"stop")
-        assert child.wait(20) == 0
+        assert child.wait(PATIENCE) == 0
     finally:
         child.kill()
         child.wait()
@@ -139,7 +140,7 @@ def test_a_waiting_reader_is_woken(links: tuple[Link, Link]) -> None:
     thread = threading.Thread(target=lambda: received.append(runtime.main.receive(20)))
     thread.start()
     engine.main.send(b"hello")
-    thread.join(20)
+    thread.join(PATIENCE)
     assert received == [b"hello"]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import wasmtime
 
 from tests.aici.conftest import CAPABLE, VOCAB_SIZE, Start
-from tests.aici.llm_side import Llm, wait_until
+from tests.aici.llm_side import Llm
+from tests.waiting import until
 
 _HOST = {
     "log": '(func (param "text" string))',
@@ -139,7 +140,7 @@ def test_a_component_forks_with_its_process(start: Start) -> None:
     assert len(llm.descendants()) == 2 + 2
     assert json.loads(llm.next(2, (9,))["logs"])["tokens"] == [9]
     llm.mid(freed=(1, 2))
-    wait_until(lambda: len(llm.descendants()) == 2)
+    until(lambda: len(llm.descendants()) == 2)
 
 
 def test_faults_of_components(start: Start) -> None:
@@ -178,6 +179,6 @@ def test_faults_of_components(start: Start) -> None:
     for create, text in ((refuse, "create: no such thing"), ("(loop $l (br $l))", "ms of CPU time")):
         _, reply = llm.instantiate(llm.upload(component([], create=create, data=data)), "arg")
         assert text in reply["data"]["error"] and reply["data"]["logs"] == "arg"
-    wait_until(lambda: not llm.workers())
+    until(lambda: not llm.workers())
     _, reply = llm.instantiate(llm.upload(bytes(wasmtime.wat2wasm("(component)"))))
     assert "does not export" in str(reply)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import pytest
 
 from tests.aici.conftest import CAPABLE, VOCAB_SIZE, Start
 from tests.aici.guests import END, LOOP, NOOP, guest2, sample, say
-from tests.aici.llm_side import Llm, RuntimeDied, wait_until
+from tests.aici.llm_side import Llm, RuntimeDied
+from tests.waiting import PATIENCE, until
 
 
 def kill(pid: int) -> None:
@@ -34,7 +35,7 @@ def test_a_killed_worker(start: Start) -> None:
     assert len(llm.workers()) == 2
     for pid in first:
         kill(pid)
-    wait_until(lambda: not first & set(llm.workers()))
+    until(lambda: not first & set(llm.workers()))
     data = llm.mid({"id": 1, "tokens": [65]}, {"id": 2, "tokens": [65]})
     lost = llm.answer(data, 1)
     assert lost["error"].startswith("Worker:") and lost["result"] is None and lost["logs"].startswith("Worker:")
@@ -44,19 +45,16 @@ def test_a_killed_worker(start: Start) -> None:
 
 
 def test_a_worker_killed_within_a_step(start: Start) -> None:
-    llm = start(*CAPABLE, "--wasm-max-step-time", "20000")
+    limit = 2000 * PATIENCE  # longer than the answer is waited for
+    llm = start(*CAPABLE, "--wasm-max-step-time", str(round(limit)))
     llm.start(llm.upload(guest2([NOOP, [LOOP]])), 1)
     (worker,) = llm.workers()
     message = b'{"op":"mid_process","freed":[],"ops":[{"id":1,"backtrack":0,"tokens":[]}]}'
     llm.send("main", message)
-    wait_until(lambda: _cpu(worker) > 0.05)  # the guest is at it
+    until(lambda: _cpu(worker) > 0.05)  # the guest is at it
     kill(worker)
-    begin = time.monotonic()
-    import json
-
     reply: dict[str, Any] = json.loads(llm.receive("main"))
     assert reply["data"]["seqs"]["1"]["error"].startswith("Worker:")
-    assert time.monotonic() - begin < 15  # not the deadline of the step
 
 
 def _cpu(pid: int) -> float:
@@ -68,7 +66,7 @@ def test_a_worker_killed_while_it_instantiates(start: Start) -> None:
     llm = start(*CAPABLE, "--wasm-max-init-time", "20000")
     module = llm.upload(guest2([END], create=[LOOP]))
     rid = llm.begin_side(op="instantiate", req_id="r", prompt=[1], module_id=module, module_arg="")
-    wait_until(lambda: any(_cpu(pid) > 0.05 for pid in llm.workers()))
+    until(lambda: any(_cpu(pid) > 0.05 for pid in llm.workers()))
     for pid in llm.workers():
         kill(pid)
     reply = llm.end_side(rid)
@@ -82,7 +80,7 @@ def test_a_killed_compiler(start: Start) -> None:
     llm.main(op="ping")
     slow = guest2([[say(str(i)) for i in range(3)] for _ in range(1500)])
     rid = llm.begin_side(op="mk_module", binary=base64.b64encode(slow).decode())
-    wait_until(lambda: bool(llm.workers()))  # the compiler is the nursery's only child
+    until(lambda: bool(llm.workers()))  # the compiler is the nursery's only child
     for pid in llm.workers():
         kill(pid)
     reply = llm.end_side(rid)
@@ -96,7 +94,7 @@ def test_compiling_is_limited(start: Start) -> None:
     upload = {"op": "mk_module", "binary": base64.b64encode(slow).decode()}
     llm = start(*CAPABLE, "--limit", "max_compile_time=30")
     assert "longer than the limit of 30 ms" in llm.side(**upload)["error"]
-    wait_until(lambda: not llm.workers())
+    until(lambda: not llm.workers())
     llm = start(*CAPABLE, "--limit", "max_compile_memory=20000000")
     reply = llm.side(**upload)
     assert reply["type"] == "error" and "20000000 bytes" in reply["error"], reply
@@ -112,12 +110,12 @@ def test_a_killed_supervisor(start: Start) -> None:
     llm.start(llm.upload(guest2([NOOP, [LOOP]])), 1)
     llm.unlink()  # what our own engine does once the runtime has answered
     llm.send("main", b'{"op":"mid_process","freed":[],"ops":[{"id":1,"backtrack":0,"tokens":[]}]}')
-    wait_until(lambda: any(_cpu(pid) > 0.05 for pid in llm.workers()))
+    until(lambda: any(_cpu(pid) > 0.05 for pid in llm.workers()))
     pids = everything(llm)
     assert len(pids) == 3
     kill(llm.process.pid)
-    llm.process.wait(30)
-    wait_until(lambda: not everything(llm))
+    llm.process.wait(PATIENCE)
+    until(lambda: not everything(llm))
     assert llm.leftovers() == []
     with contextlib.suppress(RuntimeDied):  # the step that was under way may have got its answer still
         llm.main(op="ping")
@@ -140,7 +138,7 @@ def test_a_killed_nursery(start: Start) -> None:
         llm.start(module, first)
         nursery, lost = nursery_of(llm), set(llm.workers())
         kill(nursery)
-        wait_until(lambda lost=lost: not lost & set(llm.descendants()))
+        until(lambda lost=lost: not lost & set(llm.descendants()))
         answer = llm.answer(llm.mid({"id": first, "tokens": [65]}), first)
         assert answer["error"].startswith("Worker:")
         assert llm.upload(guest2([[say(f"round {round_number}")], END]))  # a compiler is made as well
@@ -156,8 +154,8 @@ def test_a_process_of_a_request_that_was_killed_is_let_go_once(start: Start, who
     llm.start(llm.upload(guest2([sample([65], VOCAB_SIZE)])), 1)
     lost = set(llm.workers())
     kill(nursery_of(llm) if who == "nursery" else min(lost))
-    wait_until(lambda: not lost & set(llm.descendants()))
-    wait_until(lambda: llm.answer(llm.mid({"id": 1}), 1)["error"].startswith("Worker:"))
+    until(lambda: not lost & set(llm.descendants()))
+    until(lambda: llm.answer(llm.mid({"id": 1}), 1)["error"].startswith("Worker:"))
     llm.mid(freed=(1,))
     assert llm.start(llm.upload(guest2([NOOP])), 2)["error"] == ""
 
@@ -166,13 +164,13 @@ def test_a_nursery_that_dies_again_and_again_ends_the_runtime(start: Start) -> N
     llm = start(*CAPABLE)
     llm.main(op="ping")
     for _ in range(4):
-        wait_until(lambda: len(everything(llm)) == 2 or llm.process_ended())
+        until(lambda: len(everything(llm)) == 2 or llm.process_ended())
         if not llm.process_ended():
             nursery = nursery_of(llm)
             kill(nursery)
-            wait_until(lambda nursery=nursery: nursery not in everything(llm))
-    assert llm.process.wait(30) is not None
-    wait_until(lambda: not everything(llm))
+            until(lambda nursery=nursery: nursery not in everything(llm))
+    assert llm.process.wait(PATIENCE) is not None
+    until(lambda: not everything(llm))
 
 
 def test_a_child_that_ends_at_once_can_be_watched() -> None:
@@ -185,7 +183,7 @@ def test_a_child_that_ends_at_once_can_be_watched() -> None:
         "    if pid == 0: os._exit(0)\n"
         "    select.select([handle], [], []); os.close(handle)\n"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE).returncode == 0
 
 
 def test_the_engine_dies(start: Start, tokenizer: Path, store: Path) -> None:
@@ -212,13 +210,13 @@ def test_the_engine_dies(start: Start, tokenizer: Path, store: Path) -> None:
         except ProcessLookupError:
             return True
 
-    wait_until(is_gone)
-    wait_until(lambda: not [name for name in os.listdir("/dev/shm") if prefix[1:] in name])
+    until(is_gone)
+    until(lambda: not [name for name in os.listdir("/dev/shm") if prefix[1:] in name])
 
 
 def test_sigterm_to_the_group(start: Start) -> None:
     llm = start(*CAPABLE)
     llm.start(llm.upload(guest2([NOOP])), 1)
     os.killpg(llm.process.pid, signal.SIGTERM)
-    assert llm.process.wait(30) == 0
-    wait_until(lambda: not everything(llm))
+    assert llm.process.wait(PATIENCE) == 0
+    until(lambda: not everything(llm))

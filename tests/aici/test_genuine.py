@@ -27,6 +27,7 @@ from tests.aici.conftest import EOS, HE, VOCAB_SIZE
 from tests.aici.guests import END, force, guest1, guest2, result, sample, say
 from tests.aici.guests import mask as allow
 from tests.aici.steering import Steered
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 CONTROLLERS = os.environ.get("BRIDLE_GENUINE_CONTROLLERS", "")
@@ -139,7 +140,7 @@ def test_a_genuine_client_drives_the_runtime(tmp_path: Path, tokenizer: Path, gu
             [*command, str(runtime), str(tokenizer), str(tmp_path / "store"), str(wasm), prefix],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             env=os.environ | {"PYTHONPATH": path},
         )
     finally:

@@ -23,7 +23,8 @@ from tests.aici.guests import (
     splice,
     store,
 )
-from tests.aici.llm_side import Llm, wait_until
+from tests.aici.llm_side import Llm
+from tests.waiting import until
 
 TWO = [result({"branches": [splice([]), splice([])]})]
 
@@ -47,7 +48,7 @@ def test_tenants_never_share_a_process(start: Start) -> None:
     assert "all 2 workers are busy; waited 100 ms" in reply["error"]
     llm.mid(freed=(1, 2))  # eva's worker is warm now, and gives way
     assert llm.start(module, 4, user="kain")["error"] == ""
-    wait_until(lambda: eva not in llm.workers())
+    until(lambda: eva not in llm.workers())
     assert llm.next(3)["error"] == ""
 
 
@@ -73,7 +74,7 @@ def test_instances_that_nobody_claims_expire(start: Start) -> None:
     llm = start(*CAPABLE, "--limit", "max_unbound_time=1", "--limit", "max_instances=1")
     module = llm.upload(guest2([NOOP]))
     req_id, _ = llm.instantiate(module)
-    wait_until(lambda: llm.instantiate(module)[1]["type"] == "ok")
+    until(lambda: llm.instantiate(module)[1]["type"] == "ok")
     assert "expired" in llm.answer(llm.mid({"id": 1, "req_id": req_id}), 1)["error"]
 
 
@@ -96,7 +97,7 @@ def test_a_process_for_each_request(start: Start) -> None:
     data = llm.mid({"id": 1, "tokens": [65]}, {"id": 2})
     assert llm.answer(data, 1)["error"] == "" and llm.answer(data, 2)["logs"].startswith("\u23f3")
     llm.mid(freed=(2,))
-    wait_until(lambda: len(llm.workers()) == 1)
+    until(lambda: len(llm.workers()) == 1)
     llm.start(llm.upload(guest2([NOOP, TWO, [SHOW_ARGUMENT, by_branch(END, NOOP)]])), 5)
     llm.next(5)
     data = fork(llm, 5, 6)
@@ -105,7 +106,7 @@ def test_a_process_for_each_request(start: Start) -> None:
     llm.mid(freed=(5,))
     assert llm.next(6)["error"] == ""
     llm.mid(freed=(6, 1))
-    wait_until(lambda: not llm.workers())
+    until(lambda: not llm.workers())
 
 
 def test_failed_instantiations_leave_no_process(start: Start) -> None:
@@ -113,7 +114,7 @@ def test_failed_instantiations_leave_no_process(start: Start) -> None:
     module = llm.upload(guest2([NOOP], create=[TRAP]))
     for _ in range(3):
         assert "unreachable" in llm.instantiate(module)[1]["data"]["error"]
-    wait_until(lambda: not llm.workers())
+    until(lambda: not llm.workers())
 
 
 def test_forking_the_process(start: Start) -> None:
@@ -138,10 +139,10 @@ def test_forking_the_process(start: Start) -> None:
     assert versions == [f'{{"WriteVar":{{"version":{v}}}}}' for v in (2, 3, 4)]
     assert llm.next(2)["logs"] == '{"ReadVar":{"version":4,"value":"61626262"}}'
     llm.mid(freed=(1,))  # the first process goes, its children stay
-    wait_until(lambda: len(llm.descendants()) == 2 + 2)
+    until(lambda: len(llm.descendants()) == 2 + 2)
     assert llm.next(3)["error"] == "" and llm.next(2)["error"] == ""
     llm.mid(freed=(2, 3))
-    wait_until(lambda: len(llm.descendants()) == 2)
+    until(lambda: len(llm.descendants()) == 2)
 
 
 def test_forked_processes_end_with_the_runtime(start: Start) -> None:
@@ -152,7 +153,7 @@ def test_forked_processes_end_with_the_runtime(start: Start) -> None:
     fork(llm, 1, 2)
     llm.process.kill()
     llm.process.wait()
-    wait_until(lambda: not llm.descendants())
+    until(lambda: not llm.descendants())
 
 
 def test_a_deep_tree_of_processes(start: Start) -> None:
@@ -167,7 +168,7 @@ def test_a_deep_tree_of_processes(start: Start) -> None:
         parent = child
     assert llm.next(4)["logs"] == "leaf"
     llm.mid(freed=(1, 2, 3, 4))
-    wait_until(lambda: len(llm.descendants()) == 2)
+    until(lambda: len(llm.descendants()) == 2)
 
 
 @pytest.mark.parametrize("isolation", ["tenant", "request"])

@@ -16,6 +16,7 @@ from bridle.sampling import SamplingParams
 from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import END, NOOP, TRAP, by_branch, force, guest2, mask, result, sample, say, splice, store
 from tests.aici.steering import Steered
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,7 @@ def test_a_killed_runtime_ends_its_requests_and_comes_back(tokenizer: Path, stor
         assert steered.end("plain").reason is FinishReason.LENGTH
         steered.pool.wake = opened.set
         steered.add("b", guest2([sample([65], VOCAB_SIZE), END]))  # uploading waits for the new runtime
-        assert opened.wait(30)
+        assert opened.wait(PATIENCE)
         steered.run()
         assert steered.tokens("b") == [65] and pool.num_restarts == 1
         assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"bridle-{os.getpid()}")]

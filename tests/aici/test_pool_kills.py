@@ -21,8 +21,8 @@ from bridle.outputs import FinishReason
 from bridle.sampling import SamplingParams
 from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import END, guest2, sample, say
-from tests.aici.llm_side import wait_until
 from tests.aici.steering import Steered
+from tests.waiting import until
 
 FOREVER = guest2([sample([65], VOCAB_SIZE)])
 SHORT = guest2([sample([66], VOCAB_SIZE), END])
@@ -38,7 +38,7 @@ def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
     yield pool
     group = pool.runtime_pid
     pool.shutdown()
-    wait_until(lambda: group is None or not members(group))
+    until(lambda: group is None or not members(group))
     assert not [name for name in os.listdir("/dev/shm") if f"bridle-{os.getpid()}-" in name]
 
 
@@ -138,7 +138,7 @@ def test_a_killed_compiler_disturbs_no_stream(pool: RuntimePool, num_streams: in
         for attempt in range(20):  # on a busy machine a compiler may be gone before it was seen
             slow = guest2([[say(f"{num_streams} {attempt} {i}") for i in range(3)] for _ in range(1500)])
             upload = thread.submit(steered.upload, slow)
-            wait_until(lambda done=upload.done: done() or bool(workers(pool) - before))  # type: ignore[misc]
+            until(lambda done=upload.done: done() or bool(workers(pool) - before))  # type: ignore[misc]
             for pid in workers(pool) - before:
                 os.kill(pid, signal.SIGKILL)
             if upload.exception(60) is not None:
@@ -170,7 +170,7 @@ def test_a_killed_runtime_comes_back(pool: RuntimePool, num_streams: int, victim
         assert "the control runtime ended" in str(end.error) or "Worker: the process died" in str(end.error)
     check_plain(steered)
     if victim == "supervisor":
-        wait_until(lambda: not members(group) and pool.runtime_pid not in (None, group))
+        until(lambda: not members(group) and pool.runtime_pid not in (None, group))
     check_service(steered)
     assert pool.num_restarts == (victim == "supervisor")  # a nursery is replaced within the runtime
 
@@ -180,6 +180,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from tests.aici.test_pool_kills import RuntimeConfig, RuntimePool, VOCAB_SIZE, start_streams
+from tests.waiting import PATIENCE, until
 config = RuntimeConfig(sys.argv[1], extra_args=("--store", sys.argv[2]), json_size=16)
 pool = RuntimePool(config, VOCAB_SIZE)
 steered = start_streams(pool, int(sys.argv[4]))
@@ -202,5 +203,5 @@ def test_a_killed_router_leaves_nothing(tokenizer: Path, store: Path, num_stream
         process.kill()
         process.wait()
         process.stdout.close()  # type: ignore[union-attr]
-    wait_until(lambda: not members(group))
+    until(lambda: not members(group))
     assert not [name for name in os.listdir("/dev/shm") if f"bridle-{process.pid}-" in name]

@@ -22,8 +22,8 @@ from bridle.sampling import SamplingParams
 from tests.aici.conftest import VOCAB_SIZE
 from tests.aici.guests import END, LOOP, NOOP, by_branch, force, guest1, guest2, mask, result, sample, say, splice
 from tests.aici.guests import store as set_variable
-from tests.aici.llm_side import wait_until
 from tests.aici.steering import Steered
+from tests.waiting import PATIENCE, until
 
 ROOM = 6
 FOREVER = guest2([sample([65], VOCAB_SIZE)])
@@ -64,9 +64,9 @@ def settle(steered: Steered) -> None:
     """Openings that were under way are over, and so are the instances that nobody wanted."""
     pool = steered.pool
     for done in [pool._openers.submit(lambda: None) for _ in range(4)]:
-        done.result(30)
-    wait_until(lambda: not pool._pending)
-    deadline = time.monotonic() + 20
+        done.result(PATIENCE)
+    until(lambda: not pool._pending)
+    deadline = time.monotonic() + PATIENCE
     for number in count():  # a step, with which the runtime drops what was discarded; it needs room itself
         steered.add(f"settled {number}", SHORT)
         steered.run()
@@ -285,7 +285,7 @@ def test_a_runtime_that_dies_while_nothing_runs_is_back_for_the_next_request(tok
         lost = pool.runtime_pid
         kill_runtime(pool)
         with pool._keeper._changed:  # no engine looks: the pool sees it by itself
-            assert pool._keeper._changed.wait_for(lambda: pool.runtime_pid not in (None, lost), 60)
+            assert pool._keeper._changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
         steered.add_module("a", module)
         steered.run()
         assert steered.tokens("a") == [65] and pool.num_restarts == 1
@@ -301,11 +301,11 @@ def test_opened_before_and_asked_after_a_loss(tokenizer: Path, store: Path) -> N
         steered = Steered(pool)
         module = steered.upload(FOREVER)
         request = Request("a", (1,), SamplingParams(), controller=WasmController(module))
-        assert pool.open(request).result(30) == (1,)
+        assert pool.open(request).result(PATIENCE) == (1,)
         lost = pool.runtime_pid
         kill_runtime(pool)
         with pool._keeper._changed:
-            assert pool._keeper._changed.wait_for(lambda: pool.runtime_pid not in (None, lost), 60)
+            assert pool._keeper._changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
         from bridle.engine.interfaces import Ask
 
         pool.ask([Ask(1, request=request)])
@@ -331,7 +331,7 @@ def test_shutting_down_at_any_moment(tokenizer: Path, store: Path, moment: str) 
     assert future.cancelled() or future.exception(10) is not None
     assert not leftovers()
     if pid is not None:
-        wait_until(lambda: not members(pid))
+        until(lambda: not members(pid))
 
 
 def members(group: int) -> list[int]:

@@ -21,6 +21,7 @@ from bridle.aici.runtime.limits import DEFAULT_LIMITS
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.ring import RING_SIZE, PeerGone, Port, make_memory, receive_frame, send_frame
 from bridle.errors import InvalidRequest, ProtocolError
+from tests.waiting import PATIENCE
 
 
 def ports() -> tuple[Port, Port]:
@@ -67,7 +68,7 @@ def test_a_full_ring_waits_for_its_reader() -> None:
     thread.start()
     for _ in range(4):
         one.send(message)
-    thread.join(30)
+    thread.join(PATIENCE)
     assert received == [message] * 6
 
 
@@ -108,7 +109,7 @@ def test_a_stuck_task_loses_the_lead() -> None:
     tasks: deque[Task | None] = deque()
 
     def stuck() -> None:
-        assert others_done.wait(30)
+        assert others_done.wait(PATIENCE)
         order.append("stuck")
         done.set()
 
@@ -125,14 +126,14 @@ def test_a_stuck_task_loses_the_lead() -> None:
     def next_task() -> Task | None:
         if tasks:
             return tasks.popleft()
-        done.wait(30)
+        done.wait(PATIENCE)
         release.set()
         return None
 
     crew = Crew(wasmtime.Engine(), next_task)
     thread = threading.Thread(target=crew.run, daemon=True)
     thread.start()
-    assert release.wait(30)
+    assert release.wait(PATIENCE)
     assert order == ["first", "second", "third", "stuck"]
     crew.ticker.stop()
 

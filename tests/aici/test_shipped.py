@@ -22,7 +22,7 @@ from bridle.engine import Request
 from bridle.errors import ControllerUnavailable, Overloaded
 from tests.aici.conftest import CAPABLE, VOCAB_SIZE, Start
 from tests.aici.guests import NOOP, guest2
-from tests.aici.llm_side import wait_until
+from tests.waiting import PATIENCE, until
 
 SMALL = "uppercase"
 
@@ -50,7 +50,7 @@ class SlowCompilers:
         raise AssertionError("the limits for users must not be used")
 
     def compile_ours(self, wasm: bytes) -> Code:
-        self.may_go.wait(30)
+        self.may_go.wait(PATIENCE)
         self.num_compiled += 1
         return Code(wasm, "{}", 1)
 
@@ -86,7 +86,7 @@ def test_a_request_is_told_to_come_back_and_then_finds_it(compilers: SlowCompile
     with ThreadPoolExecutor(4) as threads:
         waiting = [threads.submit(patient.compiled, module) for _ in range(4)]
         compilers.may_go.set()
-        assert {each.result(30) for each in waiting} == {compilers.known[module]}
+        assert {each.result(PATIENCE) for each in waiting} == {compilers.known[module]}
     assert compilers.num_compiled == 1
     assert shipped.compiled(module) == compilers.known[module]
 
@@ -158,7 +158,7 @@ def test_limits_of_users_do_not_hold_for_them(start: Start, tmp_path: Path) -> N
 def test_prepared_at_the_start(start: Start, tmp_path: Path) -> None:
     llm = start(*CAPABLE, "--prepare", store=tmp_path, command=_own(only=SMALL))
     llm.main(op="ping")
-    wait_until(lambda: any(manifest()[SMALL].sha256 in path.name for path in (tmp_path / "compiled").iterdir()))
+    until(lambda: any(manifest()[SMALL].sha256 in path.name for path in (tmp_path / "compiled").iterdir()))
 
 
 def test_no_room_is_told_with_a_time_to_come_back(tokenizer: Path, store: Path) -> None:

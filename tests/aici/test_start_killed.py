@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from bridle.aici.client import RuntimeConfig, RuntimeProcess
-from tests.aici.llm_side import wait_until
+from tests.waiting import PATIENCE, until
 
 #: An engine: `moment` is the call of a function before which it ends itself by signal `number` (0: never).
 ENGINE = """
@@ -79,7 +79,7 @@ class Engine:
         return 0.0
 
     def check_nothing_is_left(self) -> None:
-        wait_until(lambda: not self.runtime(), 60)
+        until(lambda: not self.runtime())
         assert self.names == []
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def a_whole_start(tokenizer: Path, store: Path) -> tuple[int, float]:
 def end_at_a_call(tokenizer: Path, store: Path, moment: int, number: int) -> None:
     engine = Engine(tokenizer, store, moment, number)
     try:
-        assert engine.process.wait(60) == -number
+        assert engine.process.wait(PATIENCE) == -number
         engine.check_nothing_is_left()
     finally:
         engine.close()
@@ -110,9 +110,9 @@ def end_once_the_runtime_had(seconds: float, tokenizer: Path, store: Path, numbe
     """At a moment of the runtime's start: when it has used so much processor time."""
     engine = Engine(tokenizer, store)
     try:
-        wait_until(lambda: engine.cpu_of_the_runtime() >= seconds, 60)
+        until(lambda: engine.cpu_of_the_runtime() >= seconds)
         engine.process.send_signal(number)
-        assert engine.process.wait(60) == -number
+        assert engine.process.wait(PATIENCE) == -number
         engine.check_nothing_is_left()
     finally:
         engine.close()

@@ -18,6 +18,7 @@ from bridle.aici.runtime.limits import DEFAULT_LIMITS
 from bridle.aici.runtime.modules import ModuleStore
 from bridle.aici.runtime.tags import GhReference, is_tag
 from bridle.errors import InvalidRequest, Overloaded
+from tests.waiting import PATIENCE
 
 ADMIN = Auth("root", True)
 EVA = Auth("eva", False)
@@ -202,7 +203,7 @@ def test_a_crash_at_any_line_leaves_all_or_nothing(tmp_path: Path) -> None:
     module = hashlib.sha256(b"the module").hexdigest()
     for line in (3, 20, 40, 55, 62, 70, 75, 80, 84, 88, 92, 100, 120):
         folder = tmp_path / str(line)
-        done = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(line)], timeout=60)
+        done = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(line)], timeout=PATIENCE)
         assert done.returncode in (0, -signal.SIGKILL)
         store = ModuleStore(folder)
         files = [path.name for path in (folder / "modules").iterdir()]

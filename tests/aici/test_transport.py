@@ -11,7 +11,8 @@ import pytest
 
 from tests.aici.conftest import CAPABLE, EOS, VOCAB_SIZE, Start
 from tests.aici.guests import END, SHOW_MODULE_ARGUMENT, guest2, sample, say
-from tests.aici.llm_side import Llm, wait_until
+from tests.aici.llm_side import Llm
+from tests.waiting import PATIENCE, until
 
 
 @pytest.mark.parametrize("futex", [False, True], ids=["semaphores", "futex"])
@@ -99,7 +100,7 @@ def test_restricted(start: Start, store: Path) -> None:
 
 def run(*args: str, tokenizer: Path, store: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bridle.aici.runtime", "-t", str(tokenizer), "--store", str(store), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_installing_from_the_command_line(start: Start, tokenizer: Path, store: Path, tmp_path: Path) -> None:
@@ -151,8 +152,8 @@ def test_stop(start: Start) -> None:
     llm = start()
     assert llm.main(op="ping")["type"] == "ok"
     llm.send("side", b'{"op":"stop"}')
-    assert llm.process.wait(30) == 0
-    wait_until(lambda: not llm.descendants())
+    assert llm.process.wait(PATIENCE) == 0
+    until(lambda: not llm.descendants())
 
 
 def test_the_trie_of_the_host(llm2: Llm, tokenizer: Path) -> None:

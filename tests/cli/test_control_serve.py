@@ -13,6 +13,7 @@ import psutil
 
 from lab.doubles.tiny import make_checkpoint
 from tests.aici.guests import END, NOOP, guest2, say
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,12 +42,12 @@ def test_serve_upload_and_run(tmp_path: Path) -> None:
         children = psutil.Process(server.pid).children(recursive=True)
         assert children
         client = bridle("run", "-u", str(tmp_path / "guest.wasm"), "-p", "x", "--base-url", f"{found.group()}v1")
-        out, err = client.communicate(timeout=120)
+        out, err = client.communicate(timeout=PATIENCE)
         assert (client.returncode, err) == (0, "")
         assert out.startswith("[0]: hello from the sandbox\n[DONE]\n[Response] \n")
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
-        assert psutil.wait_procs(children, timeout=30)[1] == []
+        assert server.wait(PATIENCE) == 0
+        assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
         assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"bridle-{server.pid}-")]
     finally:
         server.kill()

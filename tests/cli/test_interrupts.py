@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.aici.llm_side import wait_until
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,9 +33,9 @@ def interrupt(process: subprocess.Popen[str], seconds: float, number: int) -> st
     """Send a signal once the process has had so much processor time; gives what it said on stderr."""
     watched = psutil.Process(process.pid)
     with contextlib.suppress(psutil.Error):
-        wait_until(lambda: sum(watched.cpu_times()[:2]) >= seconds, 60)
+        until(lambda: sum(watched.cpu_times()[:2]) >= seconds)
         process.send_signal(number)
-    return process.communicate(timeout=60)[1]
+    return process.communicate(timeout=PATIENCE)[1]
 
 
 def of_the_server(pid: int) -> list[str]:
@@ -67,7 +67,7 @@ def test_an_interrupted_start_ends_with_one_line(seconds: float, tmp_path: Path)
     else:
         assert (process.returncode, said.splitlines()[-1:]) == (130, ["bridle: interrupted"])
         assert "Traceback" not in said and "terminate" not in said
-    wait_until(lambda: not of_the_server(process.pid), 30)
+    until(lambda: not of_the_server(process.pid), 30)
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_server_that_is_ended_while_it_starts_leaves_nothing(seconds: float, n
     process = started("serve", "demo", "--port", "0", "--control-store", store, "--no-control-prepare")
     said = interrupt(process, seconds, number)
     assert process.returncode == -number or "draining" in said
-    wait_until(lambda: not of_the_server(process.pid), 30)
+    until(lambda: not of_the_server(process.pid), 30)
 
 
 def test_interrupted_while_it_loads_for_a_command() -> None:

@@ -14,6 +14,7 @@ from bridle.cluster.link import Timings
 from bridle.cluster.remote import ShardExecutor
 from bridle.cluster.shard import SERVICE, Shard, start_shard
 from bridle.engine.interfaces import Executor
+from tests.waiting import PATIENCE
 
 #: Nothing here is given up because the machine is busy.
 PATIENT = Timings(patience=30.0, connect=30.0, least_step=120.0)
@@ -62,4 +63,4 @@ def ask(host: Host, method: str, request: Any, reply: Any) -> Any:
     """What a shard answers to one of the questions that operators ask."""
     with channel_to(host) as channel:
         call = channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
-        return call(request, timeout=30)
+        return call(request, timeout=PATIENCE)

@@ -17,6 +17,7 @@ from bridle.engine import AsyncEngine, Engine
 from bridle.engine.interfaces import Executor
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
+from tests.waiting import PATIENCE
 
 PIECES = [chr(97 + i) for i in range(26)] + ["é", " ", ".", "x", "y", "z"]
 
@@ -32,7 +33,7 @@ class LocalReplica:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._listens.wait(60)
+        self._listens.wait(PATIENCE)
 
     def _run(self) -> None:
         async def main() -> None:

@@ -16,6 +16,7 @@ from bridle.engine.plan import PlanRow, SampleBatch, StepPlan
 from bridle.errors import ShardUnavailable
 from bridle.testing.scripted import ScriptedExecutor
 from tests.cluster.ways import TwoRanks
+from tests.waiting import PATIENCE
 
 #: A rank that shows signs of life and does nothing else, until rank 0 is gone.
 IDLE = "import sys; from bridle.cluster.group import beat; beat(sys.stdout.buffer); sys.stdin.read()"
@@ -30,7 +31,7 @@ def test_a_rank_that_ends_or_hangs_is_noticed(how: signal.Signals, reason: str) 
     try:
         members.wait()
         os.kill(members.pids[1], how)
-        assert reason in lost.get(timeout=60)
+        assert reason in lost.get(timeout=PATIENCE)
     finally:
         members.close()
 

@@ -18,6 +18,7 @@ from bridle.outputs import FinishReason
 from tests.cluster.kit import PATIENT, Host
 from tests.deploy.kit import Crowd, expected, requests
 from tests.deploy.scripted_shard import make_executor, on_forward
+from tests.waiting import PATIENCE
 
 #: Silence is noticed quickly; a busy machine at worst loses a link too many.
 QUICK = Timings(beat=0.05, patience=0.4, connect=0.5)
@@ -133,7 +134,7 @@ def test_a_network_that_goes_silent_is_noticed(proxy: Proxy) -> None:
         executor.on_change = note
         assert crowd.wait(100)
         proxy.stall()
-        assert lost.wait(60)
+        assert lost.wait(PATIENCE)
         assert not executor.is_up
         proxy.flow()
     assert executor.num_losses >= 1

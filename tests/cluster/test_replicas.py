@@ -35,6 +35,7 @@ from bridle.testing.text import PieceDecoder
 from tests.cluster.replica_kit import PIECES, make_executor, replicated
 from tests.engine.support import make_request, replay
 from tests.engine.test_laws import random_request
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +112,7 @@ class Gate:
         self._left -= 1
         if self._left == 0:
             self.is_reached.set()
-            self.is_open.wait(60)
+            self.is_open.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("n", [1, 2], ids=["continued", "begun again"])
@@ -122,7 +123,7 @@ def test_what_a_lost_replica_held_goes_on_elsewhere(n: int) -> None:
     with replicated(make=lambda: make_executor(on_forward=pending.pop())) as made:
         streams = [made.client.submit(request) for request in requests]
         for gate in gates:
-            gate.is_reached.wait(60)
+            gate.is_reached.wait(PATIENCE)
         made.replicas[0].cut()  # in the middle of a step
         for gate in gates:
             gate.is_open.set()
@@ -136,7 +137,7 @@ def test_those_who_ask_hear_that_their_replica_is_lost() -> None:
     gate = Gate(5)
     with replicated(1, make=lambda: make_executor(on_forward=gate)) as made:
         stream = made.client.submit(make_request(max_tokens=30, tell_resuming=True, ignore_eos=True))
-        gate.is_reached.wait(60)
+        gate.is_reached.wait(PATIENCE)
         made.replicas[0].cut()  # in the middle of a step
         gate.is_open.set()
         made.lose(0)
@@ -168,7 +169,7 @@ def test_a_request_under_which_too_many_replicas_are_lost_ends(monkeypatch: pyte
     gate = Gate(2)
     with replicated(1, make=lambda: make_executor(on_forward=gate)) as made:
         stream = made.client.submit(make_request(max_tokens=9))
-        gate.is_reached.wait(60)
+        gate.is_reached.wait(PATIENCE)
         made.replicas[0].cut()  # in the middle of a step
         events = [event for each in stream for event in each]
         gate.is_open.set()
@@ -194,7 +195,7 @@ def test_what_a_replica_without_its_model_held_goes_on_elsewhere() -> None:
     with replicated(make=lambda: pending.pop(0)) as made:
         streams = [made.client.submit(request) for request in requests]
         for gate in gates:
-            gate.is_reached.wait(60)
+            gate.is_reached.wait(PATIENCE)
         executors[0].is_up = False
         for gate in gates:
             gate.is_open.set()

@@ -28,6 +28,7 @@ from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor
 from tests.cluster.kit import PATIENT, Host, ask, channel_to, hosted
 from tests.http.certificates import make_certificate
+from tests.waiting import PATIENCE
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -197,9 +198,9 @@ def test_a_shard_that_does_not_come_back_is_told_of_again(host: Host) -> None:
     told: SimpleQueue[tuple[int | None, str]] = SimpleQueue()
     executor = host.connect(start_timeout=0.05, on_loss=lambda pid, reason: told.put((pid, reason)))
     host.stop()
-    assert told.get(timeout=60)[0] == os.getpid()
+    assert told.get(timeout=PATIENCE)[0] == os.getpid()
     for _ in range(2):
-        pid, reason = told.get(timeout=60)
+        pid, reason = told.get(timeout=PATIENCE)
         assert pid is None
         assert "has not come back for" in reason
     executor.close()

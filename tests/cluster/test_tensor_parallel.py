@@ -30,6 +30,7 @@ from bridle.model.tensor_parallel import _split, read_plan
 from bridle.outputs import Embedded, TokenEvent
 from bridle.sampling import SamplingParams
 from lab.doubles import tiny
+from tests.waiting import PATIENCE
 
 
 def config_of(family: str) -> ModelConfig:
@@ -131,7 +132,7 @@ def test_the_death_of_a_rank_restarts_the_group() -> None:
         rank0 = psutil.Process(there.child.pid)
         (rank1,) = rank0.children()
         os.kill(rank1.pid, signal.SIGKILL)
-        psutil.wait_procs([rank0], timeout=60)
+        psutil.wait_procs([rank0], timeout=PATIENCE)
         assert tokens_of(engine) == run(load_executor(config))  # waits for the next group
         assert there.num_losses == 1
     finally:

@@ -8,6 +8,7 @@ from bridle.cluster.pace import Pace
 from bridle.cluster.watchdog import WatchedExecutor
 from bridle.engine.plan import PlanRow, SampleBatch, StepPlan
 from bridle.testing.scripted import ScriptedExecutor
+from tests.waiting import PATIENCE
 
 
 def plan(step: int) -> StepPlan:
@@ -24,7 +25,7 @@ def test_a_stuck_step_is_told_once_and_others_are_not() -> None:
 
     def hang(running: StepPlan) -> None:
         if running.step == 3:
-            may_go_on.wait(60)
+            may_go_on.wait(PATIENCE)
 
     executor = WatchedExecutor(ScriptedExecutor(on_forward=hang), note, Pace(least=0.05, first=0.05), 0.01)
     for step in (1, 2):
@@ -32,7 +33,7 @@ def test_a_stuck_step_is_told_once_and_others_are_not() -> None:
         executor.sample(SampleBatch(step))
     stepping = threading.Thread(target=executor.forward, args=(plan(3),))
     stepping.start()
-    assert is_told.wait(60)
+    assert is_told.wait(PATIENCE)
     may_go_on.set()
     stepping.join()
     executor.close()

@@ -32,6 +32,7 @@ from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.outputs import FinishReason
 from tests.constraints.kit import EOS, Lab, Output, matcher, spell, text_vocabulary, vocabulary
+from tests.waiting import PATIENCE
 
 PERSON = JsonSchema(
     {
@@ -215,7 +216,7 @@ def test_a_thousand_grammars() -> None:
 
 
 def soon() -> float:
-    return time.monotonic() + 30.0
+    return time.monotonic() + PATIENCE
 
 
 def opened(pool: ConstraintPool, lab_like: Lab, constraint: Constraint, seq_id: int) -> None:
@@ -314,7 +315,7 @@ def test_workers_do_everything_and_end() -> None:
 
     for start in range(0, 100, 10):
         workers.submit([lambda n=n: work(n) for n in range(start, start + 10)])
-    assert everything.wait(30)
+    assert everything.wait(PATIENCE)
     workers.close()
     workers.close()
     assert sorted(done) == list(range(100))

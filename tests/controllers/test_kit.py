@@ -19,6 +19,7 @@ from bridle.controllers.kit import LANGUAGES, Language, new_controller
 from bridle.errors import InvalidRequest
 from tests.http.controlled import Client, controlled_model, ids, last_fork, lent, text_of
 from tests.http.harness import served, tokenizer
+from tests.waiting import PATIENCE
 
 MODULES: tuple[Language, ...] = ("c", "rust", "assemblyscript")
 SCRIPTS: tuple[Language, ...] = ("js", "python")
@@ -135,7 +136,7 @@ def _settings(language: Language) -> list[str]:
 
 
 def _make(folder: Path, *words: str) -> None:
-    done = subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, check=False, timeout=150)
+    done = subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE)
     if done.returncode and "ENOTFOUND" in done.stderr + done.stdout:
         pytest.skip("the package registry of npm cannot be reached")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,6 +17,7 @@ from bridle.engine import AsyncEngine, Engine, EngineClient, EventStream, Reques
 from bridle.outputs import Event, Finished, FinishReason, Resuming, TokenEvent
 from bridle.sampling import SamplingParams
 from tests.deploy.scripted_shard import make_executor
+from tests.waiting import PATIENCE
 
 #: Hung shards are found quickly; a busy machine at worst restarts one too many.
 QUICK = Timings(beat=0.05, patience=0.4, connect=20.0)
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def launch(*arguments: str, timings: Timings = QUICK, **options: bool) -> LaunchedShard:
     command = [sys.executable, "-m", "tests.deploy.scripted_shard", *arguments]
-    return LaunchedShard(command, name="scripted shard", timings=timings, start_timeout=60, **options)
+    return LaunchedShard(command, name="scripted shard", timings=timings, start_timeout=PATIENCE, **options)
 
 
 def requests(count: int, num_tokens: int, max_n: int = 2, **fields: object) -> list[Request]:
@@ -93,7 +94,7 @@ class Crowd:
     def wait(self, num_tokens: int) -> bool:
         goal = self.num_tokens + num_tokens
         with self._more:
-            return self._more.wait_for(lambda: self.num_tokens >= goal or self.is_over, 120)
+            return self._more.wait_for(lambda: self.num_tokens >= goal or self.is_over, PATIENCE)
 
     def wait_each(self) -> bool:
         """Until every stream that is not over has gone on."""
@@ -104,7 +105,7 @@ class Crowd:
             return all(reader.num_tokens > count or reader.stream._complete for reader, count in pairs)
 
         with self._more:
-            return self._more.wait_for(have_gone_on, 120)
+            return self._more.wait_for(have_gone_on, PATIENCE)
 
     @property
     def is_over(self) -> bool:
@@ -112,7 +113,7 @@ class Crowd:
 
     def join(self) -> None:
         for reader in self.readers:
-            reader.join(120)
+            reader.join(PATIENCE)
             assert not reader.is_alive(), "a stream does not end"
 
 
@@ -133,7 +134,7 @@ def await_spare(child: Child) -> int:
     spare = child._spare
     assert spare is not None
     with spare._changed:
-        assert spare._changed.wait_for(lambda: spare.pid is not None, 60)
+        assert spare._changed.wait_for(lambda: spare.pid is not None, PATIENCE)
         assert spare.pid is not None
         return spare.pid
 

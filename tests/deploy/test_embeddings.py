@@ -11,8 +11,9 @@ import torch
 
 from bridle.bench.serve_process import http_server
 from bridle.llm import LLM
+from tests.waiting import PATIENCE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TEXTS = ["Hello", "a longer text about ships and the sea " * 20, "7 + 5 =", "Hello"]
 
@@ -31,7 +32,7 @@ def wanted() -> Iterator[torch.Tensor]:
 def test_a_served_model_embeds(flags: tuple[str, ...], wanted: torch.Tensor, tmp_path: Path) -> None:
     with http_server("demo", tmp_path, "--kv-memory", "16MiB", *flags) as server:
         url = f"http://{server.target.host}:{server.target.port}/v1/embeddings"
-        answer = httpx.post(url, json={"input": TEXTS}, timeout=120)
+        answer = httpx.post(url, json={"input": TEXTS}, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     found = torch.tensor([row["embedding"] for row in answer.json()["data"]])
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)

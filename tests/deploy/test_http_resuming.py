@@ -10,12 +10,13 @@ import pytest
 
 from bridle.errors import ShardUnavailable
 from tests.http.harness import saying, scripted_model, served
+from tests.waiting import PATIENCE
 
 REPLY = "one two three four five six seven eight"
 
 
 def chunks(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    with httpx.stream("POST", url + path, json=body, timeout=60) as response:
+    with httpx.stream("POST", url + path, json=body, timeout=PATIENCE) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
 

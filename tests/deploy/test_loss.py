@@ -25,6 +25,7 @@ from bridle.outputs import Finished, FinishReason
 from bridle.sampling import SamplingParams
 from tests.deploy.kit import ROOT, Crowd, Reader, await_spare, children, expected, launch, num_descriptors, requests
 from tests.deploy.scripted_shard import DEADLY_TOKEN
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_readiness_says_the_truth(shard: LaunchedShard) -> None:
         assert engine.is_healthy
         shard.child.kill()
         (reader,) = Crowd(engine, requests(1, 3)).readers  # waits for the shard
-        reader.join(60)
+        reader.join(PATIENCE)
         assert reader.reasons == {FinishReason.LENGTH}
     assert changes[:2] == [False, True]
 
@@ -133,7 +134,7 @@ def test_deadlines_pass_and_cancels_work_while_the_shard_is_away(shard: Launched
         shard.child.kill()
         sampling = SamplingParams(max_tokens=5)
         late = Reader(engine.submit(Request("late", (1, 2), sampling, deadline=time.monotonic() + 0.2)))
-        late.join(60)
+        late.join(PATIENCE)
         assert late.reasons == {FinishReason.DEADLINE}
         for reader in crowd.readers:
             reader.stream.cancel()
@@ -148,7 +149,7 @@ def test_a_request_that_kills_its_shard_ends_alone(shard: LaunchedShard) -> None
         crowd = Crowd(engine, made)
         assert crowd.wait(20)
         deadly = Reader(engine.submit(Request("deadly", (1, DEADLY_TOKEN), SamplingParams(max_tokens=5))))
-        deadly.join(100)
+        deadly.join(PATIENCE)
         assert deadly.reasons == {FinishReason.ERROR}
         (event,) = [event for event in deadly.events if isinstance(event, Finished)]
         assert isinstance(event.error, ShardUnavailable)
@@ -182,7 +183,7 @@ def test_shards_die_with_their_parent() -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    psutil.wait_procs([child], timeout=30)
+    psutil.wait_procs([child], timeout=PATIENCE)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 

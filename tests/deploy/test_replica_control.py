@@ -18,10 +18,10 @@ from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, tag_module, upload_module
 from bridle.service.control import ControlSettings
 from tests.aici.guests import END, guest2, sample, say
-from tests.aici.llm_side import wait_until
 from tests.deploy.kit import Crowd, Reader
+from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ADMIN = Auth("localhost", True)
 VOCAB_SIZE = 3072  # of the demo model
@@ -87,5 +87,5 @@ def test_the_store_survives_its_runtime(model: LoadedModel) -> None:
     control = model.control
     assert control is not None and control.runtime_pid is not None
     os.killpg(control.runtime_pid, signal.SIGKILL)
-    wait_until(lambda: control.num_restarts == 1 and control.is_ready, 120)
+    until(lambda: control.num_restarts == 1 and control.is_ready, 120)
     assert upload_module(control, SHORT, ADMIN).module_id == upload_module(control, SHORT, ADMIN).module_id

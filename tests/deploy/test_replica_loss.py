@@ -17,6 +17,7 @@ from bridle.errors import InvalidRequest
 from bridle.outputs import FinishReason
 from bridle.service.control import ControlSettings
 from tests.deploy.kit import Crowd, children, expected, num_descriptors, requests
+from tests.waiting import PATIENCE
 
 COMMAND = [sys.executable, "-m", "tests.deploy.scripted_replica"]
 
@@ -24,7 +25,7 @@ COMMAND = [sys.executable, "-m", "tests.deploy.scripted_replica"]
 @pytest.fixture
 def replicas() -> Iterator[LaunchedReplicas]:
     before = children()
-    made = LaunchedReplicas([COMMAND] * 2, start_timeout=60)
+    made = LaunchedReplicas([COMMAND] * 2, start_timeout=PATIENCE)
     yield made
     made.close()
     assert children() == before
@@ -69,11 +70,11 @@ def test_a_replica_that_does_not_come_up_is_started_again(replicas: LaunchedRepl
     replicas._start_timeout = 0.0  # nobody is as quick as that
     child.kill()
     with child._changed:
-        assert child._changed.wait_for(lambda: child.num_ends > 1, 60)
+        assert child._changed.wait_for(lambda: child.num_ends > 1, PATIENCE)
     assert replicas.is_healthy
     replicas._start_timeout = 60.0
     with replicas._first:
-        assert replicas._first.wait_for(lambda: replicas.num_up == 2, 60)
+        assert replicas._first.wait_for(lambda: replicas.num_up == 2, PATIENCE)
 
 
 @pytest.mark.slow
@@ -85,7 +86,7 @@ def test_twenty_losses_under_a_hundred_streams(replicas: LaunchedReplicas) -> No
     for number in range(20):
         assert crowd.wait(100)
         with replicas._first:  # the other one is there to take over
-            replicas._first.wait_for(lambda: replicas.num_up == 2, 60)
+            replicas._first.wait_for(lambda: replicas.num_up == 2, PATIENCE)
         lose(replicas, number % 2, signal.SIGSTOP if number % 5 == 4 else signal.SIGKILL, crowd)
     check_streams(crowd, list(made))
     assert num_descriptors() <= descriptors + 4

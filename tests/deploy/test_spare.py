@@ -15,6 +15,7 @@ import pytest
 from bridle.cluster.parent import child_environment
 from bridle.deploy.child import Child
 from tests.deploy.kit import await_spare, children
+from tests.waiting import PATIENCE
 
 #: Waits for the word, says that it goes on, and does nothing more.
 PROGRAM = """
@@ -128,7 +129,7 @@ def test_one_that_ended_by_itself_is_not_counted_on(worker: Worker) -> None:
 def test_without_the_word_it_ends() -> None:
     command = [sys.executable, "-c", "from bridle.deploy.spare import stand_by; stand_by(); print('went on')"]
     for told, said in ((b"", b""), (b"\n", b"went on\n")):
-        done = subprocess.run(command, input=told, stdout=subprocess.PIPE, check=True, timeout=60)
+        done = subprocess.run(command, input=told, stdout=subprocess.PIPE, check=True, timeout=PATIENCE)
         assert done.stdout == said
 
 

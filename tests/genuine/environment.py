@@ -11,6 +11,8 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.waiting import PATIENCE
+
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
@@ -44,7 +46,7 @@ def _made(folder: Path, arguments: Sequence[str], path_line: str | None = None) 
 def run_script(python: Path, script: Path, *arguments: str) -> str:
     """What a script prints; fails with its errors."""
     done = subprocess.run(
-        [str(python), str(script), *arguments], capture_output=True, text=True, timeout=300, env=_environment()
+        [str(python), str(script), *arguments], capture_output=True, text=True, timeout=PATIENCE, env=_environment()
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -20,6 +20,7 @@ from bridle.testing.scripted import ScriptedExecutor
 from bridle.text import Detokenizer, Tokenizer
 from tests.aici.guests import guest2, sample
 from tests.http.harness import NAME, tokenizer, tokenizer_folder
+from tests.waiting import PATIENCE
 
 VOCAB_SIZE = tokenizer().vocab_size
 
@@ -81,7 +82,7 @@ class Client:
     """The AICI routes as a program uses them."""
 
     def __init__(self, url: str, **headers: str) -> None:
-        self.http = httpx.Client(base_url=url, headers=headers, timeout=60)
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=PATIENCE)
 
     def upload(self, wasm: bytes) -> str:
         answer = self.http.post("/v1/controllers", content=wasm)

@@ -27,6 +27,7 @@ from bridle.testing.scripted import ScriptedExecutor
 from bridle.text import Detokenizer, Tokenizer
 from lab.doubles.tiny import save_tokenizer
 from tests.leftovers import kept_folder
+from tests.waiting import PATIENCE
 
 NAME = "scripted"
 
@@ -135,10 +136,10 @@ def serving(
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         # The socket listens already, so this waits for the server without a loop.
-        httpx.get(url + "/health/live", timeout=30).raise_for_status()
+        httpx.get(url + "/health/live", timeout=PATIENCE).raise_for_status()
         yield url
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE)
         registry.close()
         assert not thread.is_alive()

@@ -18,7 +18,7 @@ from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
 from tests.service.fakes import ByteTokenizer
 
-STEP_SECONDS = 0.02
+STEP_SECONDS = 0.1
 _is_slow = True
 
 

@@ -20,6 +20,7 @@ from bridle.service.keys import KeyStore
 from tests.http.harness import scripted_model, serving
 from tests.service.fake_adapters import FakeHome, with_adapters, write_adapter
 from tests.service.fakes import fake_model
+from tests.waiting import PATIENCE
 
 TURN = [{"role": "user", "content": "Say it."}]
 #: Routes, bodies, and where the text of an answer is.
@@ -319,13 +320,13 @@ def test_a_load_waits_for_itself_alone(folder: Path) -> None:
     home.began.clear()
     ask = {"prompt": "a", "max_tokens": 3}
     with serving(registry, HttpSettings(max_requests=2)) as url, ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(httpx.post, url + "/v1/completions", json=ask | {"model": "later"}, timeout=30)
-        assert home.began.wait(30)
+        waiting = threads.submit(httpx.post, url + "/v1/completions", json=ask | {"model": "later"}, timeout=PATIENCE)
+        assert home.began.wait(PATIENCE)
         assert httpx.post(url + "/v1/completions", json=ask | {"model": "french"}).status_code == 200
         assert httpx.post(url + "/v1/completions", json=ask).status_code == 200
         (key,) = home.waiting
         home.release(key)
-        assert waiting.result(30).json()["model"] == "later"
+        assert waiting.result(PATIENCE).json()["model"] == "later"
 
 
 def test_who_waits_too_long_is_told(folder: Path) -> None:

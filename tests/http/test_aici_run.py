@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +41,7 @@ from tests.http.controlled import (
     text_of,
 )
 from tests.http.harness import NAME, served
+from tests.waiting import PATIENCE, until
 
 LONG = 8_000  # tokens: takes far longer than anything that interrupts it
 PROMPT = "The prompt here"  # one token a letter, but for " the" and the like
@@ -232,7 +232,7 @@ def test_malformed_bodies(client: Client) -> None:
 def leave(url: str, module: str) -> None:
     """Start a run without an end, read its first tokens, and go away."""
     body = {"controller": module, "controller_arg": "", "prompt": "x", "max_tokens": LONG}
-    with httpx.Client(base_url=url, timeout=60) as client, client.stream("POST", "/v1/run", json=body) as answer:
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client, client.stream("POST", "/v1/run", json=body) as answer:
         items = events_of(answer.iter_lines())
         while not any(fork["text"] for fork in next(items).get("forks", ())):
             pass
@@ -240,13 +240,15 @@ def leave(url: str, module: str) -> None:
 
 def wait_until_free(model: LoadedModel, num_free: int) -> EngineStatistics:
     """Steps happen on the engine's thread; when it has none left to do, all is free or never will be."""
-    pause = threading.Event()
-    for _ in range(3000):
+
+    def look() -> EngineStatistics | None:
         now = model.client.statistics()
-        if now.num_running == now.num_waiting == 0 and now.num_free_blocks == num_free:
-            return now
-        pause.wait(0.01)
-    raise AssertionError(f"still there: {now}")
+        is_free = now.num_running == now.num_waiting == 0 and now.num_free_blocks == num_free
+        return now if is_free else None
+
+    found = until(look, "that all is free")
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from tests.aici.guests import END, guest2
 from tests.http.controlled import Client, controlled_model, joined, lent, pick, text_of
 from tests.http.harness import scripted_model, served
 from tests.service.fakes import fake_model
+from tests.waiting import PATIENCE
 
 WASM = guest2([pick("a"), END])
 OTHER = guest2([pick("b"), END])
@@ -180,7 +181,7 @@ def test_what_is_no_controller_is_refused(client: Client, body: bytes, word: str
 def test_a_module_that_is_too_large_is_refused_unread(url: str) -> None:
     where = urlsplit(url)
     assert where.hostname is not None
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE)
     connection.putrequest("POST", "/v1/controllers")
     connection.putheader("content-length", str(200 << 20))
     connection.endheaders()
@@ -207,7 +208,7 @@ def test_few_uploads_at_a_time(model: LoadedModel) -> None:
     with served(lent(model), HttpSettings(max_uploads=1)) as url:
         client, where = Client(url), urlsplit(url)
         assert where.hostname is not None
-        slow = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+        slow = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE)
         slow.putrequest("POST", "/v1/controllers")
         slow.putheader("content-length", str(len(WASM)))
         slow.putheader("expect", "100-continue")
@@ -224,7 +225,7 @@ def test_slow_uploads_are_given_up(model: LoadedModel) -> None:
     with served(lent(model), HttpSettings(receive_timeout=0.01)) as url:
         where = urlsplit(url)
         assert where.hostname is not None
-        slow = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+        slow = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE)
         slow.putrequest("POST", "/v1/controllers")
         slow.putheader("content-length", "1000")
         slow.endheaders()

@@ -21,6 +21,7 @@ from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
 from tests.http.harness import scripted_model, serving
 from tests.http.test_foreign_clients import without_template
+from tests.waiting import PATIENCE
 
 HTML = {"accept": "text/html"}
 NAME = "confidential"
@@ -60,7 +61,9 @@ def test_what_a_page_asks_for_still_needs_a_key(locked: TestClient, store: KeySt
 
 def run_curl(line: str) -> str:
     assert shutil.which("curl")
-    return subprocess.run([*shlex.split(line), "-sS"], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(
+        [*shlex.split(line), "-sS"], capture_output=True, text=True, check=True, timeout=PATIENCE
+    ).stdout
 
 
 @pytest.mark.parametrize("has_template", [True, False])
@@ -101,4 +104,4 @@ def test_scripts_of_pages_are_scripts(server: str, path: str) -> None:
     if node is None:
         pytest.skip("no node here")
     (script,) = re.findall(r"<script>(.*?)</script>", httpx.get(server + path, headers=HTML).text, re.DOTALL)
-    subprocess.run([node, "--check", "-"], input=script, text=True, check=True, timeout=60)
+    subprocess.run([node, "--check", "-"], input=script, text=True, check=True, timeout=PATIENCE)

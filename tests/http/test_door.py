@@ -31,8 +31,9 @@ from tests.http.harness import served
 from tests.http.test_frames import Carrier
 from tests.http.test_lifecycle import raw_request
 from tests.service.fakes import fake_model, say
+from tests.waiting import PATIENCE
 
-WAIT = 20.0
+WAIT = PATIENCE
 HEAD = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 

@@ -19,6 +19,7 @@ from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
 from tests.http.harness import served
 from tests.service.fakes import fake_model
+from tests.waiting import PATIENCE
 
 KNOWN = [
     "localhost",
@@ -104,10 +105,10 @@ def test_an_upload_is_not_taken_from_there() -> None:
 def test_a_websocket_is_not_opened_from_there() -> None:
     with served(fake_model(), HttpSettings(allowed_hosts=()), fronts=[websocket_front()]) as url:
         address = url.replace("http://", "ws://") + "/lmtp"
-        with connect(address, additional_headers={"origin": url}, open_timeout=30):
+        with connect(address, additional_headers={"origin": url}, open_timeout=PATIENCE):
             pass
         with pytest.raises(InvalidStatus) as refusal:
-            connect(address, additional_headers=rebound(), open_timeout=30)
+            connect(address, additional_headers=rebound(), open_timeout=PATIENCE)
     assert refusal.value.response.status_code == 403
     assert b"evil.example.org" in (refusal.value.response.body or b"")
 

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +20,8 @@ import pytest
 
 from bridle.service.keys import KeyStore
 from tests.aici.guests import END, guest2, sample, say
-from tests.aici.llm_side import wait_until
 from tests.http.controlled import events_of, last_fork
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 3072  # of the demo model
@@ -46,7 +45,7 @@ class Stream:
     def _read(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> None:
         with (
             contextlib.suppress(httpx.HTTPError),
-            httpx.stream("POST", url, json=body, headers=headers, timeout=120) as answer,
+            httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE) as answer,
         ):
             self.status, self._close = answer.status_code, answer.close
             for item in events_of(answer.iter_lines()):
@@ -67,7 +66,7 @@ class Stream:
         """The client goes away."""
         with contextlib.suppress(Exception):
             self._close()
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
 
 
 class Server:
@@ -102,7 +101,7 @@ class Server:
         return str(answer.json()["module_id"])
 
     def post_module(self, wasm: bytes) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/controllers", content=wasm, headers=self.headers("ada"), timeout=120)
+        return httpx.post(f"{self.url}/v1/controllers", content=wasm, headers=self.headers("ada"), timeout=PATIENCE)
 
     def controlled(self, name: str, module: str, max_tokens: int) -> Stream:
         body = {"controller": module, "controller_arg": "", "prompt": "Once", "max_tokens": max_tokens}
@@ -113,9 +112,9 @@ class Server:
         plain = {"model": "demo", "prompt": "Once", "max_tokens": 150, "seed": 1, "stream": True, "ignore_eos": True}
         half = range(self.num_streams // 2)
         streams = [self.controlled(("ada", "bob")[number % 2], self.forever, 1_500) for number in half]
-        wait_until(lambda: all(stream.num_tokens > 1 for stream in streams), 120)
+        until(lambda: all(stream.num_tokens > 1 for stream in streams), 120)
         streams += [Stream(self.url, "plain", "/v1/completions", self.headers("ada"), **plain) for _ in half]
-        wait_until(lambda: all(stream.num_tokens > 1 for stream in streams), 120)
+        until(lambda: all(stream.num_tokens > 1 for stream in streams), 120)
         assert not any(stream.ended.is_set() for stream in streams)
         return streams
 
@@ -123,14 +122,14 @@ class Server:
         """Plain streams run to their end; the service is there again for everybody; nothing is left of the round."""
         for stream in streams:
             if stream.kind == "plain":
-                assert stream.ended.wait(120)
+                assert stream.ended.wait(PATIENCE)
                 assert stream.status == 200 and stream.items[-1] == "[DONE]"
                 assert stream.items[-2]["choices"][0]["finish_reason"] == "length"
             else:
                 stream.leave()
         for name in self.keys:
             again = self.controlled(name, self.short, 5)
-            assert again.ended.wait(60)
+            assert again.ended.wait(PATIENCE)
             assert last_fork(again.items)["finish_reason"] == "aici-stop", again.items
 
     # -- processes ---------------------------------------------------------------------------------------------
@@ -169,16 +168,15 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield server
     children = server.everything() if server.process.poll() is None else []
     server.close()
-    assert psutil.wait_procs(children, timeout=30)[1] == []
+    assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
     assert server.names() == []
 
 
-def failed_within(streams: list[Stream], seconds: float) -> set[str]:
+def failures_of(streams: list[Stream]) -> set[str]:
     """Wait until every controlled stream has ended; their errors."""
     controlled = [stream for stream in streams if stream.kind != "plain"]
-    deadline = time.monotonic() + seconds
     for stream in controlled:
-        assert stream.ended.wait(deadline - time.monotonic())
+        assert stream.ended.wait(PATIENCE)
     return {stream.failure for stream in controlled}
 
 
@@ -186,9 +184,9 @@ def test_a_killed_worker(server: Server) -> None:
     streams = server.begin()
     min(server.made(), key=lambda process: process.pid).kill()
     controlled = [stream for stream in streams if stream.kind != "plain"]
-    wait_until(lambda: any(stream.failure for stream in controlled))
+    until(lambda: any(stream.failure for stream in controlled))
     before = {id(stream): stream.num_tokens for stream in controlled}
-    wait_until(lambda: any(stream.num_tokens > before[id(stream)] + 10 for stream in controlled))
+    until(lambda: any(stream.num_tokens > before[id(stream)] + 10 for stream in controlled))
     lost = [stream for stream in controlled if stream.ended.is_set()]
     assert all(stream.failure.startswith("Worker:") for stream in lost)
     assert len({stream.kind for stream in lost}) == 1  # no process serves two tenants
@@ -200,9 +198,9 @@ def test_a_killed_compiler(server: Server) -> None:
     workers = server.made()
     with ThreadPoolExecutor(1) as threads:
         upload = threads.submit(server.post_module, SLOW_TO_COMPILE)
-        wait_until(lambda: bool(server.made() - workers))
+        until(lambda: bool(server.made() - workers))
         (server.made() - workers).pop().kill()
-        answer = upload.result(60)
+        answer = upload.result(PATIENCE)
     assert answer.status_code == 400 and "compiler died" in answer.text
     assert not any(stream.ended.is_set() for stream in streams if stream.kind != "plain")
     server.finish(streams)
@@ -213,7 +211,7 @@ def test_a_killed_nursery(server: Server) -> None:
     supervisor = server.supervisor
     streams = server.begin()
     server.nursery.kill()
-    assert all(error.startswith("Worker:") for error in failed_within(streams, 60))
+    assert all(error.startswith("Worker:") for error in failures_of(streams))
     server.finish(streams)
     assert server.supervisor == supervisor  # with its modules, tags and channels
 
@@ -224,11 +222,11 @@ def test_a_killed_supervisor(server: Server, round_number: int) -> None:
     files = psutil.Process(server.process.pid).num_fds()
     lost = [server.supervisor, *server.supervisor.children(recursive=True)]
     server.supervisor.kill()
-    assert all("control runtime" in error for error in failed_within(streams, 60))
-    assert psutil.wait_procs(lost, timeout=30)[1] == []
+    assert all("control runtime" in error for error in failures_of(streams))
+    assert psutil.wait_procs(lost, timeout=PATIENCE)[1] == []
     server.finish(streams)
     assert server.names() == []
-    wait_until(lambda: psutil.Process(server.process.pid).num_fds() <= files)
+    until(lambda: psutil.Process(server.process.pid).num_fds() <= files)
 
 
 def test_a_killed_server(server: Server) -> None:
@@ -237,6 +235,6 @@ def test_a_killed_server(server: Server) -> None:
     children = server.everything()
     assert children
     server.process.kill()
-    assert psutil.wait_procs(children, timeout=30)[1] == []
-    assert all(stream.ended.wait(30) for stream in streams)
+    assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
+    assert all(stream.ended.wait(PATIENCE) for stream in streams)
     assert server.names() == []

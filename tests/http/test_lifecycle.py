@@ -20,9 +20,10 @@ from bridle.outputs import Event, Finished, FinishReason, TokenEvent
 from bridle.service import LoadedModel, ModelRegistry
 from tests.http.harness import local_client, saying, scripted_model, served
 from tests.service.fakes import FakeClient, fake_model, prompt_event, say
+from tests.waiting import PATIENCE
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-WAIT = 30  # seconds after which something that should happen at once counts as missing
+WAIT = PATIENCE  # seconds after which something that should happen at once counts as missing
 BODIES = [
     (COMPLETIONS, {"prompt": "a", "max_tokens": 100}),
     (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 100}),

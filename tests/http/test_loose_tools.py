@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import PATIENCE
+
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 QUESTION = [{"role": "user", "content": "What is the weather in Rome?"}]
 FUNCTION = {"name": "lookup_customer_orders", "description": "Orders of a customer.", "parameters": PARAMETERS}
@@ -45,7 +47,7 @@ def test_calls_are_valid_whatever_the_temperature(
 ) -> None:
     found: Calls = []
     for seed in range(12):
-        answer = httpx.post(demo_server + route, json=body | {"temperature": 1.0, "seed": seed}, timeout=60)
+        answer = httpx.post(demo_server + route, json=body | {"temperature": 1.0, "seed": seed}, timeout=PATIENCE)
         assert answer.status_code == 200, answer.text
         found += calls_of(answer.json())
     assert len(found) >= 8

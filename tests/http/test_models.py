@@ -20,6 +20,7 @@ from bridle.service import ModelRegistry, ModelSet, build_registry
 from bridle.service.keys import KeyStore
 from tests.http.harness import serving
 from tests.service.loaders import MIB, FakeLoader
+from tests.waiting import PATIENCE
 
 ASK = {"prompt": "a", "max_tokens": 3}
 BODIES = [
@@ -67,14 +68,14 @@ def test_the_list_of_models_tells_the_truth() -> None:
         loader.began.clear()
         loader.go.clear()
         asking = threads.submit(client.completions.create, model="alias", prompt="a", max_tokens=3)
-        assert loader.began.wait(30)
+        assert loader.began.wait(PATIENCE)
         assert states() == at_first | {"alias": "loading", "org/late": "loading"}
         row = httpx.get(url + "/v1/models/org/late").json()
         assert row["loading"] == {"stage": "reading weights", "share": 0.5}
         assert client.completions.create(model="good", prompt="a", max_tokens=3).choices[0].text == "hel"
         assert httpx.get(url + "/health/ready").status_code == 200
         loader.go.set()
-        assert asking.result(30).model == "org/late"
+        assert asking.result(PATIENCE).model == "org/late"
         assert states() == at_first | {"alias": "loaded", "org/late": "loaded"}
 
 
@@ -95,11 +96,13 @@ def test_who_waits_counts_as_in_flight() -> None:
     with server_of(loader, HttpSettings(max_requests=1)) as (url, _), ThreadPoolExecutor(1) as threads:
         loader.began.clear()
         loader.go.clear()
-        waiting = threads.submit(httpx.post, url + "/v1/completions", json=ASK | {"model": "org/late"}, timeout=30)
-        assert loader.began.wait(30)
+        waiting = threads.submit(
+            httpx.post, url + "/v1/completions", json=ASK | {"model": "org/late"}, timeout=PATIENCE
+        )
+        assert loader.began.wait(PATIENCE)
         assert httpx.post(url + "/v1/completions", json=ASK | {"model": "org/late"}).status_code == 429
         loader.go.set()
-        assert waiting.result(30).status_code == 200
+        assert waiting.result(PATIENCE).status_code == 200
 
 
 def test_a_client_that_leaves_ends_its_wait() -> None:
@@ -108,7 +111,7 @@ def test_a_client_that_leaves_ends_its_wait() -> None:
     with server_of(loader) as (url, registry):
         host, port = url.removeprefix("http://").split(":")
         data = json.dumps({"model": "org/big", "prompt": "a"}).encode()
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=PATIENCE) as client:
             client.post("/v1/models/load", json={"model": "org/late"}).raise_for_status()
             registry.slot_of("org/late").num_leases += 1  # somebody uses it for long
             with socket.create_connection((host, int(port))) as connection:

@@ -12,6 +12,7 @@ from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
 from bridle.service import Admission, ModelRegistry
+from tests.waiting import PATIENCE
 
 CODE = """
 import gc, resource, sys
@@ -30,7 +31,7 @@ print("found", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a Unix")
 def test_many_connections_may_be_open_and_collections_are_short() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("found")] == ["found 756 True", "found 300"]
     assert "few files may be open" in done.stdout + done.stderr

@@ -21,6 +21,7 @@ from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
 from tests.http.harness import served
 from tests.service.fakes import fake_model
+from tests.waiting import PATIENCE
 
 OPENAI = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/nope", "/nope"]
 ANTHROPIC = ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"]
@@ -107,7 +108,7 @@ def test_one_connection_too_many() -> None:
             check_shape(path, answer.json(), "has its 2 connections already")
         assert httpx.get(url + "/health/live").status_code == 200
         with pytest.raises(InvalidStatus) as refused:
-            connect(f"ws://{host}:{port}/", open_timeout=30)
+            connect(f"ws://{host}:{port}/", open_timeout=PATIENCE)
         assert refused.value.response.status_code == 429
         assert early[0].get("/v1/models").status_code == 200
         for client in early:

@@ -20,9 +20,10 @@ import pytest
 from bridle.errors import InvalidRequest
 from bridle.http import HttpSettings, ServeSettings, serve
 from bridle.http.server import bind
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-LONG = {"prompt": "a", "max_tokens": 4000, "seed": 1, "stream": True}  # about 80 s at the small server's slow pace
+LONG = {"prompt": "a", "max_tokens": 4000, "seed": 1, "stream": True}  # about 400 s at the small server's slow pace
 
 
 class Server:
@@ -81,7 +82,7 @@ def chunks_of(lines: Iterator[str]) -> Iterator[Any]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_running_requests_finish(number: int) -> None:
-    with small_server(grace=120) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with small_server(grace=PATIENCE) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         with client.stream("POST", "v1/completions", json=LONG) as answer:
             lines = answer.iter_lines()
             chunks = chunks_of(lines)
@@ -96,34 +97,34 @@ def test_the_first_signal_lets_running_requests_finish(number: int) -> None:
             for chunk in chunks:
                 text += chunk["choices"][0]["text"]
         assert text == "a" * 4000
-        assert server.process.wait(60) == 0
+        assert server.process.wait(PATIENCE) == 0
 
 
 def test_the_second_signal_ends_at_once() -> None:
     with (
-        small_server(grace=120) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
+        small_server(grace=PATIENCE) as server,
+        httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
         client.stream("POST", "v1/completions", json=LONG) as answer,
     ):
         next(chunks_of(answer.iter_lines()))
         server.signal_and_wait(signal.SIGTERM)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE) == 0
 
 
 def test_after_the_grace_period_streams_end_with_an_error() -> None:
-    with small_server(grace=0.2) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with small_server(grace=0.2) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         with client.stream("POST", "v1/completions", json=LONG) as answer:
             chunks = chunks_of(answer.iter_lines())
             next(chunks)
             server.process.send_signal(signal.SIGTERM)
             *_, last = chunks
         assert last["error"]["code"] == "engine_closed"
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE) == 0
 
 
 def test_an_idle_server_ends_at_once_having_told_how_to_use_it() -> None:
-    with small_server(grace=120) as server:
+    with small_server(grace=PATIENCE) as server:
         assert server.banner[0].startswith("Serving bytes at http://127.0.0.1:")
         command = server.banner[2].strip()
         assert command.startswith(f"curl -N {server.url}v1/chat/completions -H 'Content-Type: application/json' -d '")
@@ -132,7 +133,7 @@ def test_an_idle_server_ends_at_once_having_told_how_to_use_it() -> None:
             httpx.post(server.url + "v1/chat/completions", json=body | {"max_tokens": 2, "seed": 1}).status_code == 200
         )
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE) == 0
 
 
 def test_a_taken_port_is_told_before_the_model_is_loaded() -> None:

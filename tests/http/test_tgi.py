@@ -22,19 +22,20 @@ from bridle.sampling import SamplingParams
 from bridle.service.generation import Generation, Part
 from tests.http.harness import local_client, scripted_model, served, tokenizer
 from tests.service.fakes import fake_model, served_by
+from tests.waiting import PATIENCE
 
 REPLY = "Hello there, é and the end."
 
 
 @pytest.fixture
 def http(server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server, timeout=30) as client:
+    with httpx.Client(base_url=server, timeout=PATIENCE) as client:
         yield client
 
 
 @pytest.fixture
 def random_http(random_server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=random_server, timeout=30) as client:
+    with httpx.Client(base_url=random_server, timeout=PATIENCE) as client:
         yield client
 
 

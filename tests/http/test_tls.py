@@ -16,6 +16,7 @@ from bridle.errors import InvalidRequest
 from bridle.http.transport.tls import TlsFiles
 from tests.http.certificates import make_certificate
 from tests.http.test_signals import small_server
+from tests.waiting import PATIENCE
 
 
 def test_a_server_speaks_https_and_nothing_else(tmp_path: Path) -> None:
@@ -25,18 +26,18 @@ def test_a_server_speaks_https_and_nothing_else(tmp_path: Path) -> None:
         trust = ssl.create_default_context(cafile=str(certificate))
         body = {"prompt": "a", "max_tokens": 3}
         server.hurry()
-        answer = httpx.post(server.url + "v1/completions", json=body, verify=trust, timeout=60)
+        answer = httpx.post(server.url + "v1/completions", json=body, verify=trust, timeout=PATIENCE)
         assert answer.json()["usage"]["completion_tokens"] == 3
         with pytest.raises(httpx.HTTPError):
-            httpx.get(server.url.replace("https", "http"), timeout=60)
+            httpx.get(server.url.replace("https", "http"), timeout=PATIENCE)
         old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             old.maximum_version = ssl.TLSVersion.TLSv1_1
         with pytest.raises(httpx.ConnectError):
-            httpx.get(server.url, verify=old, timeout=60)
+            httpx.get(server.url, verify=old, timeout=PATIENCE)
         server.signal_and_wait(signal.SIGTERM)
-        assert server.process.wait(60) == 0
+        assert server.process.wait(PATIENCE) == 0
 
 
 def test_an_encrypted_key_needs_its_password(tmp_path: Path) -> None:

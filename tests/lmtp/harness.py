@@ -14,9 +14,10 @@ from bridle.lmtp.server import LmtpServer, LmtpSettings, LocalHost
 from bridle.service import Admission, LoadedModel, ModelRegistry
 from bridle.service.keys import Identity
 from tests.http.harness import NAME, scripted_model
+from tests.waiting import PATIENCE
 
 Object = dict[str, Any]
-SECONDS = 20.0
+SECONDS = PATIENCE
 
 
 class Wire:

@@ -30,6 +30,7 @@ from bridle.lmtp.client import Link, MemoryCarrier, SocketCarrier, StdioCarrier,
 from bridle.lmtp.client.websocket import endpoint_url
 from bridle.lmtp.messages import FEATURES, UNAVAILABLE, Event
 from tests.lmtp.fakes import GenuineLike, continuation
+from tests.waiting import PATIENCE
 
 QUICK = Patience(backoff=0.0, retries=2, connect_attempts=2)
 HASTY = Patience(first_token=0.02, between_tokens=0.02, backoff=0.0, retries=2)
@@ -64,12 +65,15 @@ class Scripted:
         return [body for each, body in self.requests if each == kind]
 
     async def until(self, kind: str, count: int = 1) -> None:
-        async with self.heard, asyncio.timeout(10):
+        async with self.heard, asyncio.timeout(PATIENCE):
             await self.heard.wait_for(lambda: len(self.sent(kind)) >= count)
 
     @asynccontextmanager
     async def client(self, patience: Patience = QUICK, **options: Any) -> AsyncIterator[Client]:
-        async with asyncio.timeout(20), Client(MemoryCarrier(self.serve), "m", patience=patience, **options) as client:
+        async with (
+            asyncio.timeout(PATIENCE),
+            Client(MemoryCarrier(self.serve), "m", patience=patience, **options) as client,
+        ):
             yield client
 
 
@@ -124,7 +128,7 @@ DEVIATIONS: dict[str, Callable[[str], Iterable[str]]] = {
 @pytest.mark.parametrize("name", DEVIATIONS)
 async def test_deviations_are_taken_as_meant(name: str) -> None:
     server = GenuineLike(edit=DEVIATIONS[name])
-    async with asyncio.timeout(20), Client(server.carrier, "m", patience=QUICK) as client:
+    async with asyncio.timeout(PATIENCE), Client(server.carrier, "m", patience=QUICK) as client:
         tokens = await (await client.generate([5, 6], max_tokens=3)).read()
         assert [token.token for token in tokens] == continuation([5, 6], 3)
         assert [token.finish_reason for token in tokens] == [None, None, "length"]
@@ -525,7 +529,10 @@ asyncio.run(GenuineLike().serve(link))
 
 
 async def test_child_on_standard_input_and_output() -> None:
-    async with asyncio.timeout(30), Client(StdioCarrier([sys.executable, "-c", CHILD]), "m", patience=QUICK) as client:
+    async with (
+        asyncio.timeout(PATIENCE),
+        Client(StdioCarrier([sys.executable, "-c", CHILD]), "m", patience=QUICK) as client,
+    ):
         assert [t.token for t in await (await client.generate([5], max_tokens=3)).read()] == continuation([5], 3)
 
 
@@ -535,7 +542,7 @@ async def test_another_process_behind_a_socket() -> None:
         sys.executable, "-c", CHILD, str(theirs.fileno()), pass_fds=[theirs.fileno()]
     )
     theirs.close()
-    async with asyncio.timeout(30), Client(SocketCarrier(lambda: ours), "m", patience=QUICK) as client:
+    async with asyncio.timeout(PATIENCE), Client(SocketCarrier(lambda: ours), "m", patience=QUICK) as client:
         assert [t.token for t in await (await client.generate([5], max_tokens=3)).read()] == continuation([5], 3)
     await process.wait()
 

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from bridle.lmtp.server import LmtpEndpoint, LmtpSettings, websocket_front
 from bridle.service import LoadedModel
 from tests.http.harness import NAME, scripted_model, served
+from tests.waiting import PATIENCE
 
 KINDS = ["GENERATE", "SCORE", "MODEL_INFO", "CANCEL", "RESUME", "BUFFER", "TOKEN", "MSG", "generate", "", "\x00", "é"]
 NAMES = [NAME, "nope", "", "../../etc/passwd", "x" * 500, 5, None]
@@ -99,7 +100,7 @@ async def visit(url: str, seed: int, num_frames: int) -> None:
     """One client: sends what it likes, reads or does not, and leaves in a way of its own."""
     fuzzer = Fuzzer(seed)
     reads = fuzzer.chance.random() < 0.8
-    socket = await connect(url, compression=None, open_timeout=60, close_timeout=5, max_size=None)
+    socket = await connect(url, compression=None, open_timeout=PATIENCE, close_timeout=5, max_size=None)
     reader = asyncio.create_task(_read(socket)) if reads else None
     try:
         for _ in range(num_frames):
@@ -137,7 +138,7 @@ async def fuzz(url: str, num_connections: int, num_frames: int, first_seed: int)
 
 async def idle(model: LoadedModel, endpoint: LmtpEndpoint) -> None:
     """Wait until the server has noticed that everybody is gone, and what has keys was forgotten."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while True:
             now = model.client.statistics()
             if endpoint.server.num_connections == endpoint.server.num_kept == now.num_running + now.num_waiting == 0:
@@ -169,7 +170,7 @@ async def run(num_connections: int, num_frames: int, max_growth: int) -> None:
         assert process.num_fds() <= num_fds + 2
         assert process.memory_info().rss - memory < max_growth
         assert (await asyncio.to_thread(httpx.get, url + "/health/ready")).status_code == 200
-        async with connect(address) as socket:
+        async with connect(address, open_timeout=PATIENCE) as socket:
             await socket.send(f'GENERATE {{"model": "{NAME}", "prompt": [5], "stream_id": 1, "max_tokens": 1}}')
             assert '"length"' in str(await socket.recv())
 

@@ -27,6 +27,7 @@ from bridle.lmtp.server import LmtpServer, LocalHost, websocket_front
 from bridle.service import Admission, ModelRegistry
 from tests.http.harness import NAME, saying, scripted_model, served
 from tests.sources import ROOT
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ async def run(
     registry: ModelRegistry, *given: str, shows_tokens: bool = False, leaves_at_once: bool = False
 ) -> Recorder:
     server, screen = LmtpServer(LocalHost(registry, Admission())), Recorder()
-    async with asyncio.timeout(30), Client(MemoryCarrier(server.serve), NAME) as client:
+    async with asyncio.timeout(PATIENCE), Client(MemoryCarrier(server.serve), NAME) as client:
         await Interactive(client, screen, shows_tokens=shows_tokens).run(lines(*given), leaves_at_once=leaves_at_once)
     await server.close()
     return screen
@@ -173,7 +174,7 @@ async def test_quit_at_a_terminal_leaves_at_once() -> None:
         yield "quit"
 
     screen = Recorder()
-    async with asyncio.timeout(10), Client(MemoryCarrier(silent), NAME, plain=True) as client:
+    async with asyncio.timeout(PATIENCE), Client(MemoryCarrier(silent), NAME, plain=True) as client:
         await Interactive(client, screen).run(typed(), leaves_at_once=True)
     assert ("end", 1) in screen.shown
 
@@ -214,7 +215,7 @@ def test_the_session_of_the_readme_at_a_terminal() -> None:
             os.write(main, b"Hello there max_tokens=5 temperature=0\n")
             answer = read_until(main, ">>>> ")
             os.write(main, b"quit\n")
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE) == 0
         os.close(main)
     assert "\x1b[32m" in answer  # in color
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", answer)

@@ -25,6 +25,7 @@ from bridle.service.slot import Slot
 from tests.http.controlled import lent
 from tests.http.harness import saying, scripted_model, tokenizer
 from tests.lmtp.harness import Object, running
+from tests.waiting import PATIENCE
 
 STORY = "Zoë naïvely said: 日本 🙂, and left."
 
@@ -247,7 +248,7 @@ async def test_nobody_comes_back() -> None:
         await wire.next()
         await wire.link.close()
         await setup.settle()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 (body,) = await setup.connect().ask("RESUME", key="k", position=1)
                 if body.get("code") == "unknown_stream":
@@ -406,7 +407,7 @@ async def test_fields_are_checked(fields: dict[str, Any], param: str) -> None:
 
 async def test_notices_for_those_who_know_them() -> None:
     go_on = threading.Event()
-    async with running(scripted_model(on_forward=lambda plan: go_on.wait(20) and None)) as setup:
+    async with running(scripted_model(on_forward=lambda plan: go_on.wait(PATIENCE) and None)) as setup:
         try:
             wire, old = setup.connect(), setup.connect()
             await wire.hello()
@@ -433,7 +434,7 @@ class Loader:
         return config
 
     def load(self, config: ModelConfig, name: str, progress: Any) -> LoadedModel:
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(PATIENCE)
         if config.model == "broken":
             raise UnsupportedModel("it is broken")
         return scripted_model(name=name)

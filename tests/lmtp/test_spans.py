@@ -18,6 +18,7 @@ from bridle.service import LoadedModel
 from bridle.service.otel import OtelTracing
 from tests.http.harness import served
 from tests.service.fakes import fake_model
+from tests.waiting import PATIENCE
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
 GENERATE = 'GENERATE {"model": "fake", "prompt": [5, 6], "stream_id": 1, "max_tokens": 3}'
@@ -38,7 +39,7 @@ class Spans(SpanExporter):
     def next_request(self) -> tuple[ReadableSpan, set[str]]:
         """The next span of a request, and the names of its children, which end before it."""
         children = set()
-        while (span := self._queue.get(timeout=30)).kind is not SpanKind.SERVER:
+        while (span := self._queue.get(timeout=PATIENCE)).kind is not SpanKind.SERVER:
             children.add(span.name)
         return span, children
 
@@ -54,7 +55,7 @@ def connected(model: LoadedModel, spans: Spans, headers: dict[str, str]) -> Iter
     provider.add_span_processor(SimpleSpanProcessor(spans))
     with (
         served(model, fronts=[websocket_front()], tracing=OtelTracing(provider)) as url,
-        connect(url.replace("http", "ws"), additional_headers=headers, open_timeout=30) as socket,
+        connect(url.replace("http", "ws"), additional_headers=headers, open_timeout=PATIENCE) as socket,
     ):
         yield socket
 

@@ -19,8 +19,9 @@ from websockets.sync.client import ClientConnection, connect
 from bridle.lmtp.server import LmtpSettings, websocket_front
 from bridle.service.keys import KeyStore
 from tests.http.harness import NAME, scripted_model, served
+from tests.waiting import PATIENCE
 
-SECONDS = 30
+SECONDS = PATIENCE
 
 
 @pytest.fixture(scope="module")

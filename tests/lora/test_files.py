@@ -23,6 +23,7 @@ from bridle.lora import find_adapter, open_adapter
 from bridle.lora.device import check_fits
 from bridle.lora.weights import read_weights
 from tests.lora.kit import ALL_LINEAR, LAYERS, write_adapter
+from tests.waiting import PATIENCE
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
 
@@ -272,7 +273,7 @@ def test_pipes_and_folders_are_no_files(tmp_path: Path, name: str) -> None:
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    assert done.wait(30), "a pipe that nobody writes to must not be waited for"
+    assert done.wait(PATIENCE), "a pipe that nobody writes to must not be waited for"
     (tmp_path / name).unlink()
     (tmp_path / name).mkdir()
     refusal(tmp_path)

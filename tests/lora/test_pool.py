@@ -21,8 +21,9 @@ from bridle.lora.layout import Place, Span, make_layout
 from bridle.lora.residency import TURN_STEPS, Held, Residency
 from bridle.testing.clock import FakeClock
 from tests.lora.kit import LAYERS, write_adapter
+from tests.waiting import PATIENCE
 
-SECONDS = 30.0
+SECONDS = PATIENCE
 
 
 class FakeDevice:

@@ -24,6 +24,7 @@ from bridle.model.loader import load_executor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from lab.doubles import tiny
+from tests.waiting import PATIENCE
 
 MEMORY = 1 << 30
 GAP = 1e-4
@@ -122,12 +123,12 @@ class Loaded:
 
     def place_all(self) -> None:
         for number in range(3):
-            self.pool.fetch(str(number)).result(30)
+            self.pool.fetch(str(number)).result(PATIENCE)
             require_device(self.executor).place(str(number))
 
     def await_all(self) -> None:
         """Until steps find them all: who waits for an adapter takes no room from others."""
-        keys, end = ("0", "1", "2"), time.monotonic() + 60
+        keys, end = ("0", "1", "2"), time.monotonic() + PATIENCE
         while len(self.pool.begin_step(keys)) < len(keys):
             assert time.monotonic() < end
             time.sleep(0.001)

@@ -11,6 +11,7 @@ from bridle.errors import UnsupportedModel
 from bridle.service import LoadedModel
 from bridle.service.model_memory import Needs
 from tests.service.fakes import fake_model
+from tests.waiting import PATIENCE
 
 MIB = 1 << 20
 
@@ -47,7 +48,7 @@ class FakeLoader:
         self.loads.append(config.model)
         self.began.set()
         progress("reading weights", 0.5)
-        assert self.go.wait(30)
+        assert self.go.wait(PATIENCE)
         progress("ready", 1.0)
         if self.error is not None:
             raise self.error

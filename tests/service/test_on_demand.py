@@ -23,6 +23,7 @@ from bridle.service.slot import Slot
 from bridle.testing.clock import FakeClock
 from tests.service.fake_adapters import AdapterFakes, write_adapter
 from tests.service.loaders import MIB, FakeLoader
+from tests.waiting import PATIENCE
 
 
 def registry_of(
@@ -45,7 +46,7 @@ def registry_of(
 
 async def until(registry: ModelRegistry, name: str, stage: str) -> None:
     """Let the loop run until a load has come to that stage."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while registry.slot_of(name).stage != stage:  # noqa: ASYNC110 - a thread writes it, and tells nobody
             await asyncio.sleep(0.001)
 
