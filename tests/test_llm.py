@@ -50,6 +50,15 @@ class Only(Controller):
         return Decision.sample(view.mask_of(self.tokens))
 
 
+class Holds(Controller):
+    """Draws one token, then waits for ever: only who cancels it ends it."""
+
+    max_rewind = 0
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.wait() if view.generated else Decision.sample()
+
+
 class Broken(Controller):
     def next(self, view: SequenceView) -> Decision:
         raise RuntimeError("out of ideas")
@@ -186,11 +195,10 @@ def test_generate_async_shares_the_batch(llm: LLM) -> None:
 
 def test_cancelling_the_task_cancels_the_requests(llm: LLM) -> None:
     before = llm.statistics().finished["cancelled"]
-    forever = SamplingParams(max_tokens=None, ignore_eos=True)
 
     async def give_up() -> None:
-        task = asyncio.ensure_future(llm.generate_async(PROMPTS, forever))
-        async with llm.stream("x", forever) as later:
+        task = asyncio.ensure_future(llm.generate_async(PROMPTS, GREEDY, controller=Holds()))
+        async with llm.stream("x", GREEDY, controller=Holds()) as later:
             async for _ in later:  # admitted after them: now they run
                 break
         task.cancel()
@@ -253,15 +261,14 @@ def test_streams_are_asynchronous_too(llm: LLM) -> None:
 
 
 def test_leaving_a_stream_cancels_it(llm: LLM) -> None:
-    forever = SamplingParams(max_tokens=None, ignore_eos=True, temperature=0.0)
     before = llm.statistics().finished["cancelled"]
-    for _ in llm.stream("x", forever):
+    for _ in llm.stream("x", GREEDY, controller=Holds()):
         break
-    with llm.stream("x", forever):
+    with llm.stream("x", GREEDY, controller=Holds()):
         pass
 
     async def leave() -> None:
-        async with llm.stream("x", forever) as stream:
+        async with llm.stream("x", GREEDY, controller=Holds()) as stream:
             async for _ in stream:
                 break
 

@@ -201,13 +201,13 @@ class Llm:
         found: dict[str, Any] = data["seqs"][str(seq)]
         return found
 
-    def settle(self, data: dict[str, Any], seq: int, limit: int = 400) -> dict[str, Any]:
+    def settle(self, data: dict[str, Any], seq: int) -> dict[str, Any]:
         """Ask again for as long as the sequence is only told that it is late."""
         answer = self.answer(data, seq)
         logs = ""
-        while answer["result"] and answer["logs"].startswith("\u23f3") and limit:
+        end = time.monotonic() + PATIENCE
+        while answer["result"] and answer["logs"].startswith("\u23f3") and time.monotonic() < end:
             answer = self.answer(self.mid({"id": seq}), seq)
-            limit -= 1
         answer["logs"] = logs + answer["logs"]
         return answer
 

@@ -17,7 +17,7 @@ from bridle.engine.interfaces import Executor
 from tests.waiting import PATIENCE
 
 #: Nothing here is given up because the machine is busy.
-PATIENT = Timings(patience=30.0, connect=30.0, least_step=120.0)
+PATIENT = Timings(patience=PATIENCE, connect=PATIENCE, least_step=PATIENCE)
 
 
 class Host:

@@ -66,7 +66,7 @@ class Replicas:
         self.paths = [folder / f"replica-{number}.sock" for number in range(len(executors))]
         self.replicas = [self._make(path, executor) for path, executor in zip(self.paths, executors, strict=True)]
         self.client = ReplicaSet([str(path) for path in self.paths], **options)
-        self.client.start(len(executors), 60)
+        self.client.start(len(executors), PATIENCE)
 
     def _make(self, path: Path, executor: Executor) -> LocalReplica:
         return LocalReplica(path, Engine(executor, self._config, decoder=PieceDecoder(PIECES)), self._config)

@@ -99,7 +99,6 @@ class ReplicaLab:
 
         monkeypatch.setattr(replica_messages, "pack_controller", pack_fake)
         monkeypatch.setattr(replica_messages, "unpack_controller", unpack_fake)
-        monkeypatch.setattr("bridle.cluster.replica_link._SILENCE_SECONDS", 60.0)
 
     def __init__(self, lab: Lab, config: EngineConfig, options: dict[str, Any]) -> None:
         executors = [lab.executor, ScriptedExecutor(clock=lab.clock, **options)]

@@ -21,7 +21,7 @@ from tests.deploy.scripted_shard import make_executor, on_forward
 from tests.waiting import PATIENCE
 
 #: Silence is noticed quickly; a busy machine at worst loses a link too many.
-QUICK = Timings(beat=0.05, patience=0.4, connect=0.5)
+QUICK = Timings(beat=0.05, patience=2.0, connect=2.0)
 _NOW = struct.pack("ii", 1, 0)  # a socket that is closed resets its connection
 
 

@@ -38,12 +38,6 @@ from tests.engine.test_laws import random_request
 from tests.waiting import PATIENCE
 
 
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These replicas share a process, and with it the machine's worst moments: silence means nothing here."""
-    monkeypatch.setattr("bridle.cluster.replica_link._SILENCE_SECONDS", 60.0)
-
-
 def read(client: Any, requests: list[Request]) -> dict[str, list[Event]]:
     """All events of all requests, which run together."""
     streams = [client.submit(request) for request in requests]

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import pytest
 import torch.distributed as dist
 
-from bridle.cluster import group
 from bridle.cluster.group import GroupExecutor, Members
 from bridle.cluster.remote import ShardExecutor
 from bridle.engine.interfaces import Executor
@@ -98,8 +97,6 @@ class TwoRanks(OneShard):
         paths = ["--store", str(store), "--options", str(self._options), "--parent", str(os.getpid())]
         self._members = Members([[sys.executable, "-m", "tests.cluster.scripted_ranks", *paths]], on_loss=self._note)
         self.stack.callback(self._members.close)
-        self.stack.callback(setattr, group, "_SILENCE_SECONDS", group._SILENCE_SECONDS)
-        group._SILENCE_SECONDS = 60.0  # these laws are not about ranks that hang, nor about busy machines
         join_group(store, 0, 2, "cpu")
         self.stack.callback(dist.destroy_process_group)
         self.losses: list[str] = []

@@ -20,7 +20,7 @@ from tests.deploy.scripted_shard import make_executor
 from tests.waiting import PATIENCE
 
 #: Hung shards are found quickly; a busy machine at worst restarts one too many.
-QUICK = Timings(beat=0.05, patience=0.4, connect=20.0)
+QUICK = Timings(beat=0.05, patience=2.0, connect=PATIENCE)
 ROOT = Path(__file__).resolve().parents[2]
 
 

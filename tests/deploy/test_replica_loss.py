@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bridle.cluster import replica_link
 from bridle.config import EngineConfig
 from bridle.deploy.replicas import LaunchedReplicas, ReplicaLoader, load_replicated
 from bridle.errors import InvalidRequest
@@ -23,7 +24,8 @@ COMMAND = [sys.executable, "-m", "tests.deploy.scripted_replica"]
 
 
 @pytest.fixture
-def replicas() -> Iterator[LaunchedReplicas]:
+def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchedReplicas]:
+    monkeypatch.setattr(replica_link, "_SILENCE_SECONDS", 4.0)  # longer than one that runs may wait for a processor
     before = children()
     made = LaunchedReplicas([COMMAND] * 2, start_timeout=PATIENCE)
     yield made
@@ -50,7 +52,7 @@ def check_streams(crowd: Crowd, made: list[object]) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_streams_go_on_at_the_other_replica(replicas: LaunchedReplicas, how: signal.Signals) -> None:
-    made = requests(12, 150 if how is signal.SIGKILL else 400)  # a stopped one is missed after a second
+    made = requests(12, 150 if how is signal.SIGKILL else 400)  # a stopped one is missed after a while
     crowd = Crowd(replicas, made)
     assert crowd.wait(200)
     lose(replicas, 0, how, crowd)

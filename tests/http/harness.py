@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -53,9 +54,11 @@ def scripted_model(
     name: str = NAME,
     text: Tokenizer | None = None,
     config: EngineConfig | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> LoadedModel:
-    """A running engine over a scripted executor. `next_token(prefix)` decides; otherwise a seeded hash does."""
+    """A running engine over a scripted executor. `next_token(prefix)` decides; otherwise a seeded hash does. `clock` is
+    the engine's."""
     text = text or tokenizer()
     executor = ScriptedExecutor(
         vocab_size=text.vocab_size,
@@ -69,10 +72,25 @@ def scripted_model(
     constraints = ConstraintPool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
     pools = [PythonControllerPool(text.vocab_size), constraints]
     config = config or EngineConfig()
-    engine = Engine(executor, config, pools=pools, decoder=Detokenizer(text))
+    engine = Engine(executor, config, pools=pools, decoder=Detokenizer(text), clock=clock)
     client = AsyncEngine(engine)
     client.start()
     return LoadedModel(name, client, text, constraints=constraints, engine=config, shutdown=client.close)
+
+
+def overdue_model(is_read: threading.Event, **options: Any) -> LoadedModel:
+    """Writes three tokens without an end. Once its client has read of them, every deadline has passed."""
+    late = 0.0
+
+    def next_token(prefix: Any) -> int:
+        nonlocal late
+        if len(prefix) - num_prompt == 3:
+            assert is_read.wait(PATIENCE)
+            late = 1e9
+        return 5
+
+    num_prompt = options.pop("num_prompt")
+    return scripted_model(next_token=next_token, clock=lambda: time.monotonic() + late, **options)
 
 
 def saying(reply: str, text: Tokenizer | None = None) -> Callable[[Any], int]:

@@ -275,12 +275,13 @@ def test_who_leaves_frees_everything_within_two_steps(
     cancel = roomy.client.cancel
 
     def noting(request_id: str) -> None:
-        cancelled_at.append(roomy.client.statistics().num_steps)
         cancel(request_id)
+        cancelled_at.append(roomy.client.statistics().num_steps)
 
     monkeypatch.setattr(roomy.client, "cancel", noting)
     leave(roomy_url, module)
     after = wait_until_free(roomy, num_free)
+    until(lambda: cancelled_at)
     # The step under way counts, and one more may begin before the cancel is seen.
     assert after.num_steps - cancelled_at[0] <= 2 + 1
 

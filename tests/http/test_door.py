@@ -31,7 +31,7 @@ from tests.http.harness import served
 from tests.http.test_frames import Carrier
 from tests.http.test_lifecycle import raw_request
 from tests.service.fakes import fake_model, say
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 WAIT = PATIENCE
 HEAD = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -117,6 +117,7 @@ def test_a_refused_connection_is_heard_again_in_its_turn(full: str, monkeypatch:
         request = (HEAD.format(path="/v1/completions") + "Content-Length: 2\r\n\r\n{}").encode()
         connection.sendall(request)
         assert read_answer(connection)[0] == 429
+        until(lambda: asked)  # after the answer was written
         assert [user for user, _ in asked] == ["localhost"]
         connection.sendall(request)
         for _ in range(3):  # the server is at its sockets again and again
@@ -126,6 +127,7 @@ def test_a_refused_connection_is_heard_again_in_its_turn(full: str, monkeypatch:
         assert len(asked) == 1
         asked[0][1]()
         assert read_answer(connection)[0] == 429
+        until(lambda: len(asked) > 1)
         assert [user for user, _ in asked] == ["localhost"] * 2
 
 

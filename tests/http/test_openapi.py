@@ -26,6 +26,7 @@ from bridle.http import HttpSettings, create_app
 from bridle.service import LoadedModel, ModelRegistry
 from tests.conftest import IS_FULL
 from tests.http.harness import scripted_model
+from tests.waiting import until
 
 _NUM_CASES = int(os.environ.get("BRIDLE_API_CASES", "20000" if IS_FULL else "5000"))
 _JSON = {"content-type": "application/json"}
@@ -83,9 +84,12 @@ def _groups() -> dict[str, Group]:
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_kept() -> Iterator[None]:
     yield
-    statistics = _model().client.statistics()
-    assert statistics.num_running == statistics.num_waiting == 0
-    assert statistics.num_free_blocks == statistics.num_blocks
+
+    def is_free() -> bool:
+        now = _model().client.statistics()
+        return now.num_running == now.num_waiting == 0 and now.num_free_blocks == now.num_blocks
+
+    until(is_free, "the end of all requests")
     _model().close()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -13,8 +15,9 @@ from bridle.http import HttpSettings, create_app
 from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.service.rates import Limits
-from tests.http.harness import local_client, scripted_model
+from tests.http.harness import local_client, overdue_model, scripted_model, served
 from tests.service.fakes import fake_model
+from tests.waiting import PATIENCE
 
 CHAT = [{"role": "user", "content": "a"}]
 ROUTES: list[tuple[str, dict[str, Any]]] = [
@@ -75,11 +78,21 @@ def test_a_key_may_step_back_and_not_push_forward(path: str, body: dict[str, Any
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_passed_deadline_ends_the_request_and_frees_all(is_stream: bool) -> None:
     """However long the output could go on; the engine has nothing of it left."""
-    model = scripted_model(next_token=lambda prefix: 5, max_model_len=4096)
-    with local_client(model) as client:
-        body = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "deadline": 0.2, "stream": is_stream}
-        answer = client.post("/v1/completions", json=body)
-        assert "deadline_exceeded" in answer.text and "deadline passed" in answer.text
+    is_read = threading.Event()
+    model = overdue_model(is_read, num_prompt=1)
+    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "deadline": 2 * PATIENCE, "stream": is_stream}
+    with served(model) as url, httpx.Client(base_url=url) as client:
+        if is_stream:
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                lines = answer.iter_lines()
+                told = next(lines)
+                is_read.set()
+                told += "".join(lines)
+        else:
+            is_read.set()
+            answer = client.post("/v1/completions", json=body)
+            told = answer.text
+        assert "deadline_exceeded" in told and "deadline passed" in told
         assert answer.status_code == (200 if is_stream else 504)
         statistics = model.client.statistics()
         assert statistics.num_free_blocks == statistics.num_blocks and statistics.num_running == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from bridle.http.transport.sse import SseWriter
 from bridle.outputs import Event, Finished, FinishReason, Log, Logprob, PromptEvent, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
 from bridle.service.generation import Generation, Part
-from tests.http.harness import local_client, scripted_model, served, tokenizer
+from tests.http.harness import local_client, overdue_model, scripted_model, served, tokenizer
 from tests.service.fakes import fake_model, served_by
 from tests.waiting import PATIENCE
 
@@ -342,7 +343,15 @@ def test_invocations_take_any_body(http: httpx.Client) -> None:
 
 
 def test_a_failure_while_streaming_is_an_event() -> None:
-    model = scripted_model(next_token=lambda prefix: 5)  # never ends by itself
-    with served(model, HttpSettings(request_timeout=0.05)) as url, httpx.Client(base_url=url) as http:
-        last = _events(http)[-1]
+    is_read = threading.Event()
+    model = overdue_model(is_read, num_prompt=1)
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 400}}
+    with (
+        served(model, HttpSettings(request_timeout=2 * PATIENCE)) as url,
+        httpx.stream("POST", url + "/generate_stream", json=body) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(lines)
+        is_read.set()
+        *_, last = [json.loads(line.removeprefix("data:")) for line in lines if line]
     assert last["error_type"] == "incomplete_generation" and last["error"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ from bridle.service.model_memory import Needs
 from bridle.service.slot import Slot
 from tests.http.controlled import lent
 from tests.http.harness import saying, scripted_model, tokenizer
-from tests.lmtp.harness import Object, running
-from tests.waiting import PATIENCE
+from tests.lmtp.harness import Object, Setup, running
+from tests.waiting import PATIENCE, until_async
 
 STORY = "Zoë naïvely said: 日本 🙂, and left."
 
@@ -127,28 +128,56 @@ async def test_what_is_wrong_with_buffers() -> None:
 # -- ends ----------------------------------------------------------------------------------------------------
 
 
+@contextlib.asynccontextmanager
+async def stopping(num_steps: int) -> AsyncIterator[tuple[Setup, Callable[[int], Awaitable[None]]]]:
+    """A server whose device stops after so many steps, and what waits for so many cancelled requests and lets it go
+    on."""
+    may_go_on, left = threading.Event(), iter(range(num_steps))
+    model = scripted_model(on_forward=lambda plan: next(left, None) is None and may_go_on.wait(PATIENCE) and None)
+    engine: Any = model.client
+    cancel, cancelled = engine.cancel, set()
+
+    def noting(request_id: str) -> None:
+        cancel(request_id)
+        cancelled.add(request_id)
+
+    engine.cancel = noting
+
+    async def go_on(num_cancelled: int) -> None:
+        await until_async(lambda: len(cancelled) == num_cancelled, f"{num_cancelled} cancelled requests")
+        may_go_on.set()
+
+    async with running(model) as setup:
+        try:
+            yield setup, go_on
+        finally:
+            may_go_on.set()
+
+
 async def test_cancel_frees_at_once() -> None:
-    async with running() as setup:
+    async with stopping(3) as (setup, go_on):
         wire = setup.connect()
         await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
         await wire.next()
         await wire.send("CANCEL", stream_id=1)
+        await go_on(1)
         *_, last = await wire.stream(1)
         assert (last["code"], last.get("retryable", False)) == ("cancelled", False)
         await setup.settle()
-        assert setup.model.client.statistics().num_sampled_tokens < 400
+        assert setup.model.client.statistics().num_sampled_tokens <= 3 + 1
 
 
 async def test_a_lost_connection_frees_its_streams() -> None:
-    async with running() as setup:
+    async with stopping(8) as (setup, go_on):
         wire = setup.connect()
         for stream_id in range(5):
             await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=stream_id)
         await wire.next()
         await wire.link.close()
+        await go_on(5)
         await setup.settle()
         assert setup.server.num_connections == 0
-        assert setup.model.client.statistics().num_sampled_tokens < 5 * 400
+        assert setup.model.client.statistics().num_sampled_tokens <= 5 * (8 + 1)
 
 
 async def test_draining_ends_open_streams_in_an_error() -> None:

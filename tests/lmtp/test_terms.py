@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from bridle.lmtp.decoding import decode_request
 from bridle.lmtp.encoding import encode_request
 from bridle.lmtp.messages import Generate, Score
-from tests.http.harness import scripted_model
+from tests.http.harness import overdue_model
 from tests.lmtp.harness import running
+from tests.waiting import PATIENCE
 
 
 def test_they_travel() -> None:
@@ -21,11 +24,16 @@ def test_they_travel() -> None:
 
 
 async def test_a_passed_deadline_ends_the_stream_and_frees_all() -> None:
-    model = scripted_model(next_token=lambda prefix: 5, max_model_len=4096)
+    is_read = threading.Event()
+    model = overdue_model(is_read, num_prompt=1)
     async with running(model) as setup:
         wire = setup.connect()
         await wire.hello()
-        found = await wire.ask("GENERATE", prompt=[1], max_tokens=4000, ignore_eos=True, deadline=0.2)
+        terms = {"max_tokens": 400, "ignore_eos": True, "deadline": 2 * PATIENCE}
+        await wire.send("GENERATE", prompt=[1], stream_id=1, **terms)
+        await wire.next()
+        is_read.set()
+        found = await wire.stream()
         assert found[-1]["code"] == "deadline_exceeded" and "deadline passed" in found[-1]["error"]
         await setup.settle()
         statistics = model.client.statistics()

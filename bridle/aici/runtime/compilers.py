@@ -31,6 +31,8 @@ _outcomes = m.decoder(Outcome)
 _MAX_STRETCH = 6
 #: The least time between two looks at the compiler's processor time, in seconds.
 _LEAST_WAIT = 0.001
+#: How long it may take until the end of a compiler that hung up is known, in seconds.
+_EXIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ class Compilers:
             outcome: Outcome = _outcomes.decode(data)
             return outcome
         except PeerGone as error:
-            if not process.wait(0.5):
+            if not process.wait(_EXIT_SECONDS):
                 raise ShardUnavailable(f"the compiler hung up: {error}") from None
             raise InvalidRequest(
                 f"the compiler died; a module may use {self._limits.max_compile_memory} bytes to compile", "binary"
