@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,8 @@ from tests.sources import ROOT
 PAGE = (ROOT / "docs" / "lora.md").read_text(encoding="utf-8")
 
 
-def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(block, "lora.md", "exec"), {})
     base, _, pirate = capsys.readouterr().out.partition("|")

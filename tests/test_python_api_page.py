@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,8 @@ from tests.sources import ROOT
 PAGE = ROOT / "docs" / "python-api.md"
 
 
-def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, object] = {}
     for block in blocks:

@@ -10,6 +10,7 @@ from bridle.errors import ShardUnavailable
 from lab.bench.loss_streams import Crowd, Readiness
 from lab.bench.losses import how_to_lose
 from tests.http.harness import saying, scripted_model, served
+from tests.waiting import PATIENCE
 
 
 def _address(url: str) -> tuple[str, int]:
@@ -23,8 +24,8 @@ def test_clients_stream_again_and_again_and_hear_of_losses() -> None:
     async def read(address: tuple[str, int]) -> Crowd:
         crowd, readiness = Crowd(address, 3, 12), Readiness(address)
         crowd.start()
-        await crowd.wait(lambda client: client.num_complete > 2, 60)
-        await readiness.wait(True, 0.0, 60)
+        await crowd.wait(lambda client: client.num_complete > 2, PATIENCE)
+        await readiness.wait(True, 0.0, PATIENCE)
         readiness.stop()
         await crowd.stop()
         return crowd
@@ -46,7 +47,7 @@ def test_what_does_not_end_well_is_told() -> None:
     async def read(address: tuple[str, int], max_tokens: int) -> Crowd:
         crowd = Crowd(address, 1, max_tokens)
         crowd.start()
-        await crowd.wait(lambda client: bool(client.faults) or client.num_complete > 0, 60)
+        await crowd.wait(lambda client: bool(client.faults) or client.num_complete > 0, PATIENCE)
         await crowd.stop()
         return crowd
 
