@@ -22,7 +22,7 @@ PAGE = (ROOT / "docs" / "lora.md").read_text(encoding="utf-8")
 def test_the_code_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(block, "lora.md", "exec"), {})
+    exec(compile(block, "lora.md", "exec", dont_inherit=True), {})
     base, _, pirate = capsys.readouterr().out.partition("|")
     assert base.strip() == "Paris." and pirate.strip() != "Paris."
 

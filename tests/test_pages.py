@@ -74,7 +74,7 @@ def test_programs_run(page: str, server: str, capsys: pytest.CaptureFixture[str]
     """From top to bottom: a program may use what one above it has made."""
     names: dict[str, object] = {}
     for program in blocks(page, "python"):
-        code = compile(program.replace(SERVED_AT, server), page, "exec")
+        code = compile(program.replace(SERVED_AT, server), page, "exec", dont_inherit=True)
         if not any(word in program for word in ENDLESS):
             exec(code, names)
     printed = capsys.readouterr().out

@@ -18,7 +18,7 @@ def test_the_page_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monke
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, str(PAGE), "exec"), names)
+        exec(compile(block, str(PAGE), "exec", dont_inherit=True), names)
     printed = capsys.readouterr().out
     assert "The capital of France is" in printed
     assert re.search(r"^\d\d\d$", printed, re.MULTILINE)  # what `Digits` allowed
