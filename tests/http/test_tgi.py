@@ -305,6 +305,30 @@ def test_tokenize_tells_places(http: httpx.Client) -> None:
     assert "Hi" in chat["templated_text"] and len(chat["tokenize_response"]) > 1
 
 
+def test_tokenize_answers_in_the_shape_that_was_asked_for(http: httpx.Client) -> None:
+    text = "Héllo there"
+    ids = tokenizer().encode(text)
+    of_vllm = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert (of_vllm["count"], of_vllm["tokens"]) == (len(ids), ids) and of_vllm["max_model_len"] > 0
+    assert of_vllm["token_strs"] == [tokenizer().token_text(token) for token in ids]
+    chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": "Hi"}]}).json()
+    assert "Hi" in tokenizer().decode(chat["tokens"])
+    bare = tokenizer().encode(text, add_special_tokens=False)
+    assert http.post("/tokenize", json={"content": text}).json() == {"tokens": bare}
+    pieces = http.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
+    parts = [each["piece"].encode() if isinstance(each["piece"], str) else bytes(each["piece"]) for each in pieces]
+    assert b"".join(parts) == text.encode()
+
+
+def test_detokenize_gives_the_text_back(http: httpx.Client) -> None:
+    ids = tokenizer().encode("Héllo there", add_special_tokens=False)
+    answer = http.post("/detokenize", json={"tokens": ids}).json()
+    assert answer["prompt"] == answer["content"] == "Héllo there"
+    for wrong in ([1 << 40], [-1], ["x"], "x"):
+        assert http.post("/detokenize", json={"tokens": wrong}).status_code == 422
+    assert http.post("/tokenize", json={"prompt": "a", "content": "b"}).status_code == 422
+
+
 def test_info_tells_the_limits(http: httpx.Client) -> None:
     info = http.get("/info").json()
     assert info["model_id"] == "scripted" and info["max_total_tokens"] == info["max_input_tokens"] + 1

@@ -1,5 +1,5 @@
-"""The OpenAI API: completions, chat, responses, embeddings, batch files."""
+"""The OpenAI API: completions, chat, responses, embeddings and scores, batch files."""
 
-from bridle.http.openai import chat, completions, embeddings, responses
+from bridle.http.openai import chat, completions, embeddings, responses, scores
 
-routers = (completions.router, chat.router, embeddings.router, responses.router)
+routers = (completions.router, chat.router, embeddings.router, responses.router, scores.router)

@@ -6,8 +6,8 @@ without parameters is decoded greedily like any other that does not ask for samp
 bridle's own: controllers, constraints, `min_p`, exact counts under `details.usage`.
 """
 
-from bridle.http.tgi import hosted, info, routes
+from bridle.http.tgi import hosted, info, routes, tokens
 
-routers = (routes.router, info.router, hosted.router)
+routers = (routes.router, info.router, tokens.router, hosted.router)
 
 __all__ = ["routers"]

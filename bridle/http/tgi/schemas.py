@@ -103,11 +103,3 @@ class GenerateBody(Fields):
     parameters: Annotated[Parameters, BeforeValidator(_parameters)] = Field(default_factory=Parameters)
     stream: bool | None = None
     model: ModelName = None
-
-
-class TokenizeBody(InnerFields):
-    """`POST /tokenize`."""
-
-    inputs: str
-    add_special_tokens: bool | None = None
-    model: ModelName = None

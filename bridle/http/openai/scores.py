@@ -1,0 +1,145 @@
+"""How much texts have to do with each other: `/v1/score` (vLLM's shape), `/v1/rerank` (that of Jina and Cohere), and
+`/rerank` with `texts` (that of text-embeddings-inference).
+
+A score is the cosine of the vectors that `/v1/embeddings` gives of both texts, as vLLM computes it for models that
+embed. A text that occurs several times in a call is computed once.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from operator import mul
+from typing import Annotated, Any, ClassVar
+
+from fastapi import APIRouter, Request
+from pydantic import BeforeValidator, WithJsonSchema
+from starlette.responses import Response
+
+from bridle.errors import InvalidRequest
+from bridle.http.errors import json_response
+from bridle.http.fields import Fields
+from bridle.http.openai.embeddings import MAX_AT_ONCE, MAX_INPUTS
+from bridle.http.state import serving_of
+from bridle.http.transport.call import Call, call_of
+from bridle.http.transport.json_body import BoundedRoute
+from bridle.http.transport.sse import run_while_connected
+from bridle.service.generation import Part
+from bridle.service.requests import EMBEDDING
+from bridle.service.serving import Serving
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+def _texts(value: Any) -> Any:
+    """One text or a list of them, each as it is or as the `text` of an object."""
+    values = value if isinstance(value, list) else [value]
+    texts = [item.get("text") if isinstance(item, dict) else item for item in values]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("must be a text or a list of texts, none of them empty")
+    return texts
+
+
+_TEXT = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"text": {"type": "string"}}}]}
+Texts = Annotated[
+    list[str], BeforeValidator(_texts), WithJsonSchema({"anyOf": [*_TEXT["anyOf"], {"type": "array", "items": _TEXT}]})
+]
+
+
+class _Body(Fields):
+    has_text: ClassVar[bool] = False
+
+    model: str | None = None
+    adapter: str | None = None
+    priority: int | None = None
+    deadline: float | None = None
+
+
+class ScoreBody(_Body):
+    """`POST /v1/score`: one `text_1` for every `text_2`, or pairs of them."""
+
+    text_1: Texts
+    text_2: Texts
+
+
+class RerankBody(_Body):
+    """`POST /v1/rerank`. `texts` instead of `documents` asks for the answer of text-embeddings-inference."""
+
+    query: str
+    documents: Texts | None = None
+    texts: Texts | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+    return_text: bool | None = None
+
+
+@router.post("/v1/score", summary="How close texts are to each other (vLLM)")
+@router.post("/score", include_in_schema=False)
+async def score(body: ScoreBody, request: Request) -> Response:
+    firsts, seconds = body.text_1, body.text_2
+    if len(firsts) == 1:
+        firsts = firsts * len(seconds)
+    if len(firsts) != len(seconds):
+        raise InvalidRequest(
+            f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}; send pairs, or one text_1", "text_1"
+        )
+    call = call_of(request.scope)
+    scores, name = await run_while_connected(
+        request.receive, _scores(body, serving_of(request), list(zip(firsts, seconds, strict=True)))
+    )
+    rows = [{"index": i, "object": "score", "score": value} for i, value in enumerate(scores)]
+    told = {"id": f"score-{call.id}", "object": "list", "created": int(time.time()), "model": name}
+    return json_response({**told, "data": rows, "usage": _usage(call)})
+
+
+def _usage(call: Call) -> dict[str, int]:
+    return {"prompt_tokens": call.num_prompt, "total_tokens": call.num_prompt}
+
+
+@router.post("/v1/rerank", summary="Texts in order of how close they are to a query (Jina, Cohere)")
+@router.post("/v2/rerank", include_in_schema=False)
+@router.post("/rerank", include_in_schema=False)
+async def rerank(body: RerankBody, request: Request) -> Response:
+    documents = body.documents or body.texts
+    if documents is None or (body.documents and body.texts):
+        raise InvalidRequest("documents are missing: send the texts to be put in order", "documents")
+    if not body.query:
+        raise InvalidRequest("query is empty; it must have at least one character", "query")
+    if body.top_n is not None and body.top_n < 1:
+        raise InvalidRequest(f"top_n is {body.top_n}; must be at least 1", "top_n")
+    call = call_of(request.scope)
+    pairs = [(body.query, text) for text in documents]
+    scores, name = await run_while_connected(request.receive, _scores(body, serving_of(request), pairs))
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: body.top_n]
+    if body.texts is not None:
+        return json_response([_row(i, "score", scores[i], documents[i] if body.return_text else None) for i in order])
+    shows = body.return_documents is not False
+    results = [_row(i, "relevance_score", scores[i], {"text": documents[i]} if shows else None) for i in order]
+    return json_response({"id": f"rerank-{call.id}", "model": name, "usage": _usage(call), "results": results})
+
+
+def _row(number: int, name: str, value: float, document: Any) -> dict[str, Any]:
+    row = {"index": number, name: value}
+    return row if document is None else row | {"document" if isinstance(document, dict) else "text": document}
+
+
+async def _scores(body: _Body, serving: Serving, pairs: Sequence[tuple[str, str]]) -> tuple[list[float], str]:
+    """The score of each pair, and the name of what answers."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    if len(texts) > MAX_INPUTS:
+        raise InvalidRequest(f"the call has {len(texts)} different texts; at most {MAX_INPUTS}")
+    at_once = min(len(texts), MAX_AT_ONCE)
+    await serving.hold(body.model, body.adapter, num_prompts=at_once, priority=body.priority, deadline=body.deadline)
+    tokens = await serving.tokens(texts)
+    generation = await serving.prepare(tokens, EMBEDDING, detokenize=False, embeds=True, at_once=at_once)
+    vectors: dict[str, array[float]] = {}
+
+    async def sink(part: Part, events: object) -> None:
+        vector = part.collector.output.embedding
+        if vector is not None:
+            vectors[texts[part.number]] = vector
+
+    await generation.run(sink)
+    # Vectors have length 1, so that their product is the cosine.
+    return [sum(map(mul, vectors[one], vectors[other])) for one, other in pairs], generation.served_name

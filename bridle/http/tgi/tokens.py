@@ -1,0 +1,147 @@
+"""Text to tokens and back, in the shapes of three servers: text-generation-inference (`inputs`), vLLM (`prompt`, or
+`messages`) and llama.cpp (`content`). The field that has the text says whose shape the answer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import BeforeValidator, WithJsonSchema
+from starlette.responses import Response
+
+from bridle.chat.conversation import Conversation, prompt_text
+from bridle.errors import InvalidRequest
+from bridle.http.errors import json_response
+from bridle.http.fields import InnerFields
+from bridle.http.openai.schemas import MAX_MESSAGES, ChatBody, JsonObjects, objects
+from bridle.http.state import borrow
+from bridle.http.tgi.errors import NativeRoute
+from bridle.http.tgi.schemas import ModelName, base_name
+from bridle.http.transport.long_list import LongListResponse
+from bridle.service import LoadedModel, check_text
+from bridle.service.requests import check_num_tokens
+from bridle.text import Tokenizer
+
+_ROWS_PER_PIECE = 4_096
+
+router = APIRouter(route_class=NativeRoute)
+
+
+def _ids(value: Any) -> Any:
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise ValueError("tokens must be a list of integers")
+    return value
+
+
+Ids = Annotated[list[int], BeforeValidator(_ids), WithJsonSchema({"type": "array", "items": {"type": "integer"}})]
+
+
+class TokenizeBody(InnerFields):
+    """`POST /tokenize`: one of `inputs`, `prompt`, `messages` and `content`."""
+
+    inputs: str | None = None
+    prompt: str | None = None
+    messages: Annotated[JsonObjects | None, objects("messages", MAX_MESSAGES)] = None
+    content: str | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
+    return_token_strs: bool | None = None
+    model: ModelName = None
+
+
+class DetokenizeBody(InnerFields):
+    """`POST /detokenize`."""
+
+    tokens: Ids
+    model: ModelName = None
+
+
+@router.post("/tokenize", summary="The tokens of a text, in the shape of whoever's field has the text")
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    given = [name for name in ("inputs", "prompt", "messages", "content") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(f"{' and '.join(given) or 'no text'} given; send one of inputs, prompt, messages, content")
+    (name,) = given
+    model = await borrow(request, body.model)
+    if name == "inputs":
+        return LongListResponse(await _told(model, body.inputs or "", body.add_special_tokens is not False, _rows))
+    if name == "content":
+        shape = _pieces if body.with_pieces else _plain
+        return LongListResponse(await _told(model, body.content or "", bool(body.add_special), shape), "tokens", {})
+    text, adds_special = body.prompt or "", body.add_special_tokens is not False
+    if body.messages is not None:
+        text = await model.in_text_thread(prompt_text, model, Conversation(body.messages))
+        adds_special = bool(body.add_special_tokens)
+    _check(model, text, name)
+    tokens = await model.in_text_thread(model.tokenizer.encode, text, adds_special)
+    texts = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+    shown = {"count": len(tokens), "max_model_len": model.max_sequence_tokens, "tokens": tokens, "token_strs": texts}
+    return json_response(shown)
+
+
+@router.post("/detokenize", summary="The text of tokens (vLLM's `prompt` and llama.cpp's `content`)")
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+    model = await borrow(request, body.model)
+    check_num_tokens(model, len(body.tokens))
+    wrong = next((token for token in body.tokens if not 0 <= token < model.info.vocab_size), None)
+    if wrong is not None:
+        raise InvalidRequest(f"tokens holds {wrong}; ids go from 0 to {model.info.vocab_size - 1}", "tokens")
+    text = await model.in_text_thread(model.tokenizer.decode, body.tokens, False)
+    return json_response({"prompt": text, "content": text})
+
+
+@router.post("/chat_tokenize", summary="The prompt of a conversation, and its tokens")
+async def chat_tokenize(body: ChatBody, request: Request) -> Response:
+    model = await borrow(request, base_name(body.model))
+    text = await model.in_text_thread(prompt_text, model, body.conversation())
+    tokens = await _told(model, text, False, _rows)
+    return LongListResponse(tokens, "tokenize_response", {"templated_text": text})
+
+
+def _check(model: LoadedModel, text: str, name: str) -> None:
+    if not text:
+        raise InvalidRequest(f"{name} is empty; it must have at least one character", name)
+    check_text(model, text, name)
+
+
+_Rows = Callable[[Tokenizer, list[tuple[int, int, int]], str], list[Any]]
+
+
+async def _told(model: LoadedModel, text: str, adds_special: bool, shape: _Rows) -> list[bytes]:
+    """JSON of the tokens, some thousands at a time."""
+    _check(model, text, "inputs")
+    return await model.in_text_thread(_encoded, model.tokenizer, text, adds_special, shape)
+
+
+def _encoded(tokenizer: Tokenizer, text: str, adds_special: bool, shape: _Rows) -> list[bytes]:
+    """There may be hundreds of thousands of tokens, so other tasks run between pieces of them."""
+    rows = tokenizer.encode_with_offsets(text, adds_special)
+    pieces = (shape(tokenizer, rows[at : at + _ROWS_PER_PIECE], text) for at in range(0, len(rows), _ROWS_PER_PIECE))
+    return [msgspec.json.encode(piece)[1:-1] for piece in pieces]
+
+
+def _rows(tokenizer: Tokenizer, rows: list[tuple[int, int, int]], text: str) -> list[Any]:
+    return [
+        {"id": token, "text": text[start:stop] or tokenizer.token_text(token), "start": start, "stop": stop}
+        for token, start, stop in rows
+    ]
+
+
+def _plain(tokenizer: Tokenizer, rows: list[tuple[int, int, int]], text: str) -> list[Any]:
+    return [token for token, _, _ in rows]
+
+
+def _pieces(tokenizer: Tokenizer, rows: list[tuple[int, int, int]], text: str) -> list[Any]:
+    """llama.cpp's: a token that is no whole text shows as the numbers of its bytes."""
+    found: list[Any] = []
+    for token, _, _ in rows:
+        data = tokenizer.token_bytes(token)
+        try:
+            found.append({"id": token, "piece": data.decode("utf-8")})
+        except UnicodeDecodeError:
+            found.append({"id": token, "piece": list(data)})
+    return found
