@@ -66,8 +66,8 @@ async def complete(
     drop_after: int | None = None,
     never_ends: bool = False,
 ) -> Sample:
-    """Stream one completion. With `drop_after`, close the connection after that many tokens. With `never_ends`,
-    no end token is drawn before `max_tokens`: what follows one may have no text, which looks like a long gap."""
+    """Stream one completion. With `drop_after`, close the connection after that many tokens. With `never_ends`, no end
+    token is drawn before `max_tokens` and special tokens show: tokens without text look like one long gap."""
     loop = asyncio.get_running_loop()
     sample = Sample(time.perf_counter())
     done = loop.create_future()
@@ -95,7 +95,7 @@ def _request(target: Target, tenant: int, prompt: Sequence[int], max_tokens: int
         "ignore_eos": True,
     }
     if min_tokens:
-        options["min_tokens"] = min_tokens
+        options |= {"min_tokens": min_tokens, "skip_special_tokens": False}
     body = json.dumps({"prompt": list(prompt), "max_tokens": max_tokens} | options).encode()
     key = f"Authorization: Bearer {target.keys[tenant]}\r\n" if target.keys else ""
     head = (
