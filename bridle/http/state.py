@@ -15,15 +15,13 @@ from bridle.http.transport.sockets import SocketFront
 from bridle.http.transport.sse import run_while_connected
 from bridle.service import LoadedModel
 from bridle.service.serving import Host, Serving
-from bridle.service.turns import Turns
 
 
 @dataclass(slots=True, kw_only=True)
 class HttpState(Host):
     """What all front-ends of an application share, and beside it limits and counters of HTTP, and the `fronts` at its
     WebSockets; `started` is a Unix time in seconds. Large bodies are parsed one at a time, under `parsing`: parsers
-    that take turns would keep everybody else from running. `turns` bound what clients cost that are told no, or say
-    nothing.
+    that take turns would keep everybody else from running.
     """
 
     settings: HttpSettings
@@ -32,7 +30,6 @@ class HttpState(Host):
     fronts: list[SocketFront] = field(default_factory=list)
     started: int = field(default_factory=lambda: int(time.time()))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    turns: Turns = field(default_factory=Turns)
 
     @property
     def is_ready(self) -> bool:

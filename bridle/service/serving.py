@@ -32,6 +32,7 @@ from bridle.service.slot import Slot
 from bridle.service.steering import PLAIN, Steering, steering_of
 from bridle.service.story import Story, Tracing
 from bridle.service.terms import make_terms
+from bridle.service.turns import Turns
 from bridle.service.words import has_texts, with_tokens
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Host:
 
     `live` are the requests that a model works on, by id; `tracing` is where their spans go, if anywhere. One call may
     bring `max_prompts` and ask for `max_choices`. While the host `is_draining`, new requests are turned away; `idle` is
-    set once the running ones are over. `num_crowd` is the most that was in flight since nothing was.
+    set once the running ones are over. `num_crowd` is the most that was in flight since nothing was. `turns` bound what
+    clients cost that are told no, or say nothing: one share for all front-ends, since they have one event loop.
     """
 
     registry: ModelRegistry
@@ -60,6 +62,7 @@ class Host:
     is_draining: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     num_crowd: int = 0
+    turns: Turns = field(default_factory=Turns)
 
     def check_open(self) -> None:
         """Raises `EngineClosed` while the server is shutting down."""

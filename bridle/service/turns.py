@@ -6,6 +6,8 @@ processor from the users who are served. So they get a share of the event loop's
 waits. Beyond it users take turns, whatever number of connections they have, and the connections of one user take turns
 among themselves, one at a time between other work of the loop. A connection that waits is not read from, so that its
 backlog stays with the client.
+
+A share says when something is heard, an allowance how much of what is of no use is heard of one connection at all.
 """
 
 from __future__ import annotations
@@ -15,12 +17,42 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from bridle.errors import InvalidRequest
+from bridle.errors import InvalidRequest, ProtocolError
 
 #: Seconds of processor time that may be spent at once before users have to wait.
 BURST = 0.005
 SHARE = 0.25
 _MIN_PAUSE = 0.001  # seconds; timers are no finer
+
+
+#: How many messages of no use a connection may send at once, and how many a second from then on. Far more than a client
+#: sends that has a mistake in it, and far less than a flood.
+MAX_USELESS = 1_000
+USELESS_RATE = 10.0
+
+
+class Allowance:
+    """Counts what one connection sends that is of no use. `clock` measures time."""
+
+    def __init__(
+        self, most: int = MAX_USELESS, rate: float = USELESS_RATE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most = most
+        self._rate = rate
+        self._clock = clock
+        self._left = float(most)
+        self._filled_at = clock()
+
+    def take(self, what: str, number: int = 1) -> None:
+        """Count `number` more. Raises `ProtocolError`, for which the connection is to be closed, if that is too many;
+        `what` names them."""
+        now = self._clock()
+        self._left = min(self._left + self._rate * (now - self._filled_at), self._most) - number
+        self._filled_at = now
+        if self._left < 0:
+            raise ProtocolError(
+                f"too many {what}: at most {self._most} at once, and {self._rate:g} a second after that"
+            )
 
 
 class Turns:

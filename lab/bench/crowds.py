@@ -148,6 +148,7 @@ async def _look(server: HttpServer, over: asyncio.Event, seen: Watched) -> None:
 
 def _tell(report: Report, scene: str, beside: str, seen: Watched) -> None:
     if seen.streams:
+        report.took(scene, beside, "first token", [each.first for each in seen.streams if each.event_times])
         report.took(scene, beside, "gap between tokens", seen.gaps)
     report.took(scene, beside, "/health, after it was due", seen.late)
     report.took(scene, beside, "who asks, late by itself", seen.own)

@@ -14,7 +14,8 @@ from uvicorn.server import ServerState
 
 from bridle.http.transport import frames
 from bridle.http.transport.frames import MAX_FRAMES, bounded_frames
-from bridle.service.turns import Turns
+from bridle.http.transport.wire import MAX_DROPPED
+from bridle.service.turns import MAX_USELESS, Allowance, Turns
 
 HANDSHAKE = (
     b"GET /lmtp HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -33,9 +34,10 @@ class Carrier(asyncio.Transport):
     """A transport that remembers what is written, and whether it is read."""
 
     def __init__(self) -> None:
-        super().__init__({"sockname": ("127.0.0.1", 1), "peername": ("127.0.0.1", 2)})
+        super().__init__({"sockname": ("127.0.0.1", 1), "peername": ("127.0.0.2", 2)})
         self.written = b""
         self.is_read = True
+        self.is_aborted = False
 
     def write(self, data: Any) -> None:
         self.written += data
@@ -47,7 +49,15 @@ class Carrier(asyncio.Transport):
         self.is_read = True
 
     def is_closing(self) -> bool:
-        return False
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -58,8 +68,10 @@ class Kept(Turns):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[Callable[[], object]] = []
+        self.users: list[str] = []
 
     def ask(self, user: str, go_on: Callable[[], object]) -> None:
+        self.users.append(user)
         self.asked.append(go_on)
 
     def let(self) -> bool:
@@ -70,7 +82,7 @@ class Kept(Turns):
         return bool(asked)
 
 
-async def open_protocol(turns: Turns, got: list[Any]) -> tuple[Any, Carrier]:
+async def open_protocol(turns: Kept, got: list[Any]) -> tuple[Any, Carrier]:
     """A connection whose application takes one message each time `take` is set."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -84,6 +96,7 @@ async def open_protocol(turns: Turns, got: list[Any]) -> tuple[Any, Carrier]:
     carrier = Carrier()
     protocol.connection_made(carrier)
     protocol.data_received(HANDSHAKE)
+    turns.let()
     for _ in range(5):
         await asyncio.sleep(0)
     assert b"101 Switching" in carrier.written
@@ -100,6 +113,7 @@ def test_of_a_flood_a_few_frames_are_handled_at_a_time(opcode: int, monkeypatch:
         handled.append(self._num_frames)
 
     monkeypatch.setattr(frames._BoundedFrames, "_go_on", counted)
+    monkeypatch.setattr(frames, "Allowance", lambda: Allowance(2_000))
 
     async def main() -> None:
         turns = Kept()
@@ -107,7 +121,9 @@ def test_of_a_flood_a_few_frames_are_handled_at_a_time(opcode: int, monkeypatch:
         turns.let()
         handled.clear()
         protocol.data_received(frame(opcode, b"") * 2_000)
-        assert not carrier.is_read and protocol.queue.qsize() <= handled[0]
+        assert not carrier.is_read and not handled and protocol.queue.empty()  # before the first turn
+        turns.let()
+        assert protocol.queue.qsize() <= handled[0]
         for _ in range(4_000):
             while not protocol.queue.empty():
                 await protocol.receive()
@@ -145,14 +161,54 @@ def test_pings_of_a_peer_that_takes_no_answers_are_not_heard() -> None:
         turns.let()
         protocol.pause_writing()
         before = len(carrier.written)
-        protocol.data_received(frame(9, b"") * 2_000)
+        protocol.data_received(frame(9, b"") * MAX_USELESS)
         while turns.let():
             pass
         assert len(carrier.written) == before and not carrier.is_read
         protocol.resume_writing()
         while turns.let():
             pass
-        assert len(carrier.written) == before + 2_000 * 2 and carrier.is_read
+        assert len(carrier.written) == before + MAX_USELESS * 2 and carrier.is_read
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("bytes_", [frame(9, b"a"), frame(10, b"a"), b"\x00\x80\0\0\0\0"], ids=["ping", "pong", "part"])
+def test_a_flood_of_frames_without_content_ends_in_a_close_that_says_so(bytes_: bytes) -> None:
+    async def main() -> None:
+        turns, got = Kept(), []
+        protocol, carrier = await open_protocol(turns, got)
+        if bytes_[0] == 0:
+            protocol.data_received(b"\x02\x80\0\0\0\0")  # a message begins
+        protocol.data_received(bytes_ * MAX_USELESS)
+        while turns.let():
+            pass
+        assert b"too many" not in carrier.written and carrier.is_read
+        protocol.data_received(bytes_ * MAX_USELESS)  # in no time the allowance would be this again
+        while turns.let():
+            pass
+        told = carrier.written.rpartition(b"\x03\xf0")[2]  # the close code
+        assert told == b"too many frames without content: at most 1000 at once, and 10 a second after that"
+        assert protocol.queue.get_nowait() == {"type": "websocket.disconnect", "code": 1008, "reason": told.decode()}
+        assert carrier.is_read and not carrier.is_aborted  # so that the reason arrives
+        num_written = len(carrier.written)
+        for _ in range(MAX_DROPPED // 6_000 + 1):
+            protocol.data_received(bytes_ * 1_000)
+        assert carrier.is_aborted and len(carrier.written) == num_written and not turns.asked
+
+    asyncio.run(main())
+
+
+def test_nothing_is_parsed_before_its_turn() -> None:
+    async def main() -> None:
+        config = uvicorn.Config(lambda: None, lifespan="off", log_config=None)
+        turns = Kept()
+        protocol: Any = bounded_frames(turns)(config=config, server_state=ServerState(), app_state={})  # type: ignore[call-arg]
+        carrier = Carrier()
+        protocol.connection_made(carrier)
+        protocol.data_received(HANDSHAKE)
+        assert not protocol.handshake_initiated and not carrier.is_read
+        assert turns.users == ["127.0.0.2"]  # nobody knows the user yet
 
     asyncio.run(main())
 

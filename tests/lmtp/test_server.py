@@ -7,6 +7,7 @@ import contextlib
 import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridle.config import ModelConfig
-from bridle.errors import UnsupportedModel
+from bridle.errors import ConnectionLost, UnsupportedModel
 from bridle.lmtp.client import memory_pair
+from bridle.lmtp.client.carriers import MemoryLink
+from bridle.lmtp.encoding import encode_answers
 from bridle.lmtp.server import LmtpSettings
 from bridle.lmtp.server.server import LOCAL_USER
 from bridle.lmtp.server.work import Work
@@ -23,6 +26,7 @@ from bridle.service import Admission, LoadedModel, ModelRegistry
 from bridle.service.keeper import ModelKeeper
 from bridle.service.model_memory import Needs
 from bridle.service.slot import Slot
+from bridle.service.turns import BURST, MAX_USELESS
 from tests.http.controlled import lent
 from tests.http.harness import saying, scripted_model, tokenizer
 from tests.lmtp.harness import Object, Setup, running
@@ -525,7 +529,7 @@ def test_users_are_heard_in_turn_whatever_number_of_connections_they_have() -> N
 
     async def main() -> None:
         async with running() as setup:
-            turns = setup.server._home.turns
+            turns = setup.server._home.host.turns
             wires = [setup.connect() for _ in range(20)]
             for wire in wires:
                 await wire.hello()
@@ -539,5 +543,63 @@ def test_users_are_heard_in_turn_whatever_number_of_connections_they_have() -> N
             for _ in range(50):
                 await asyncio.sleep(0)
             assert turns.num_waiting == len(wires)
+
+    asyncio.run(main())
+
+
+def test_a_flood_of_messages_that_are_no_requests_ends_in_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons: list[str] = []
+
+    async def close(self: MemoryLink, reason: str = "", real: Any = MemoryLink.close) -> None:
+        reasons.append(reason)
+        await real(self, reason)
+
+    monkeypatch.setattr(MemoryLink, "close", close)
+
+    async def main() -> None:
+        async with running() as setup:
+            wire, other = setup.connect(), setup.connect()
+            await wire.send("GENERATE", prompt=[5], max_tokens=400, logit_bias={"2": -1000}, stream_id=1)
+            await wire.next()
+            for _ in range(2 * MAX_USELESS):  # in no time is so much allowed again
+                await wire.link.send("NONE")
+            said = "too many messages that are no requests: at most 1000 at once, and 10 a second after that"
+            told: list[Object] = []
+            with contextlib.suppress(ConnectionLost):
+                while True:
+                    told.append((await wire.next())[1])
+            ends = [each for each in told if said in each.get("error", "")]
+            assert [each["stream_id"] for each in ends] == [None, 1] and reasons == [said]
+            assert sum("'NONE' is no message" in each.get("error", "") for each in told) > MAX_USELESS
+            assert len(await other.ask("GENERATE", prompt=[5], max_tokens=3)) == 3
+            await setup.settle()
+
+    asyncio.run(main())
+
+
+def test_immediate_answers_are_charged_and_tokens_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second passes whenever answers are written, and at no other time."""
+    seconds = 0.0
+
+    def written(answers: Any) -> Any:
+        nonlocal seconds
+        seconds += 1.0
+        return encode_answers(answers)
+
+    charged: list[float] = []
+    monkeypatch.setattr("bridle.lmtp.server.connection.encode_answers", written)
+    monkeypatch.setattr("bridle.lmtp.server.connection.time", SimpleNamespace(thread_time=lambda: seconds))
+
+    async def main() -> None:
+        async with running() as setup:
+            monkeypatch.setattr(setup.server._home.host.turns, "charge", charged.append)
+            wire = setup.connect()
+            assert len(await wire.ask("GENERATE", prompt=[5], max_tokens=20)) == 20
+            assert sum(charged) == 0.0
+            await wire.hello()
+            await wire.link.send("NONE")
+            await wire.next()
+            await wire.ask("GENERATE", prompt=[5], max_tokens=1)  # what was charged before is known now
+            assert sum(charged) == pytest.approx(2 * BURST)
 
     asyncio.run(main())

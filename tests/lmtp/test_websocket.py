@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import signal
 import subprocess
@@ -16,8 +17,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from bridle.http.app import create_app
+from bridle.http.server import uvicorn_config
+from bridle.http.settings import ServeSettings
 from bridle.lmtp.server import LmtpSettings, websocket_front
+from bridle.service import ModelRegistry
 from bridle.service.keys import KeyStore
+from bridle.service.turns import MAX_USELESS
 from tests.http.harness import NAME, scripted_model, served
 from tests.waiting import PATIENCE
 
@@ -155,3 +161,22 @@ def test_lines_for_a_parent_process() -> None:
             assert server.wait(SECONDS) == 0
         finally:
             server.kill()
+
+
+def test_all_front_ends_of_a_server_have_one_share_of_its_loop() -> None:
+    app = create_app(ModelRegistry(), fronts=[websocket_front()])
+    config: Any = uvicorn_config(app, ServeSettings())
+    (front,) = app.state.http.fronts
+    turns = app.state.http.turns
+    assert config.http.shares is turns and config.ws.shares is turns and front.server._home.host.turns is turns
+
+
+def test_a_flood_is_closed_with_a_reason_that_arrives(address: str) -> None:
+    for message in ("NONE", b"binary"):
+        with open_socket(address) as socket:
+            with contextlib.suppress(ConnectionClosed):
+                for _ in range(2 * MAX_USELESS):
+                    socket.send(message)
+                while True:
+                    socket.recv(SECONDS)
+            assert socket.close_code == 1008 and (socket.close_reason or "").startswith("too many ")

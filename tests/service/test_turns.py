@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.errors import InvalidRequest
-from bridle.service.turns import BURST, Turns
+from bridle.errors import InvalidRequest, ProtocolError
+from bridle.service.turns import BURST, Allowance, Turns
 from bridle.testing.clock import FakeClock as Clock
 
 
@@ -150,3 +150,25 @@ def test_who_leaves_while_it_waits_keeps_nobody_else() -> None:
 def test_a_share_is_one(share: float) -> None:
     with pytest.raises(InvalidRequest, match="share"):
         Turns(share)
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.floats(0, 3)), max_size=60), st.integers(1, 50), st.floats(0.1, 20))
+def test_an_allowance_lets_through_what_fits_at_once_and_what_came_in_since(
+    takes: list[tuple[int, float]], most: int, rate: float
+) -> None:
+    clock = Clock()
+    allowance, taken = Allowance(most, rate, clock), [(clock(), 0)]
+    for number, pause in takes:
+        clock.advance(pause)
+        taken.append((clock(), number))
+        # The most that any stretch of time up to now asks for beyond what it brings in.
+        excess = max(
+            sum(count for _, count in taken[begin:]) - rate * (clock() - taken[begin][0]) for begin in range(len(taken))
+        )
+        if abs(excess - most) < 1e-6:
+            return  # rounding decides
+        if excess > most:
+            with pytest.raises(ProtocolError, match=f"too many pings: at most {most} at once"):
+                allowance.take("pings", number)
+            return
+        allowance.take("pings", number)

@@ -3,7 +3,11 @@
 A frame can be six bytes long. So one read can hold tens of thousands, and each becomes an object, an event or an answer
 to a ping before another connection has a turn. Here a few frames are taken out at a time. The others wait as bytes
 until the application has taken those, and until it is the user's turn. Until then nothing more is read, so that the
-memory of a connection does not grow with what it sends.
+memory of a connection does not grow with what it sends. That is so from the first byte on, before anybody knows whose
+connection it is.
+
+Pings, answers to none, and parts of messages that hold nothing are of no use in numbers. Who sends too many is told so
+in the frame that closes the connection.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ import time
 
 from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import CloseCode, Frame, Opcode
 
-from bridle.http.transport.wire import limit_reads
+from bridle.errors import ProtocolError
+from bridle.http.transport.wire import LINGER, MAX_DROPPED, limit_reads
 from bridle.service.keys import Identity
-from bridle.service.turns import Turns
+from bridle.service.turns import Allowance, Turns
 
 #: How many frames are handled in one go, and how many bytes are searched for them.
 MAX_FRAMES = 8
@@ -39,15 +44,24 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
     _rest = b""  # what came and was not handled yet
     _num_frames = 0  # handled in this go
     _is_due = False  # a turn was asked for
+    _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._allowance = Allowance()
         limit_reads(transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._num_to_drop is not None:
+            self._num_to_drop -= len(data)
+            if self._num_to_drop < 0:
+                self.transport.abort()
+            return
         self._rest += data
         if not self._is_due:
-            self._go_on()
+            self._ask()
+        if self._is_due:
+            self._read(False)
 
     async def receive(self) -> ASGIReceiveEvent:
         message = await self.queue.get()
@@ -61,13 +75,36 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
             self._ask()
 
     def handle_events(self) -> None:
-        self._num_frames += sum(isinstance(event, Frame) for event in self.conn.events)
+        frames = [event for event in self.conn.events if isinstance(event, Frame)]
+        self._num_frames += len(frames)
         super().handle_events()
+        useless = sum(self.close_sent or is_useless(frame) for frame in frames)
+        if useless:
+            try:
+                self._allowance.take("frames without content", useless)
+            except ProtocolError as error:
+                self._leave(str(error))
+
+    def _leave(self, reason: str) -> None:
+        """Close the connection. What is on its way is dropped before that, since a close over unread bytes takes the
+        reason away from the peer."""
+        self._rest, self._num_to_drop = b"", MAX_DROPPED
+        self.stop_keepalive()
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.POLICY_VIOLATION, "reason": reason})
+        self.conn.fail(CloseCode.POLICY_VIOLATION, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        self.close_timer = self.loop.call_later(LINGER, self.transport.close)
 
     def _ask(self) -> None:
         self._is_due = True
         identity = self.scope.get("state", {}).get("identity") if self.handshake_initiated else None
-        self.shares.ask(identity.user if isinstance(identity, Identity) else "", self._go_on)
+        sender = (self.client or ("",))[0]
+        self.shares.ask(identity.user if isinstance(identity, Identity) else sender, self._go_on)
 
     def _go_on(self) -> None:
         """Handle a few frames. Who has more is not read from, and who does not take the answers to pings is not
@@ -89,6 +126,13 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
             self._ask()
 
     def _read(self, wanted: bool) -> None:
+        """Read on, or not. A connection that is about to be closed is read to its end."""
+        wanted = wanted or self._num_to_drop is not None
         if wanted is self.read_paused and not self.transport.is_closing():
             self.read_paused = not wanted
             (self.transport.resume_reading if wanted else self.transport.pause_reading)()
+
+
+def is_useless(frame: Frame) -> bool:
+    """Whether a frame says nothing."""
+    return frame.opcode in (Opcode.PING, Opcode.PONG) or (frame.opcode is Opcode.CONT and not frame.data)

@@ -36,8 +36,8 @@ from bridle.service.turns import Turns
 _PROBES = (b"/health", b"/ping")
 _MAX_READ = 1 << 14  # bytes read from one connection before others have a turn
 _MAX_PIPELINED = 32  # requests of a connection that wait for the one before them
-_MAX_DROPPED = 1 << 18  # bytes of a refused body that are read to keep the connection
-_LINGER = 2.0  # seconds to read what is on its way before a connection is closed
+MAX_DROPPED = 1 << 18  # bytes of a refused body that are read to keep the connection
+LINGER = 2.0  # seconds to read what is on its way before a connection is closed
 _LENGTH, _CODING, _EXPECT = b"content-length", b"transfer-encoding", b"expect"
 
 
@@ -182,14 +182,14 @@ class _BoundedProtocol(HttpToolsProtocol):
     def _is_little(self) -> bool:
         """Whether the body is short enough to be read and dropped, and certain to come."""
         given = {name: value for name, value in self.headers if name in (_LENGTH, _CODING, _EXPECT)}
-        return _CODING not in given and _EXPECT not in given and int(given.get(_LENGTH, b"0")) <= _MAX_DROPPED
+        return _CODING not in given and _EXPECT not in given and int(given.get(_LENGTH, b"0")) <= MAX_DROPPED
 
     def _leave(self) -> None:
         """Send nothing more, and close when the peer does, or after a while."""
-        self._num_to_drop = _MAX_DROPPED
+        self._num_to_drop = MAX_DROPPED
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._head_timer = self.loop.call_later(_LINGER, self.transport.close)
+        self._head_timer = self.loop.call_later(LINGER, self.transport.close)
 
     def _wait_for_turn(self, user: str) -> None:
         """Read on when it is this user's turn."""

@@ -191,7 +191,7 @@ class MemoryLink:
         self.peer._room.set()
         return message
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "") -> None:
         if not self._closed:
             self._closed = True
             for queue in (self._incoming, self._outgoing):

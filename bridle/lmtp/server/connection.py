@@ -14,15 +14,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bridle.errors import BridleError, ConnectionLost
+from bridle.errors import BridleError, ConnectionLost, ProtocolError
 from bridle.lmtp.decoding import decode_request
 from bridle.lmtp.encoding import encode_answers
-from bridle.lmtp.messages import Answer, Rejected, Request
+from bridle.lmtp.failures import error_text
+from bridle.lmtp.messages import Answer, Msg, Rejected, Request
 from bridle.lmtp.server.info import describe
 from bridle.lmtp.server.streams import Home, Streams
 from bridle.lmtp.session import Action, Describe, Keep, Reattach, Send, Session, Start, Stop, Stream
 from bridle.service.json_size import MAX_INLINE_BYTES, JsonSize, json_size
 from bridle.service.keys import Identity
+from bridle.service.turns import BURST, Allowance
 
 #: The most that a message may hold: biases of half a vocabulary of three hundred thousand tokens, and a prompt of a
 #: million.
@@ -38,11 +40,11 @@ class Link(Protocol):
         """Send a message to the peer; waits while the peer takes none."""
 
     async def receive(self) -> str:
-        """The next message."""
+        """The next message. Raises `ProtocolError` if the peer sends too much that is none."""
         raise NotImplementedError
 
-    async def close(self) -> None:
-        """End the connection. Idempotent."""
+    async def close(self, reason: str = "") -> None:
+        """End the connection, and say why if the peer is to blame and the carrier can say it. Idempotent."""
 
 
 class Connection:
@@ -68,6 +70,9 @@ class Connection:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._is_ending = False
+        self._reason = ""  # to end the connection, if the client is to blame
+        self._rejected = Allowance()
+        self._num_replies = 0  # answers in the outbox that are no stream's
 
     async def serve(self) -> None:
         """Read and write until either side ends the connection; then everything of it is freed."""
@@ -79,7 +84,7 @@ class Connection:
             for task in sides:
                 task.cancel()
             results = await asyncio.gather(*sides, return_exceptions=True)
-            await self._link.close()
+            await self._link.close(self._reason)
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, ConnectionLost):
                 raise result
@@ -97,16 +102,35 @@ class Connection:
     # -- in --------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        while True:
-            text = await self._link.receive()
-            if self._echo is not None:
-                self._echo(text)
-            large = await self._decode_large(text) if len(text) > MAX_INLINE_BYTES else None
-            began = time.thread_time()
-            self._do_all(self._session.receive(large or decode_request(text, _loads)))
-            self._home.turns.charge(time.thread_time() - began)
-            await self._room()
-            await self._home.turns.wait(self._user)
+        turns = self._home.host.turns
+        try:
+            while True:
+                text = await self._link.receive()
+                if self._echo is not None:
+                    self._echo(text)
+                large = await self._decode_large(text) if len(text) > MAX_INLINE_BYTES else None
+                began = time.thread_time()
+                self._take(large or decode_request(text, _loads))
+                turns.charge(time.thread_time() - began)
+                await self._room()
+                await turns.wait(self._user)
+        except ProtocolError as error:
+            await self._blame(error)
+
+    def _take(self, message: Request | Rejected) -> None:
+        """Do what a message says. Its immediate answers are for the client's account, as they are written."""
+        num_before = len(self._outbox)
+        self._do_all(self._session.receive(message))
+        self._num_replies += len(self._outbox) - num_before
+        if isinstance(message, Rejected):
+            self._rejected.take("messages that are no requests")
+
+    async def _blame(self, error: ProtocolError) -> None:
+        """End the connection, because of what its client sends, once its client was told. Does not return."""
+        self._reason = str(error)
+        self._send(Msg(stream_id=None, error=error_text(error), code=error.code))
+        self.end(error)
+        await asyncio.get_running_loop().create_future()
 
     async def _decode_large(self, text: str) -> Request | Rejected:
         async with self._home.reading:
@@ -153,9 +177,14 @@ class Connection:
             await self._news.wait()
             self._news.clear()
             answers, self._outbox = self._outbox, []
+            num_replies, self._num_replies = self._num_replies, 0
             self._has_room.set()
+            began = time.thread_time()
             for message in encode_answers(answers):
                 await self._link.send(message)
+            if num_replies:
+                took = min(time.thread_time() - began, BURST)  # others may have run while the client took nothing
+                self._home.host.turns.charge(took * num_replies / len(answers))
             if self._is_ending and not self._outbox:
                 return
 

@@ -62,7 +62,7 @@ class LineLink:
         except OSError as error:
             raise ConnectionLost(f"the connection broke: {error}") from error
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "") -> None:
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()

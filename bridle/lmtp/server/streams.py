@@ -27,21 +27,18 @@ from bridle.service.keys import Identity
 from bridle.service.requests import check_num_tokens
 from bridle.service.serving import Host, Serving
 from bridle.service.story import Story
-from bridle.service.turns import Turns
 
 
 @dataclass(slots=True)
 class Home:
     """What the connections of one server share. `tasks` are all running tasks. Large messages are parsed one at a time,
-    under `reading`, since a parser lets no other task run until it is done. `turns` decides whose next message is read.
-    """
+    under `reading`, since a parser lets no other task run until it is done."""
 
     host: Host
     settings: LmtpSettings
     memory: Memory
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    turns: Turns = field(default_factory=Turns)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task beside all others."""

@@ -17,6 +17,9 @@ from bridle.lmtp.server.settings import LmtpSettings
 from bridle.service.keys import LOCAL_USER, Identity
 from bridle.service.serving import Host
 from bridle.service.story import trace_headers
+from bridle.service.turns import Allowance
+
+_GOING_AWAY, _POLICY_VIOLATION = 1001, 1008  # what a close frame says
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -77,6 +80,7 @@ class WebSocketLink:
         self._receive = receive
         self._send = send
         self._is_closed = False
+        self._ignored = Allowance()
 
     async def send(self, message: str) -> None:
         if self._is_closed:
@@ -95,10 +99,12 @@ class WebSocketLink:
             text = event.get("text")
             if text is not None:
                 return str(text)
+            self._ignored.take("binary messages")
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "") -> None:
         if self._is_closed:
             return
         self._is_closed = True
         with contextlib.suppress(OSError, RuntimeError):
-            await self._send({"type": "websocket.close", "code": 1001})
+            code = _POLICY_VIOLATION if reason else _GOING_AWAY
+            await self._send({"type": "websocket.close", "code": code, "reason": reason})
