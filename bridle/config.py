@@ -13,6 +13,7 @@ from bridle.errors import InvalidRequest
 
 Quantization = Literal["none", "auto", "int8", "q8_0", "q4_0"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
 
 #: The most memory that adapters take by default, on the device and on the host, in bytes.
 ADAPTER_MEMORY = 1 << 30
@@ -56,7 +57,8 @@ class ModelConfig:
     """Which checkpoint to load, and how.
 
     `model` is a folder, a GGUF file, a Hugging Face hub id, or `demo`. `backend` computes it. `dtype` `auto` is
-    float32 on a CPU and the checkpoint's own on a GPU. The KV cache has `num_blocks` blocks, or room for
+    float32 on a CPU and the checkpoint's own on a GPU. `kv_cache_dtype` is the type of keys and values on a CPU: `auto`
+    is `dtype`, `int8` has a scale for each head of a token. The KV cache has `num_blocks` blocks, or room for
     `kv_tokens` tokens, or takes `kv_memory` bytes; with none of them it is sized by what is left beside the largest
     step, which `warm_up` runs: `max_kv_memory` bytes are the most, and `num_sharers` processes like this one divide
     what is there. Of the device's memory it leaves `reserved_memory` bytes alone, for what comes later: adapters.
@@ -74,6 +76,7 @@ class ModelConfig:
     kernel: str = "auto"
     adapter_kernel: str = "auto"
     quantization: Quantization = "none"
+    kv_cache_dtype: KVCacheDType = "auto"
     max_model_len: int | None = None
     block_size: int | None = None
     num_blocks: int | None = None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from bridle.cli.sizes import byte_size, count, drafts
-from bridle.config import DType, EngineConfig, ModelConfig, Quantization
+from bridle.config import DType, EngineConfig, KVCacheDType, ModelConfig, Quantization
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams, meanings
 
@@ -44,6 +44,11 @@ class ModelOptions:
     (
         "Compress weights at load time, on a CPU: to `int8`, or GGUF's blocks `q8_0` and `q4_0`; `auto` takes the "
         "fastest that keeps 95 % of the likeliest tokens on a sample text."
+    )
+    kv_cache_dtype: KVCacheDType = "auto"
+    (
+        "Type of keys and values, on a CPU: `bfloat16` takes half of float32's memory, `int8` a little more than a "
+        "quarter; `auto` is `--dtype`."
     )
     adapter_kernel: Literal["auto", "fused", "torch"] = "auto"
     "What multiplies adapters: `fused` kernels on a GPU, or plain `torch`."

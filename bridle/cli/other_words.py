@@ -40,6 +40,10 @@ OTHER_WORDS: dict[str, str] = {
     "--mem-fraction-static": "--kv-memory, in bytes; by default it is measured",
     "--cuda-memory-fraction": "--kv-memory, in bytes; by default it is measured",
     "--kv-cache-memory-bytes": "--kv-memory",
+    "--cache-type-k": "--kv-cache-dtype, for keys and values alike",
+    "--cache-type-v": "--kv-cache-dtype, for keys and values alike",
+    "-ctk": "--kv-cache-dtype, for keys and values alike",
+    "-ctv": "--kv-cache-dtype, for keys and values alike",
     # Batching.
     "--max-running-requests": "--max-num-seqs",
     "--parallel": "--max-num-seqs",

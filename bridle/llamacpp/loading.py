@@ -87,7 +87,7 @@ def _check(config: ModelConfig, has_gpu: bool) -> None:
             f"quantization {config.quantization!r} is not for backend 'llamacpp': its files are quantized already",
             "quantization",
         )
-    for name in ("kernel", "adapter_kernel"):
+    for name in ("kernel", "adapter_kernel", "kv_cache_dtype"):
         if getattr(config, name) != "auto":
             raise InvalidRequest(f"{name} {getattr(config, name)!r} is not for backend 'llamacpp'", name)
     if config.device not in ("auto", "cpu", "cuda"):

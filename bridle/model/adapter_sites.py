@@ -7,7 +7,7 @@ layer. At all other times the layers are exactly as they were loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,9 +21,9 @@ from bridle.model.dense_layer import DenseLayer, Joined
 from bridle.model.linear import PackedLinear
 from bridle.model.quantize import Int8Linear
 from bridle.model.tensor_parallel import RowParallel, Share, share_of
-from bridle.native.linear import QuantizedLinear
+from bridle.native.linear import FloatLinear, QuantizedLinear
 
-_LINEARS = (nn.Linear, PackedLinear, Int8Linear, QuantizedLinear, Joined, RowParallel, Conv1D)
+_LINEARS = (nn.Linear, PackedLinear, FloatLinear, Int8Linear, QuantizedLinear, Joined, RowParallel, Conv1D)
 
 
 class Site:
@@ -55,11 +55,13 @@ class Site:
             vars(self.module)["add"] = self.add
         else:
             vars(self.module)["forward"] = self.run
+            vars(self.module)["adapt"] = self.add  # for those who compute the layer's own product themselves
 
     def take_out(self) -> None:
         """Let the layer compute alone again."""
         self.step = None
-        vars(self.module).pop("add" if self._is_summed else "forward", None)
+        for name in ("add",) if self._is_summed else ("forward", "adapt"):
+            vars(self.module).pop(name, None)
 
 
 class Sites:
@@ -114,19 +116,21 @@ class Sites:
     def _add_lean(self, name: str, layer: DenseLayer) -> None:
         """Find the library's layers within the products of a lean layer."""
         heads, kv_heads = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-        groups: tuple[tuple[Any, Mapping[str, int]], ...] = (
-            (layer.qkv, {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads}),
-            (layer.out, {"self_attn.o_proj": layer.out.out_features}),
-            (layer.gate_up, {"mlp.gate_proj": layer.num_gates, "mlp.up_proj": layer.num_gates}),
-            (layer.down, {"mlp.down_proj": layer.down.out_features}),
+        groups: tuple[tuple[Any, str, dict[str, int]], ...] = (
+            (layer.qkv, "self_attn", _sizes(layer.attention_parts, heads, kv_heads, kv_heads)),
+            (layer.out, "self_attn", {"o_proj": layer.out.out_features}),
+            (layer.gate_up, "mlp", _sizes(layer.mlp_parts, layer.num_gates, layer.num_gates)),
+            (layer.down, "mlp", {"down_proj": layer.down.out_features}),
         )
-        for module, parts in groups:
+        for module, within, parts in groups:
             site, begin = self._add_site(module), 0
             self._lean[site] = layer
             for part, size in parts.items():
-                self.layers[f"{name}.{part}"] = LayerShape(module.in_features, size)
+                self.layers[f"{name}.{within}.{part}"] = LayerShape(module.in_features, size)
                 columns = Span(begin, begin + size)
-                self.places[f"{name}.{part}"] = Place(site, columns, Span(0, module.in_features), Span(0, size))
+                self.places[f"{name}.{within}.{part}"] = Place(
+                    site, columns, Span(0, module.in_features), Span(0, size)
+                )
                 begin += size
 
 
@@ -150,6 +154,11 @@ def _spans(share: Share, num_inputs: int, num_outputs: int) -> tuple[Span, Span]
     inputs = share.rank * num_inputs if share.dim == 1 else 0
     outputs = share.rank * num_outputs if share.dim == 0 else 0
     return Span(inputs, inputs + num_inputs), Span(outputs, outputs + num_outputs)
+
+
+def _sizes(names: tuple[str, ...], *sizes: int) -> dict[str, int]:
+    """The outputs of each of the library's layers; of its only one, if it joined them itself."""
+    return dict(zip(names, sizes, strict=True)) if len(names) > 1 else {names[0]: sum(sizes)}
 
 
 def _bind(layers: Iterable[DenseLayer]) -> None:

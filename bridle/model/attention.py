@@ -62,10 +62,9 @@ class PagedAttention:
         self.step: PackedStep | None = None  # set for each step
 
     @property
-    def is_plain(self) -> bool:
-        """Whether another way to compute the same may be used. It may not when a certain kernel was asked for as the
-        reference."""
-        return self.step is not None and self.kernel.name != "reference"
+    def is_native(self) -> bool:
+        """Whether the native kernels may compute whole layers: not where another attention was asked for."""
+        return self.step is not None and self.kernel.name == "native"
 
     def __call__(
         self,

@@ -8,12 +8,14 @@ any other make stay as they are.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from bridle.model.forward_context import (
     AttentionHandler,
@@ -27,35 +29,44 @@ from bridle.model.quantize import Int8Linear
 from bridle.native.linear import QuantizedLinear
 
 #: Families whose layers have this form. A layer that computes something else would fail the comparison.
-DENSE_FAMILIES = frozenset({"llama", "mistral", "ministral", "qwen2", "qwen3", "seed_oss", "smollm3"})
+DENSE_FAMILIES = frozenset(
+    {
+        *("gemma", "gemma2", "gemma3_text", "granite", "llama", "ministral", "mistral", "olmo2", "olmo3", "phi3"),
+        *("qwen2", "qwen3", "seed_oss", "smollm3"),
+    }
+)
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _NUM_TRIAL_TOKENS = 6
 
 #: Cosines and sines [T, 1, D], the first half of the sines negated: rotating is `x * cos + roll(x) * sin`.
 Rotation = tuple[Tensor, Tensor]
 
+gelu_tanh = partial(gelu, approximate="tanh")
+
 
 class DenseLayer(nn.Module):
-    """RMS norm, attention with rotary positions, RMS norm, gated MLP; two residuals."""
+    """Attention with rotary positions, and a gated MLP; two residuals. RMS norms stand before each of them, or after it
+    (`last_norm`, `mlp_last_norm`), or both. What is added to the rows is multiplied by `share`."""
 
     def __init__(self, layer: Any, shape: LayerGeometry) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_idx: int = attention.layer_idx
         self.head_dim: int = attention.head_dim
-        self.num_heads = attention.q_proj.out_features // self.head_dim
-        self.num_kv_heads = attention.k_proj.out_features // self.head_dim
-        self.qkv = _join(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
+        self.attention_parts, self.qkv = _take(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj"))
         self.out = attention.o_proj
-        self.gate_up = _join(mlp.gate_proj, mlp.up_proj)
+        self.mlp_parts, self.gate_up = _take(mlp, "gate_up_proj", ("gate_proj", "up_proj"))
         self.down = mlp.down_proj
-        self.num_gates = mlp.gate_proj.out_features
-        self.act = _activation(mlp.act_fn)
-        self.norm = Norm(layer.input_layernorm)
-        self.mlp_norm = Norm(layer.post_attention_layernorm)
+        self.num_gates: int = mlp.down_proj.in_features
+        self.act = _activation(getattr(mlp, "act_fn", None) or mlp.activation_fn)
+        self.norm, self.last_norm, self.mlp_norm, self.mlp_last_norm = map(_norm, _norms_of(layer))
         self.head_norm = _head_norm(attention, self.num_heads, self.num_kv_heads)
+        self.share = float(getattr(layer, "residual_multiplier", 1.0))
         self.is_rotated = bool(getattr(attention, "use_rope", True))
-        self.options = AttentionOptions(float(attention.scaling), shape.window)
+        self.table = 0  # which of the model's tables of angles
+        softcap = getattr(attention, "attn_logit_softcapping", None)
+        self.options = AttentionOptions(float(attention.scaling), shape.window, softcap)
         self._rotated = self.num_heads + self.num_kv_heads
 
     def bind(self) -> None:
@@ -77,7 +88,8 @@ class DenseLayer(nn.Module):
 
     def advance(self, rows: Tensor, turn: Rotation, attend: AttentionHandler) -> Tensor:
         """[T, hidden] -> [T, hidden], after `bind`."""
-        heads = self._qkv(self.norm(rows)).view(rows.shape[0], -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
+        normed = rows if self.norm is None else self.norm(rows)
+        heads = self._qkv(normed).view(rows.shape[0], -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
         turned, value = heads[:, : self._rotated], heads[:, self._rotated :]
         if self.head_norm is not None:
             turned = self.head_norm(turned)
@@ -85,24 +97,55 @@ class DenseLayer(nn.Module):
             turned = torch.addcmul(turned * turn[0], turned.roll(self.head_dim // 2, -1), turn[1])
         query, key = turned[:, : self.num_heads], turned[:, self.num_heads :]
         attended = attend(self, query, key, value, self.options, {})  # [T, Hq, D]
-        rows = rows + self._out(attended.view(rows.shape[0], -1))
-        mixed = self._gate_up(self.mlp_norm(rows))
+        rows = rows + self._added(self._out(attended.view(rows.shape[0], -1)), self.last_norm)
+        mixed = self._gate_up(rows if self.mlp_norm is None else self.mlp_norm(rows))
         gates = self.act(mixed[:, : self.num_gates]).mul_(mixed[:, self.num_gates :])
-        return self._down(gates).add_(rows)
+        return self._added(self._down(gates), self.mlp_last_norm).add_(rows)
+
+    def _added(self, rows: Tensor, norm: Norm | None) -> Tensor:
+        rows = rows if norm is None else norm(rows)
+        return rows if self.share == 1.0 else rows * self.share
 
 
 class Norm:
-    """RMS norm in float32, its weight applied in the model's own type."""
+    """RMS norm in float32, its weight applied in the model's own type; Gemma's is 1 and its weight, in float32."""
 
     def __init__(self, norm: Any) -> None:
-        self.weight: Tensor = norm.weight
-        self.eps = float(norm.variance_epsilon)
+        self.is_wide = type(norm).__name__.startswith("Gemma")
+        self.weight: Tensor = norm.weight.detach().float() + 1.0 if self.is_wide else norm.weight
+        self.eps = float(getattr(norm, "variance_epsilon", None) or norm.eps)
 
     def __call__(self, rows: Tensor) -> Tensor:
         if rows.dtype is not torch.float32:
             wide = rows.float()
-            return self.weight * (wide * _inverse_rms(wide, self.eps)).to(rows.dtype)
+            wide *= _inverse_rms(wide, self.eps)
+            return (self.weight * wide).to(rows.dtype) if self.is_wide else self.weight * wide.to(rows.dtype)
         return (rows * _inverse_rms(rows, self.eps)).mul_(self.weight)
+
+
+class HeadNorm(Norm):
+    """One norm for query and key heads: of each head by itself, or of all query heads and all key heads. Its weight is
+    [Hq + Hkv, D]."""
+
+    def __init__(self, queries: Any, keys: Any, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        super().__init__(queries)
+        parts = ((self.weight, num_heads), (Norm(keys).weight, num_kv_heads))
+        self.num_heads = num_heads
+        self.is_of_all = self.weight.numel() != head_dim
+        self.weight = torch.cat(
+            [(w if self.is_of_all else w.repeat(count)).detach().view(count, head_dim) for w, count in parts]
+        )
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[T, Hq + Hkv, D] -> the same"""
+        if not self.is_of_all:
+            return super().__call__(rows)
+        wide = rows.float()
+        inverse = [
+            _inverse_rms(part.flatten(1), self.eps).expand(-1, part.shape[1])
+            for part in (wide[:, : self.num_heads], wide[:, self.num_heads :])
+        ]  # [T, Hq] and [T, Hkv]
+        return (wide * torch.cat(inverse, 1).unsqueeze(-1) * self.weight).to(rows.dtype)
 
 
 def rotation(cos: Tensor, sin: Tensor) -> Rotation:
@@ -110,6 +153,20 @@ def rotation(cos: Tensor, sin: Tensor) -> Rotation:
     half = sin.shape[-1] // 2
     signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
     return cos[0].unsqueeze(1), signed.unsqueeze(1)
+
+
+def table_names(model: Any) -> list[str | None]:
+    """Which table of angles each layer uses, for models that have several; None where there is one."""
+    rotary = model.model.rotary_emb
+    if "layer_type" not in inspect.signature(rotary.forward).parameters:
+        return [None] * len(model.model.layers)
+    return list(model.config.layer_types)
+
+
+def angles(rotary: Any, rows: Tensor, positions: Tensor, name: str | None) -> tuple[Tensor, Tensor]:
+    """The library's table [1, T, D] of that name."""
+    found: tuple[Tensor, Tensor] = rotary(rows, positions) if name is None else rotary(rows, positions, name)
+    return found
 
 
 def lower_layers(model: Any, geometry: Geometry) -> int:
@@ -128,6 +185,11 @@ def lower_layers(model: Any, geometry: Geometry) -> int:
     return len(layers)
 
 
+def are_lean(model: Any) -> bool:
+    """Whether all decoder layers of a model have the lean form."""
+    return all(isinstance(layer, DenseLayer) for layer in getattr(getattr(model, "model", None), "layers", [None]))
+
+
 def _try_lower(model: Any, layer: Any, geometry: Geometry) -> DenseLayer | None:
     try:
         lean = DenseLayer(layer, geometry.layers[layer.self_attn.layer_idx])
@@ -138,7 +200,7 @@ def _try_lower(model: Any, layer: Any, geometry: Geometry) -> DenseLayer | None:
     rows = torch.randn(1, _NUM_TRIAL_TOKENS, model.config.hidden_size, generator=generator).to(parameter)
     positions = torch.arange(_NUM_TRIAL_TOKENS, device=parameter.device).unsqueeze(0)
     with torch.inference_mode(), attention_handler(attend_causally):
-        embeddings = model.model.rotary_emb(rows, position_ids=positions)
+        embeddings = angles(model.model.rotary_emb, rows, positions, table_names(model)[lean.layer_idx])
         want = layer(rows, position_embeddings=embeddings, position_ids=positions, attention_mask=None)
         try:
             have = lean(rows, position_embeddings=embeddings)
@@ -161,14 +223,14 @@ def attend_causally(
     options: AttentionOptions,
     extra: dict[str, Any],
 ) -> Tensor:
-    """A handler for trials: one sequence, no cache. Its scale depends on the window, so that a window that was left out
-    shows."""
+    """A handler for trials: one sequence, no cache. Its scale depends on the window and the soft-cap, so that one that
+    was left out shows."""
     query, key, value = (heads.transpose(0, 1).unsqueeze(0) for heads in (query, key, value))
     out = scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=options.scaling, enable_gqa=query.shape[1] != key.shape[1]
     )
     rows = out[0].transpose(0, 1).contiguous()  # [T, Hq, D]
-    return rows * (1.0 + 1.0 / (options.window or 1))
+    return rows * (1.0 + 1.0 / (options.window or 1) + 1.0 / (options.softcap or 1.0))
 
 
 def _inverse_rms(rows: Tensor, eps: float) -> Tensor:
@@ -177,18 +239,37 @@ def _inverse_rms(rows: Tensor, eps: float) -> Tensor:
 
 
 def _activation(module: nn.Module) -> Any:
-    """The activation, without a module call where it is the usual one."""
-    return silu if type(module).__name__ in ("SiLU", "SiLUActivation") else module
+    """The activation, without a module call where it is a usual one."""
+    name = type(module).__name__
+    return silu if name in ("SiLU", "SiLUActivation") else gelu_tanh if name == "GELUTanh" else module
 
 
-def _head_norm(attention: Any, num_heads: int, num_kv_heads: int) -> Norm | None:
-    """One norm for query and key heads together, where a family has them; its weight is [Hq + Hkv, D]."""
+def _take(parent: Any, joined: str, parts: tuple[str, ...]) -> tuple[tuple[str, ...], nn.Module]:
+    """The product of several linear layers of one input, and the library's names of what it gives side by side."""
+    whole = getattr(parent, joined, None)
+    if whole is not None:
+        return (joined,), whole
+    return parts, _join(*(getattr(parent, part) for part in parts))
+
+
+def _norms_of(layer: Any) -> tuple[Any, ...]:
+    """The norms before and after attention, and before and after the MLP. Families name them by their places, and one
+    name means another place where a layer has norms behind its parts."""
+    before, after = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
+    last = getattr(layer, "post_feedforward_layernorm", None)
+    if last is None:
+        return before, None, after, None
+    return before, after, getattr(layer, "pre_feedforward_layernorm", None), last
+
+
+def _norm(module: Any) -> Norm | None:
+    return None if module is None else Norm(module)
+
+
+def _head_norm(attention: Any, num_heads: int, num_kv_heads: int) -> HeadNorm | None:
     if getattr(attention, "q_norm", None) is None:
         return None
-    norm = Norm(attention.q_norm)
-    weights = [attention.q_norm.weight] * num_heads + [attention.k_norm.weight] * num_kv_heads
-    norm.weight = torch.stack([weight.detach() for weight in weights])
-    return norm
+    return HeadNorm(attention.q_norm, attention.k_norm, num_heads, num_kv_heads, attention.head_dim)
 
 
 class Joined(nn.Module):

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from bridle.model.attention import PagedAttention
-from bridle.model.dense_layer import DenseLayer, Norm, Rotation, attend_causally, is_close, rotation
+from bridle.model.dense_layer import (
+    DenseLayer,
+    Norm,
+    Rotation,
+    angles,
+    are_lean,
+    attend_causally,
+    is_close,
+    rotation,
+    table_names,
+)
 from bridle.model.forward_context import AttentionHandler, attention_handler
 from bridle.model.linear import as_function
 from bridle.model.native_step import try_native_step
@@ -29,8 +39,14 @@ class DenseModel:
         self._layers: list[DenseLayer] = list(body.layers)
         self._norm = Norm(body.norm)
         self._head = as_function(model.lm_head)
+        self._embedding_scale = float(getattr(body, "embedding_multiplier", 1.0))
+        self._logits_scale = float(getattr(model.config, "logits_scaling", 1.0))
+        self._logits_cap: float | None = getattr(model.config, "final_logit_softcapping", None)
+        names = table_names(model)
+        self._tables = list(dict.fromkeys(names[layer.layer_idx] for layer in self._layers))
         self.hidden: Tensor | None = None  # [R, hidden] the inputs of the head in the last pass
         for layer in self._layers:
+            layer.table = self._tables.index(names[layer.layer_idx])
             layer.bind()
         self.native = try_native_step(self._layers)
 
@@ -39,19 +55,28 @@ class DenseModel:
     ) -> Tensor:
         """Ids and positions [1, T], R indices into T -> logits [R, V]."""
         rows = self._embed(input_ids[0])  # [T, hidden]
-        cos, sin = self._rotary(rows, position_ids)
-        rows = self._advance(rows, rotation(cos, sin), attend)
+        if self._embedding_scale != 1.0:
+            rows = rows * self._embedding_scale
+        turns = [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
+        rows = self._advance(rows, turns, attend)
         self.hidden = self._norm(rows.index_select(0, logits_rows))
-        return self._head(self.hidden)
+        return self._scaled(self._head(self.hidden))
 
-    def _advance(self, rows: Tensor, turn: Rotation, attend: AttentionHandler) -> Tensor:
+    def _scaled(self, logits: Tensor) -> Tensor:
+        if self._logits_scale != 1.0:
+            logits = logits / self._logits_scale
+        if self._logits_cap is not None:
+            logits = torch.tanh(logits / self._logits_cap) * self._logits_cap
+        return logits
+
+    def _advance(self, rows: Tensor, turns: list[Rotation], attend: AttentionHandler) -> Tensor:
         """[T, hidden] -> [T, hidden] after all layers."""
-        if self.native is not None and isinstance(attend, PagedAttention) and attend.is_plain:
+        if self.native is not None and isinstance(attend, PagedAttention) and attend.is_native:
             assert attend.step is not None
             if self.native.fits(attend.cache):
-                return self.native.advance(rows, turn, attend.cache, attend.step)
+                return self.native.advance(rows, turns, attend.cache, attend.step)
         for layer in self._layers:
-            rows = layer.advance(rows, turn, attend)
+            rows = layer.advance(rows, turns[layer.table], attend)
         return rows
 
 
@@ -66,7 +91,7 @@ def as_embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def try_lower_model(model: Any) -> DenseModel | None:
     """The short form of `model`; None if the model has another structure or the short form gives other logits."""
-    if not all(isinstance(layer, DenseLayer) for layer in getattr(getattr(model, "model", None), "layers", [None])):
+    if not are_lean(model):
         return None
     try:
         short = DenseModel(model)

@@ -1,7 +1,8 @@
 """The pool of keys and values of one loaded model, cut into blocks that the engine hands out.
 
 A slot is one token's place: position p of a sequence lies in slot `block_table[p // B] * B + p % B` of every layer.
-Layers may differ in heads and widths. Who owns which block is the engine's business.
+Layers may differ in heads and widths. Numbers may be of another type than the model's; they are rounded when they are
+written. Who owns which block is the engine's business.
 """
 
 from __future__ import annotations
@@ -12,34 +13,90 @@ import torch
 from torch import Tensor
 
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.native.layers import Pool
+
+
+def token_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
+    """The bytes that one token takes in all layers."""
+    scales = sum(shape.num_kv_heads for shape in geometry.layers.values()) if dtype is torch.int8 else 0
+    return geometry.numbers_per_token * dtype.itemsize + 2 * torch.float32.itemsize * scales
 
 
 class LayerCache:
-    """Keys [slots, Hkv, D] and values [slots, Hkv, Dv] of one layer."""
+    """Keys [slots, Hkv, D] and values [slots, Hkv, Dv] of one layer, in floating point; or in 8 bits, with a scale for
+    each head of a slot [slots, Hkv]."""
 
-    __slots__ = ("block_size", "keys", "keys_by_head", "values", "values_by_head")
+    __slots__ = ("block_size", "key_scales", "keys", "keys_by_head", "value_scales", "values", "values_by_head")
 
     def __init__(
         self, num_blocks: int, block_size: int, shape: LayerGeometry, dtype: torch.dtype, device: torch.device
     ) -> None:
-        slots = num_blocks * block_size
+        slots, heads = num_blocks * block_size, shape.num_kv_heads
         self.block_size = block_size
         # Uninitialized on purpose: pages are touched only when used, so a large pool costs nothing at start-up.
-        self.keys = torch.empty(slots, shape.num_kv_heads, shape.key_dim, dtype=dtype, device=device)
-        self.values = torch.empty(slots, shape.num_kv_heads, shape.value_dim, dtype=dtype, device=device)
+        self.keys = torch.empty(slots, heads, shape.key_dim, dtype=dtype, device=device)
+        self.values = torch.empty(slots, heads, shape.value_dim, dtype=dtype, device=device)
         self.keys_by_head = self.keys.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, D], a view
         self.values_by_head = self.values.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, Dv], a view
+        scales = [
+            torch.empty(slots, heads, dtype=torch.float32, device=device) for _ in range(2 * (dtype is torch.int8))
+        ]
+        self.key_scales, self.value_scales = scales or (None, None)
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """All that a slot holds."""
+        scales = [tensor for tensor in (self.key_scales, self.value_scales) if tensor is not None]
+        return [self.keys, self.values, *scales]
+
+    @property
+    def pool(self) -> Pool:
+        """As native kernels take it."""
+        return Pool(self.keys, self.values, self.key_scales, self.value_scales)
 
     def write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store `key` [T, Hkv, D] and `value` [T, Hkv, Dv] at `slots` [T]."""
-        self.keys.index_copy_(0, slots, key)
-        self.values.index_copy_(0, slots, value)
+        for numbers, scales, new in ((self.keys, self.key_scales, key), (self.values, self.value_scales, value)):
+            if scales is not None:
+                new, scale = round_heads(new)
+                scales.index_copy_(0, slots, scale)
+            numbers.index_copy_(0, slots, new.to(numbers.dtype))
+
+    def view(self, slot: int, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys [1, Hkv, L, D] and values [1, Hkv, L, Dv] of `count` slots from `slot` on, as numbers of `dtype`: views
+        where the cache has that type."""
+        keys, values = self.keys_by_head.narrow(2, slot, count), self.values_by_head.narrow(2, slot, count)
+        if keys.dtype is dtype:
+            return keys, values
+        return self._restore(keys, values, slice(slot, slot + count), dtype)
+
+    def gather(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """As `view`, of any slots [L]: copies."""
+        keys, values = (pool.index_select(0, slots).transpose(0, 1).unsqueeze(0) for pool in (self.keys, self.values))
+        return (keys, values) if keys.dtype is dtype else self._restore(keys, values, slots, dtype)
+
+    def _restore(
+        self, keys: Tensor, values: Tensor, slots: slice | Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        if self.key_scales is None or self.value_scales is None:
+            return keys.to(dtype), values.to(dtype)
+        scales = (scales[slots].t()[None, :, :, None] for scales in (self.key_scales, self.value_scales))
+        restored = (part.float() * scale for part, scale in zip((keys, values), scales, strict=True))
+        first, second = (part.to(dtype) for part in restored)
+        return first, second
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks; all are read before any is written."""
-        for pool in (self.keys, self.values):
-            blocks = pool.view(-1, self.block_size * pool.shape[1] * pool.shape[2])  # [blocks, numbers]
+        for pool in self.parts:
+            blocks = pool.view(-1, self.block_size * pool[0].numel())  # [blocks, numbers]
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+
+
+def round_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
+    """[T, H, D] as integers of 8 bits, in floating point, and their scales [T, H]."""
+    wide = heads.float()
+    scale = wide.abs().amax(-1).div(127).clamp_min(1e-12)
+    return torch.round(wide / scale.unsqueeze(-1)), scale
 
 
 class KVCache:
@@ -58,13 +115,13 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers.values())
+        return sum(part.nbytes for layer in self.layers.values() for part in layer.parts)
 
     def clear(self, num_blocks: int) -> None:
         """Fill the first blocks with zeros."""
         for layer in self.layers.values():
-            layer.keys[: num_blocks * self.block_size] = 0
-            layer.values[: num_blocks * self.block_size] = 0
+            for part in layer.parts:
+                part[: num_blocks * self.block_size] = 0
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block source to block target in every layer, for each (source, target) of `pairs`."""

@@ -1,8 +1,11 @@
-"""Linear layers with weights in the order that the CPU's matrix library wants, arranged once while loading.
+"""Linear layers with weights in the order that the native kernels or the CPU's matrix library want, arranged once while
+loading.
 
-A plain `nn.Linear` has its weights rearranged in every call. Measured with one thread (docs/models.md): float32
-matrices of some million numbers gain 1.5 to 2 times at 2 to 32 rows and lose little elsewhere, smaller ones gain less
-and lose at one row; bfloat16 gains 1.5 to 2.5 times at any size.
+The kernels compute float32 as fast as the library packed, or faster, and two to three times as fast as it is plain
+(docs/log.md); and a row gives the same bits alone and among others. The library's order is for bfloat16, and where no
+kernels fit. A plain `nn.Linear` has its weights rearranged in every call: measured with one thread (docs/models.md),
+float32 matrices of some million numbers gain 1.5 to 2 times by that order at 2 to 32 rows and lose little elsewhere,
+smaller ones gain less and lose at one row; bfloat16 gains 1.5 to 2.5 times at any size.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-#: Fewest numbers in a float32 matrix that is worth rearranging.
+from bridle.native.linear import FloatLinear
+
+#: Fewest numbers in a float32 matrix that is worth rearranging for the library, and for the kernels.
 MIN_FLOAT32_SIZE = 1 << 22
+MIN_NATIVE_SIZE = 1 << 18
 
 #: Up to this many rows a float32 product is faster with the usual order.
 MAX_PLAIN_ROWS = 2
@@ -73,6 +79,21 @@ def is_worth_packing(linear: nn.Linear) -> bool:
     if weight.dtype is torch.float32:
         return weight.numel() >= MIN_FLOAT32_SIZE
     return weight.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def use_kernels(model: nn.Module, is_lean: bool, progress: Callable[[float], None] | None = None) -> int:
+    """Let the native kernels compute the plain linear layers that they can, one at a time; returns their number. Small
+    ones are theirs only if all layers are lean, and then one call of theirs."""
+
+    def is_theirs(linear: nn.Linear) -> bool:
+        is_large = is_lean or linear.weight.numel() >= MIN_NATIVE_SIZE
+        return is_large and FloatLinear.kernels_for(linear) is not None
+
+    def make(linear: nn.Linear) -> nn.Module:
+        found = FloatLinear.kernels_for(linear)
+        return linear if found is None else FloatLinear(linear, found)
+
+    return replace_linears(model, is_theirs, make, progress)
 
 
 def pack_linears(model: nn.Module, progress: Callable[[float], None] | None = None) -> int:

@@ -25,12 +25,12 @@ from bridle.model import attention, guards, memory, sizing, tensor_parallel
 from bridle.model.adapter_sites import Sites
 from bridle.model.adapters import ModelAdapters
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
-from bridle.model.dense_layer import lower_layers
+from bridle.model.dense_layer import are_lean, lower_layers
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.kernels.trial import tried_kernel
-from bridle.model.kv_cache import KVCache
-from bridle.model.linear import pack_linears
+from bridle.model.kv_cache import KVCache, token_bytes
+from bridle.model.linear import pack_linears, use_kernels
 from bridle.model.parity import compare_with_eager
 from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
@@ -40,6 +40,7 @@ from bridle.threads import run_apart
 Progress = Callable[[str, float], None]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 #: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
 STEP_TOKENS = {"cpu": 256, "cuda": 4096}
 STEP_SEQS = 256
@@ -129,6 +130,18 @@ def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.
     if device.type == "cpu":
         return torch.float32
     return settings.dtype if settings.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+
+
+def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type of keys and values. Raises `InvalidRequest` for one that the kernels of this device do not read."""
+    wanted = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
+    if wanted is not dtype and device.type != "cpu":
+        raise InvalidRequest(
+            f"kv_cache_dtype is {config.kv_cache_dtype!r}; on {device} keys and values have the type of the weights, "
+            f"{str(dtype).removeprefix('torch.')}",
+            "kv_cache_dtype",
+        )
+    return wanted
 
 
 def read_model(
@@ -225,6 +238,7 @@ def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[f
     if config.quantization not in ("none", "auto") and is_worthwhile(config.quantization):
         quantize_linears(model, config.quantization, progress)
     else:
+        use_kernels(model, are_lean(model), progress)
         pack_linears(model, progress)
 
 
@@ -239,9 +253,9 @@ def build_executor(
     sampler: Sampler | None,
 ) -> LocalExecutor:
     """Put the parts together, with a KV pool of the right size."""
-    block_size = sizing.default_block_size(config)
+    block_size, kv_dtype = sizing.default_block_size(config), choose_kv_dtype(config, dtype, device)
     kernel = tried_kernel(config.kernel, device, dtype, geometry, block_size)
-    runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, dtype, device), kernel))
+    runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, kv_dtype, device), kernel))
     info = ExecutorInfo(
         model=config.model,
         vocab_size=geometry.vocab_size,
@@ -266,14 +280,14 @@ def build_executor(
 
     def allocate(num_blocks: int) -> LocalExecutor:
         for size in (1, num_blocks):  # the old pool is freed before the new one is made
-            runner.attention.cache = KVCache(geometry, size, block_size, dtype, device)
+            runner.attention.cache = KVCache(geometry, size, block_size, kv_dtype, device)
         return over(num_blocks, _standard_sampler())
 
     needs = sizing.PoolNeeds(
         config=config,
         device=device,
         block_size=block_size,
-        block_bytes=geometry.numbers_per_token * dtype.itemsize * block_size,
+        block_bytes=token_bytes(geometry, kv_dtype) * block_size,
         max_model_len=max_model_len,
         step_tokens=info.max_num_batched_tokens,
         step_seqs=info.max_num_seqs,

@@ -1,7 +1,8 @@
-"""Computes all layers of a dense model in one call of the native kernels, if every product of theirs is quantized.
+"""Computes all layers of a dense model in one call of the native kernels, if those can compute every part of them.
 
-It is used for every step without adapters, prompts and single tokens alike, so that a token's numbers do not depend on
-what else is in its step. The lean layers compute the same in torch.
+It is used for every step, prompts and single tokens alike, so that a token's numbers do not depend on what else is in
+its step. Where a step has adapters, layers are computed in parts, between which adapters add what they give; rows
+without one get the same bits. The lean layers compute the same in torch.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from bridle.model.dense_layer import DenseLayer, Rotation
+from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, Rotation, gelu_tanh
+from bridle.model.kernels.native import native_rows
 from bridle.model.kv_cache import KVCache
 from bridle.model.packing import PackedStep
 from bridle.native.kernels import Kernels, Matrix
-from bridle.native.layers import Heads, Layer, Layers, Rows
+from bridle.native.layers import KV_TYPES, Heads, Layer, Layers
 from bridle.native.library import kernels
 from bridle.native.linear import NativeWeight
+
+_ACTIVATIONS = {silu: "silu", gelu_tanh: "gelu_tanh"}
 
 
 class NativeStep:
@@ -28,24 +32,32 @@ class NativeStep:
     def __init__(self, found: Kernels, layers: Sequence[DenseLayer], described: Sequence[Layer], heads: Heads) -> None:
         self._found, self._described, self._heads = found, described, heads
         self._numbers = [layer.layer_idx for layer in layers]
-        self._modules = [m for layer in layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        self._parts = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in layers]
+        self._modules = [module for parts in self._parts for module in parts]
         self._ready: tuple[KVCache, Layers] | None = None
 
     def fits(self, cache: KVCache) -> bool:
-        """Whether the kernels can read the cache, and no adapter computes in a layer's place."""
-        layer = cache.layers[self._numbers[0]]
-        return layer.keys.dtype is torch.float32 and not any("forward" in vars(module) for module in self._modules)
+        """Whether the kernels can read the cache, and nothing but adapters computes in a layer's place."""
+        replaced = (module for module in self._modules if "forward" in vars(module))
+        return cache.layers[self._numbers[0]].keys.dtype in KV_TYPES and all("adapt" in vars(m) for m in replaced)
 
-    def advance(self, hidden: Tensor, turn: Rotation, cache: KVCache, step: PackedStep) -> Tensor:
+    def advance(self, hidden: Tensor, turns: Sequence[Rotation], cache: KVCache, step: PackedStep) -> Tensor:
         """[T, hidden] -> [T, hidden]; keys and values go to the cache."""
         layers = self._over(cache)
-        sequences = [(row.offset, row.length, row.context, row.spans) for row in step.rows]
-        rows = Rows(sequences, layers.num_slots, layers.tokens_per_chunk)
-        return layers.advance(hidden, turn[0].contiguous(), turn[1].contiguous(), step.slots, rows)
+        rows = native_rows(step, layers.num_slots, layers.tokens_per_chunk)
+        cos, sin = (torch.stack([turn[i] for turn in turns[: layers.num_tables]]) for i in (0, 1))
+        between = self._adapt if any("adapt" in vars(module) for module in self._modules) else None
+        return layers.advance(hidden, cos, sin, step.slots, rows, between)
+
+    def _adapt(self, layer: int, part: int, out: Tensor, rows: Tensor) -> None:
+        """Let adapters add to what a part of a layer gave."""
+        add = vars(self._parts[layer][part]).get("adapt")
+        if add is not None:
+            add(out, rows)
 
     def _over(self, cache: KVCache) -> Layers:
         if self._ready is None or self._ready[0] is not cache:
-            pools = [(cache.layers[number].keys, cache.layers[number].values) for number in self._numbers]
+            pools = [cache.layers[number].pool for number in self._numbers]
             self._ready = (cache, Layers(self._found, self._described, self._heads, pools))
         return self._ready[1]
 
@@ -64,32 +76,53 @@ def try_native_step(layers: Sequence[DenseLayer]) -> NativeStep | None:
     return NativeStep(found, layers, whole, heads) if len(whole) == len(layers) else None
 
 
-def _sizes(layer: DenseLayer) -> tuple[int, int, int]:
-    return layer.num_heads, layer.num_kv_heads, layer.head_dim
+def _sizes(layer: DenseLayer) -> tuple[int, int, int, int]:
+    return layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.num_gates
 
 
 def _describe(layer: DenseLayer) -> Layer | None:
     qkv, out, gate_up, down = map(_matrices, (layer.qkv, layer.out, layer.gate_up, layer.down))
-    norms = [layer.norm.weight, layer.mlp_norm.weight]
-    norms += [layer.head_norm.weight] if layer.head_norm is not None else []
-    is_plain = layer.act is silu and all(weight.dtype is torch.float32 for weight in norms)
-    if not (qkv and gate_up and len(out) == len(down) == 1 and is_plain):
+    norms = [layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm, layer.head_norm]
+    is_float = all(norm is None or norm.weight.dtype is torch.float32 for norm in norms)
+    if not (qkv and gate_up and len(out) == len(down) == 1 and is_float and layer.act in _ACTIVATIONS):
         return None
+    if not _have_one_eps(layer.norm, layer.last_norm) or not _have_one_eps(layer.mlp_norm, layer.mlp_last_norm):
+        return None
+    head_norm = layer.head_norm
     return Layer(
-        norm=layer.norm.weight.detach().contiguous(),
-        mlp_norm=layer.mlp_norm.weight.detach().contiguous(),
-        head_norm=None if layer.head_norm is None else layer.head_norm.weight.detach().contiguous(),
+        norm=_weight(layer.norm),
+        last_norm=_weight(layer.last_norm),
+        mlp_norm=_weight(layer.mlp_norm),
+        mlp_last_norm=_weight(layer.mlp_last_norm),
+        head_norm=_weight(head_norm),
+        is_norm_of_all_heads=isinstance(head_norm, HeadNorm) and head_norm.is_of_all,
         qkv=qkv,
         out=out[0],
         gate_up=gate_up,
         down=down[0],
-        eps=layer.norm.eps,
-        mlp_eps=layer.mlp_norm.eps,
-        head_eps=0.0 if layer.head_norm is None else layer.head_norm.eps,
+        activation=_ACTIVATIONS[layer.act],
+        eps=_eps(layer.norm, layer.last_norm),
+        mlp_eps=_eps(layer.mlp_norm, layer.mlp_last_norm),
+        head_eps=_eps(head_norm),
+        share=layer.share,
+        rotation=layer.table + 1 if layer.is_rotated else 0,
         scale=layer.options.scaling,
         window=layer.options.window,
-        is_rotated=layer.is_rotated,
+        softcap=layer.options.softcap,
+        sinks=layer.options.sinks,
     )
+
+
+def _weight(norm: Norm | None) -> Tensor | None:
+    return None if norm is None else norm.weight.detach().contiguous()
+
+
+def _eps(*norms: Norm | None) -> float:
+    return next((norm.eps for norm in norms if norm is not None), 0.0)
+
+
+def _have_one_eps(*norms: Norm | None) -> bool:
+    return len({norm.eps for norm in norms if norm is not None}) <= 1
 
 
 def _matrices(module: Any) -> list[Matrix]:

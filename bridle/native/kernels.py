@@ -16,7 +16,7 @@ from bridle.native.ggml import TYPES
 from bridle.native.packing import BLOCK, KINDS, Packed
 
 #: The version of the C functions' arguments.
-VERSION = 1
+VERSION = 2
 #: A sum in 32 bits can hold this many products of 8-bit numbers.
 MAX_INPUTS = 1 << 16
 _MAX_ROWS = 1 << 20
@@ -58,8 +58,9 @@ class Matrix:
         panels = -(-self.outputs // lanes)
         weights, scales = packed_sizes(self.kind, panels * lanes, self.inputs)
         _require(0 < self.outputs < 1 << 30, f"a matrix has {self.outputs} outputs")
+        fills = self.inputs == self.given if self.kind == "float32" else self.inputs % BLOCK == 0
         _require(
-            0 < self.given <= self.inputs <= MAX_INPUTS and self.inputs % BLOCK == 0,
+            0 < self.given <= self.inputs <= MAX_INPUTS and fills,
             f"a matrix has {self.given} of {self.inputs} inputs; kernels sum up to {MAX_INPUTS}, in blocks of {BLOCK}",
         )
         check_tensor(self.weights, torch.uint8, weights, "weights")
@@ -101,7 +102,7 @@ class Kernels:
         num_rows = rows.shape[0]
         _require(rows.dim() == 2 and num_rows < _MAX_ROWS, f"rows of shape {tuple(rows.shape)}")
         check_tensor(rows, torch.float32, num_rows * matrix.given, "rows")
-        out = torch.empty(num_rows, matrix.outputs)
+        out = torch.empty(num_rows, matrix.outputs, dtype=torch.float32)
         if num_rows:
             scratch = torch.empty(scratch_bytes(matrix, num_rows), dtype=torch.uint8)
             parallel = int(torch.get_num_threads() > 1)
@@ -110,7 +111,9 @@ class Kernels:
 
 
 def scratch_bytes(matrix: Matrix, num_rows: int) -> int:
-    """The memory for quantized rows: integers, a scale and two sums of 4 bytes per block."""
+    """The memory for rows as a product wants them: integers, a scale and two sums of 4 bytes per block; or numbers."""
+    if matrix.kind == "float32":
+        return 4 * num_rows * matrix.inputs
     return num_rows * (matrix.inputs + matrix.inputs // BLOCK * 12)
 
 
@@ -118,6 +121,8 @@ def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
     """Bytes of the weights and of the scales of whole panels."""
     if kind == "int8":
         return outputs * inputs, 4 * outputs
+    if kind == "float32":
+        return 4 * outputs * inputs, 0
     block = TYPES[kind]
     per_block = 2 if block.inputs == BLOCK else 20 if block.has_minimum else 18
     return outputs * inputs * block.bits // 8, outputs * (inputs // block.inputs) * per_block

@@ -16,12 +16,15 @@ from threading import Lock
 
 import msgspec
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from bridle.errors import BridleError, InternalError
 from bridle.native.features import cpu_features
 from bridle.native.ggml import TYPES, dequantize, quantize, split_blocks
 from bridle.native.kernels import Kernels
-from bridle.native.packing import pack_blocks, pack_int8
+from bridle.native.layers import Pool, Rows, attend
+from bridle.native.packing import pack_blocks, pack_float32, pack_int8
 from bridle.native.targets import MANIFEST, TARGETS, Target
 
 _log = logging.getLogger(__name__)
@@ -96,5 +99,23 @@ def try_out(found: Kernels) -> None:
         blocks = quantize(kind, weight)
         matrix = found.matrix(pack_blocks(kind, split_blocks(kind, blocks), found.lanes, found.zero), None)
         want = rows @ dequantize(kind, blocks).t()
-        if float((found.linear(matrix, rows) - want).abs().max()) > _TRIAL_TOLERANCE * float(want.abs().max()):
-            raise InternalError(f"its {name} product differs from torch's")
+        _compare(found.linear(matrix, rows), want, _TRIAL_TOLERANCE, f"{name} product")
+    floats = found.matrix(pack_float32(weight, found.lanes), None)
+    _compare(found.linear(floats, rows), rows @ weight.t(), 1e-5, "float32 product")
+    _try_attention(found, generator)
+
+
+def _try_attention(found: Kernels, generator: torch.Generator) -> None:
+    """The last two of five tokens, over two key heads that two queries share each."""
+    query, keys, values = (torch.randn(n, heads, 32, generator=generator) for n, heads in ((2, 4), (5, 2), (5, 2)))
+    rows = Rows([(0, 2, 5, [(0, 5)])], 5, found.queries // 2)
+    have = attend(found, query, Pool(keys, values), rows, 0.2)
+    by_head = [query.transpose(0, 1), *(x.repeat_interleave(2, 1).transpose(0, 1) for x in (keys, values))]
+    mask = torch.ones(2, 5, dtype=torch.bool).tril(3)
+    want = scaled_dot_product_attention(by_head[0], by_head[1], by_head[2], attn_mask=mask, scale=0.2)
+    _compare(have, want.transpose(0, 1), 1e-5, "attention")
+
+
+def _compare(have: Tensor, want: Tensor, tolerance: float, what: str) -> None:
+    if not float((have - want).abs().max()) <= tolerance * float(want.abs().max()):
+        raise InternalError(f"its {what} differs from torch's")

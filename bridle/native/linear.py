@@ -1,4 +1,5 @@
-"""Linear layers over quantized weights: groups of inputs with scales of their own, as GGUF files have them.
+"""Linear layers over quantized weights: groups of inputs with scales of their own, as GGUF files have them; and over
+float32 ones.
 
 `QuantizedLinear` is made of stored blocks or of floating-point weights, and stands where an `nn.Linear` stood. Once
 `prepare` has brought the weight into the order of the kernels, rows are rounded to 8 bits per 32 inputs and multiplied
@@ -17,7 +18,15 @@ from torch.nn import functional
 from bridle.native.ggml import BlockType, block_type, check_blocks, dequantize, join_split, quantize, split_blocks
 from bridle.native.kernels import MAX_INPUTS, Kernels, Matrix
 from bridle.native.library import kernels
-from bridle.native.packing import Packed, pack_blocks, pack_int8, unpack_blocks, unpack_int8
+from bridle.native.packing import (
+    Packed,
+    pack_blocks,
+    pack_float32,
+    pack_int8,
+    unpack_blocks,
+    unpack_float32,
+    unpack_int8,
+)
 
 #: The forms that `from_float` can make.
 FORMS = ("Q8_0", "Q4_0")
@@ -46,6 +55,37 @@ def int8_weight(quantized: Tensor, scale: Tensor, bias: Tensor | None) -> Native
     if found is None or quantized.device.type != "cpu" or quantized.shape[1] > MAX_INPUTS:
         return None
     return NativeWeight(found, pack_int8(quantized, scale, found.lanes, found.zero), bias)
+
+
+class FloatLinear(nn.Module):
+    """An `nn.Linear` in float32 whose rows give the same bits alone and among others. Reading `weight` brings it back
+    into its usual order."""
+
+    def __init__(self, linear: nn.Linear, found: Kernels) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        packed = pack_float32(linear.weight, found.lanes)
+        self.native = NativeWeight(found, packed, linear.bias)
+        self.bias = linear.bias
+        self.register_buffer("packed", packed.weights, persistent=False)
+
+    @staticmethod
+    def kernels_for(linear: nn.Linear) -> Kernels | None:
+        """The kernels that can compute `linear`, if there are any."""
+        weight = linear.weight
+        fits = weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.shape[1] <= MAX_INPUTS
+        return kernels() if fits else None
+
+    @property
+    def weight(self) -> Tensor:
+        return unpack_float32(self.native.packed, self.native.kernels.lanes)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        return self.native.multiply(rows)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class QuantizedLinear(nn.Module):

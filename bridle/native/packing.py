@@ -4,7 +4,8 @@ side.
 A panel holds its blocks of 32 inputs one after the other. Within a block come vectors `[lanes, 4]` of bytes, vector g
 with inputs 4 g to 4 g + 3. Below 8 bits a vector holds two of them, g in the low halves of bytes and g + 4 in the high
 ones; fifth bits follow in one vector (bit g for input group g), fifth and sixth in two. Scales lie apart, also by
-panels. Outputs are filled up to whole panels, inputs to whole blocks.
+panels. Outputs are filled up to whole panels, inputs to whole blocks. Panels of float32 are vectors of lanes, one for
+each input.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bridle.native.ggml import BlockType, Split
 
 BLOCK = 32
 #: Numbers of the kinds in sources/linear.h.
-KINDS = {"int8": 0, "Q8_0": 1, "Q4_0": 2, "Q4_K": 3, "Q5_K": 4, "Q6_K": 5}
+KINDS = {"int8": 0, "Q8_0": 1, "Q4_0": 2, "Q4_K": 3, "Q5_K": 4, "Q6_K": 5, "float32": 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,14 @@ def pack_int8(quantized: Tensor, scale: Tensor, lanes: int, zero: int) -> Packed
     return Packed("int8", _flat(weights), _flat(scales), num_outputs, inputs, given)
 
 
+def pack_float32(weight: Tensor, lanes: int) -> Packed:
+    """Numbers [out, in] as they are."""
+    num_outputs, given = weight.shape
+    full = _rows(weight.detach().float(), _up(num_outputs, lanes) - num_outputs)
+    weights = full.view(-1, lanes, given).transpose(1, 2)  # [panels, in, lanes]
+    return Packed("float32", _flat(weights), torch.empty(0, dtype=torch.uint8), num_outputs, given, given)
+
+
 def pack_blocks(kind: BlockType, split: Split, lanes: int, zero: int) -> Packed:
     """Blocks taken apart, for kernels that want `zero` added to 8-bit weights."""
     num_outputs, inputs = split.integers.shape
@@ -62,6 +71,12 @@ def unpack_int8(packed: Packed, lanes: int, zero: int) -> tuple[Tensor, Tensor]:
     full = packed.weights.view(-1, packed.inputs // 4, lanes, 4).transpose(1, 2).reshape(-1, packed.inputs)
     integers = full[: packed.outputs, : packed.given] ^ zero
     return integers.contiguous().view(torch.int8), packed.scales.view(torch.float32)[: packed.outputs]
+
+
+def unpack_float32(packed: Packed, lanes: int) -> Tensor:
+    """The numbers that `pack_float32` was given."""
+    full = packed.weights.view(torch.float32).view(-1, packed.inputs, lanes).transpose(1, 2)
+    return full.reshape(-1, packed.inputs)[: packed.outputs]
 
 
 def unpack_blocks(kind: BlockType, packed: Packed, lanes: int, zero: int) -> Split:

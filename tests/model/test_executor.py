@@ -262,15 +262,15 @@ def test_dense_families_are_lowered(family: str) -> None:
 
 
 def test_a_layer_of_another_make_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Granite's layers look the same and multiply their residuals: the comparison must notice."""
+    """Helium's layers look the same and turn other numbers of a head: the comparison must notice."""
     from bridle.model import dense_layer
 
-    monkeypatch.setattr(dense_layer, "DENSE_FAMILIES", frozenset({"granite"}))
-    path = tiny.cached_checkpoint("granite", residual_multiplier=0.5)
+    monkeypatch.setattr(dense_layer, "DENSE_FAMILIES", frozenset({"helium"}))
+    path = tiny.cached_checkpoint("helium")
     executor = load(path)
     assert executor._runner is not None
     layers = executor._runner.model.model.layers  # type: ignore[union-attr]
-    assert [type(layer).__name__ for layer in layers] == ["GraniteDecoderLayer"] * 3  # type: ignore[union-attr]
+    assert [type(layer).__name__ for layer in layers] == ["HeliumDecoderLayer"] * 3  # type: ignore[union-attr]
     assert NaiveDriver(executor, PROMPTS[:1]).generate(5) == [library_output(path, PROMPTS[0], 5)]
 
 

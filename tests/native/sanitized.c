@@ -21,6 +21,7 @@ static matrix random_matrix(int kind, int outputs, int given) {
     const traits t = TRAITS[kind];
     const int step = t.has_factor ? BLOCK * SUPER : BLOCK, inputs = (given + step - 1) / step * step;
     const size_t panels = (size_t)(outputs + LANES - 1) / LANES, blocks = (size_t)inputs / BLOCK;
+    if (kind == FLOAT32) return (matrix){(uint8_t *)floats(panels * LANES * given), filled(0), floats(outputs), kind, outputs, given, given};
     matrix m = {filled(panels * blocks * block_bytes(t)), NULL, floats((size_t)outputs), kind, outputs, inputs, t.group ? inputs : given};
     uint8_t *scales = filled(panels * scale_bytes(t, blocks));
     // halves of about 0.1, floats too: the upper byte of each decides
@@ -29,39 +30,62 @@ static matrix random_matrix(int kind, int outputs, int given) {
     return m;
 }
 static void drop(matrix m) { free((void *)m.weights); free((void *)m.scales); free((void *)m.bias); }
-static size_t scratch_size(int inputs, int rows) { return (size_t)rows * (inputs + inputs / BLOCK * 12); }
+static size_t scratch_size(matrix m, int rows) {
+    return (size_t)rows * (m.kind == FLOAT32 ? 4 * m.inputs : m.inputs + m.inputs / BLOCK * 12);
+}
 
 static void try_linear(int kind, int outputs, int given, int rows) {
     const matrix m = random_matrix(kind, outputs, given);
     float *x = floats((size_t)rows * m.given), *out = floats((size_t)rows * outputs);
-    uint8_t *scratch = malloc(scratch_size(m.inputs, rows));
+    uint8_t *scratch = malloc(scratch_size(m, rows));
     bridle_linear(&m, x, scratch, out, rows, 1);
     for (int i = 0; i < rows * outputs; i++) if (out[i] != out[i]) { printf("kind %d: not a number\n", kind); exit(1); }
     free(x); free(out); free(scratch); drop(m);
 }
 
-static void try_layers(int kind, int tokens, int before, int heads, int kv_heads, int dim, int window) {
+static void *pool(int kv, size_t n) {       // keys or values of a type
+    float *x = floats(n);
+    if (kv == KV_FLOAT32) return x;
+    uint8_t *out = malloc(kv_bytes(kv) * n);
+    for (size_t i = 0; i < n; i++) if (kv == KV_INT8) out[i] = (uint8_t)i; else memcpy(out + 2 * i, (uint8_t *)(x + i) + 2, 2);
+    free(x);
+    return out;
+}
+
+// `variant`: bit 0 norms behind the parts, bit 1 the other activation, bit 2 sinks and a soft-cap.
+static void try_layers(int kind, int tokens, int before, int heads, int kv_heads, int dim, int window, int kv, int variant) {
     const int hidden = 256, gates = 512, inner = heads * dim, width = (heads + 2 * kv_heads) * dim, context = tokens + before;
-    layer l = {floats(hidden), floats(hidden), floats((size_t)(heads + kv_heads) * dim), floats((size_t)context * kv_heads * dim),
-               floats((size_t)context * kv_heads * dim), {random_matrix(kind, width, hidden)}, random_matrix(kind, hidden, inner),
-               {random_matrix(kind, 2 * gates, hidden)}, random_matrix(kind, hidden, gates), 1, 1, 1, window, 1e-6f, 1e-6f, 1e-6f, 0.1f};
+    const size_t numbers = (size_t)context * kv_heads * dim;
+    layer l = {.norm = floats(hidden), .last_norm = variant & 1 ? floats(hidden) : NULL, .mlp_norm = floats(hidden),
+               .mlp_last_norm = variant & 1 ? floats(hidden) : NULL, .head_norm = floats((size_t)(heads + kv_heads) * dim),
+               .sinks = variant & 4 ? floats(heads) : NULL, .keys = pool(kv, numbers), .values = pool(kv, numbers),
+               .key_scales = kv == KV_INT8 ? floats((size_t)context * kv_heads) : NULL,
+               .value_scales = kv == KV_INT8 ? floats((size_t)context * kv_heads) : NULL,
+               .qkv = {random_matrix(kind, width, hidden)}, .out = random_matrix(kind, hidden, inner),
+               .gate_up = {random_matrix(kind, 2 * gates, hidden)}, .down = random_matrix(kind, hidden, gates), .num_qkv = 1,
+               .num_gate_up = 1, .rotation = 1 + (variant & 1), .window = window, .kv = kv, .activation = variant >> 1 & 1,
+               .is_norm_of_all_heads = variant & 1, .eps = 1e-6f, .mlp_eps = 1e-6f, .head_eps = 1e-6f, .scale = 0.1f,
+               .softcap = variant & 4 ? 5.0f : 0.0f, .share = variant & 2 ? 0.5f : 1.0f};
     int64_t *slots = malloc(8 * tokens), *rows = malloc(8 * ROW_FIELDS), *spans = malloc(8 * 4);
-    const int per_chunk = QUERIES * kv_heads / heads, first = context / 2;
+    const int per_chunk = QUERIES * kv_heads / heads, first = context / 2, tables = l.rotation;
     for (int i = 0; i < tokens; i++) slots[i] = before + i < first ? context - first + before + i : before + i - first;
     spans[0] = context - first; spans[1] = first; spans[2] = 0; spans[3] = context - first;   // the cache in two parts, turned over
     const int begin = first ? 0 : 1;
     rows[OFFSET] = 0; rows[LENGTH] = tokens; rows[CONTEXT] = context; rows[FIRST_SPAN] = begin; rows[FIRST_CHUNK] = 0;
     const int widest = 2 * gates > width ? 2 * gates : width;
-    size_t room = scratch_size(hidden, tokens);
-    if (scratch_size(l.out.inputs, tokens) > room) room = scratch_size(l.out.inputs, tokens);
-    if (scratch_size(l.down.inputs, tokens) > room) room = scratch_size(l.down.inputs, tokens);
-    step s = {floats((size_t)tokens * dim), floats((size_t)tokens * dim), slots, rows, spans, floats((size_t)tokens * hidden),
-              floats((size_t)tokens * hidden), floats((size_t)tokens * widest), floats((size_t)tokens * inner), malloc(room),
+    size_t room = scratch_size(l.qkv[0], tokens);
+    if (scratch_size(l.out, tokens) > room) room = scratch_size(l.out, tokens);
+    if (scratch_size(l.down, tokens) > room) room = scratch_size(l.down, tokens);
+    step s = {floats((size_t)tables * tokens * dim), floats((size_t)tables * tokens * dim), slots, rows, spans,
+              floats((size_t)tokens * hidden), floats((size_t)tokens * hidden), floats((size_t)tokens * widest),
+              floats((size_t)tokens * inner), malloc(room),
               tokens, 1, (tokens + per_chunk - 1) / per_chunk * kv_heads, hidden, gates, heads, kv_heads, dim, 1};
     bridle_layers(&s, &l, 1);
+    for (int part = 0; part < PARTS; part++) bridle_part(&s, &l, part);
     for (int i = 0; i < tokens * hidden; i++) if (s.hidden[i] != s.hidden[i]) { printf("layer: not a number\n"); exit(1); }
     drop(l.qkv[0]); drop(l.out); drop(l.gate_up[0]); drop(l.down);
-    free((void *)l.norm); free((void *)l.mlp_norm); free((void *)l.head_norm); free(l.keys); free(l.values);
+    free((void *)l.norm); free((void *)l.last_norm); free((void *)l.mlp_norm); free((void *)l.mlp_last_norm);
+    free((void *)l.head_norm); free((void *)l.sinks); free(l.keys); free(l.values); free(l.key_scales); free(l.value_scales);
     free((void *)s.cos); free((void *)s.sin); free(slots); free(rows); free(spans);
     free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.scratch);
 }
@@ -72,18 +96,20 @@ int main(int count, char **arguments) {
     if (count > 1) {                        // what must be found: a result for which there is no room
         const matrix m = random_matrix(Q8_0, 40, 64);
         float *x = floats(64 * 3), *out = floats(40 * 3 - 1);
-        bridle_linear(&m, x, malloc(scratch_size(64, 3)), out, 3, 0);
+        bridle_linear(&m, x, malloc(scratch_size(m, 3)), out, 3, 0);
         return 0;
     }
     for (int kind = 0; kind < NUM_KINDS; kind++)
         for (int outputs = 1; outputs < 50; outputs += 7)
             for (int rows = 1; rows < 30; rows += rows < 6 ? 1 : 5)
-                try_linear(kind, outputs, kind == INT8 ? 5 * outputs : 512, rows);
+                try_linear(kind, outputs, kind == INT8 || kind == FLOAT32 ? 5 * outputs : 512, rows);
     const int shapes[][5] = {{1, 0, 2, 1, 64}, {1, 200, 7, 1, 64}, {5, 63, 8, 2, 32}, {40, 3, 4, 4, 128}, {3, 130, 32, 1, 16}, {2, 9, 2, 2, 256}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int kind = 0; kind <= 2; kind++)
-            for (int window = 0; window < 80; window += 37)
-                try_layers(kind, shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], shapes[i][4], window);
+        for (int turn = 0; turn < 16; turn++) {
+            const int kinds[] = {INT8, Q8_0, Q4_0, FLOAT32};
+            try_layers(kinds[turn % 4], shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], shapes[i][4], turn % 3 * 37, turn % 3,
+                       turn % 8);
+        }
     printf("all ran\n");
     return 0;
 }

@@ -16,11 +16,11 @@ from bridle.native.features import cpu_features
 from bridle.native.ggml import TYPES, join_split, split_blocks
 from bridle.native.kernels import Kernels
 from bridle.native.library import fitting, load, try_out
-from bridle.native.packing import pack_blocks, pack_int8, unpack_blocks, unpack_int8
+from bridle.native.packing import pack_blocks, pack_float32, pack_int8, unpack_blocks, unpack_float32, unpack_int8
 from tests.native.blocks import random_blocks
 
 OBJECTS = [target.name for target in fitting(platform.system(), platform.machine(), cpu_features())]
-FORMS = ["int8", *TYPES]
+FORMS = ["int8", *TYPES, "float32"]
 
 
 @cache
@@ -40,6 +40,11 @@ def make(found: Kernels, form: str, num_outputs: int, num_inputs: int, seed: int
         scale = torch.rand(num_outputs, generator=generator) / 100
         packed = pack_int8(integers, scale, found.lanes, found.zero)
         return found.matrix(packed, bias), integers.double() * scale[:, None].double()
+    if form == "float32":
+        weight = torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(seed)) / 100
+        packed = pack_float32(weight, found.lanes)
+        assert torch.equal(unpack_float32(packed, found.lanes), weight)
+        return found.matrix(packed, bias), weight.double()
     kind = TYPES[form]
     split = split_blocks(kind, torch.from_numpy(random_blocks(form, num_outputs, num_inputs, seed)))
     matrix = found.matrix(pack_blocks(kind, split, found.lanes, found.zero), bias)
@@ -68,7 +73,8 @@ def test_products_are_right_and_rows_independent(
     sizes = torch.logspace(-3, 3, num_rows)[:, None]
     rows = torch.randn(num_rows, num_inputs, generator=torch.Generator().manual_seed(seed)) * sizes
     together = found.linear(matrix, rows)
-    want = rounded(rows, num_inputs if form == "int8" else 32) @ weight.t() + matrix.bias.double()
+    given = rows.double() if form == "float32" else rounded(rows, num_inputs if form == "int8" else 32)
+    want = given @ weight.t() + matrix.bias.double()
     # Rounding of float32, of which the largest sum decides the size: no term is larger than these.
     bound = 1e-6 * (rows.abs().double() @ weight.abs().t() + 1) + 3e-6 * num_inputs * sizes * float(weight.abs().max())
     assert bool(((together.double() - want).abs() <= bound).all())

@@ -9,16 +9,18 @@ import torch
 from bridle.errors import InvalidRequest
 from bridle.lora.adapter_kernel import missing_for_triton
 from bridle.model.kernels.interface import AttentionKernel
+from bridle.native.library import choice, kernels
 
 __all__ = ["KERNELS", "AttentionKernel", "create_kernel"]
 
 _log = logging.getLogger(__name__)
 
-KERNELS = ("auto", "cpu", "paged", "reference", "varlen")
+KERNELS = ("auto", "cpu", "native", "paged", "reference", "varlen")
 
 
 def create_kernel(name: str, device: torch.device, dtype: torch.dtype) -> AttentionKernel:
-    """The kernel called `name`; `auto` is `paged` on CUDA where Triton can run, and plain torch (`cpu`) elsewhere.
+    """The kernel called `name`; `auto` is `paged` on CUDA where Triton can run, `native` on a CPU for which there are
+    kernels, and plain torch (`cpu`) elsewhere.
 
     Raises `InvalidRequest` for an unknown name, or one that this device cannot run, with what it lacks.
     """
@@ -42,6 +44,14 @@ def create_kernel(name: str, device: torch.device, dtype: torch.dtype) -> Attent
 
             return PagedKernel(device)
         _log.warning("attention on %s is plain torch, one sequence at a time: kernel 'paged' needs %s", device, missing)
+    if name == "native" or (name == "auto" and device.type == "cpu"):
+        found = kernels() if device.type == "cpu" else None
+        if found is not None:
+            from bridle.model.kernels.native import NativeKernel
+
+            return NativeKernel(found)
+        if name == "native":
+            _require(name, f"a CPU and kernels for it; the device is {device}, the kernels: {choice().reason}")
     from bridle.model.kernels.cpu import CpuKernel
 
     return CpuKernel()

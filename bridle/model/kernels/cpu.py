@@ -54,7 +54,7 @@ class CpuKernel:
         parts = []
         for row in rows:
             part = grouped.narrow(0, row.offset, row.length)
-            keys, values = row.read(cache)
+            keys, values = row.read(cache, query.dtype)
             if row.length == 1 and plain:
                 parts.append(scaled_dot_product_attention(part, keys, values, scale=options.scaling))
             elif row.length <= MAX_SHORT and row.start and plain:
@@ -135,21 +135,16 @@ class _VisibleRow:
             slots = [slot for begin, count in spans for slot in range(begin, begin + count)]
             self._slots = torch.tensor(slots, device=device)
 
-    def read(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
-        """Keys [1, Hkv, L, D] and values [1, Hkv, L, Dv]: views where the KV is contiguous, else gathered."""
-        if self._slots is None:
-            slot, count = self._span
-            return cache.keys_by_head.narrow(2, slot, count), cache.values_by_head.narrow(2, slot, count)
-        keys = cache.keys.index_select(0, self._slots).transpose(0, 1).unsqueeze(0)
-        values = cache.values.index_select(0, self._slots).transpose(0, 1).unsqueeze(0)
-        return keys, values
+    def read(self, cache: LayerCache, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys [1, Hkv, L, D] and values [1, Hkv, L, Dv]: views where the KV is contiguous and of `dtype`."""
+        return cache.view(*self._span, dtype) if self._slots is None else cache.gather(self._slots, dtype)
 
 
 def _attend_singles(grouped: Tensor, rows: list[_VisibleRow], cache: LayerCache, scaling: float) -> list[Tensor]:
     """A step of single tokens [T, Hkv, G, D], the hot loop of decoding: [1, Hkv, G, Dv] for each."""
     parts = []
     for query, row in zip(grouped.unsqueeze(1).unbind(0), rows, strict=True):
-        keys, values = row.read(cache)
+        keys, values = row.read(cache, grouped.dtype)
         parts.append(scaled_dot_product_attention(query, keys, values, scale=scaling))
     return parts
 

@@ -39,8 +39,9 @@ class ReferenceKernel:
         slots = [row.mirror.blocks[p // size] * size + p % size for p in range(row.context)]
         index = torch.tensor(slots, device=query.device)
         group = query.shape[0] // cache.keys.shape[1]
-        keys = cache.keys[index].transpose(0, 1).repeat_interleave(group, 0).double()  # [Hq, L, D]
-        values = cache.values[index].transpose(0, 1).repeat_interleave(group, 0).double()  # [Hq, L, Dv]
+        keys, values = cache.gather(index, torch.float32)
+        keys = keys[0].repeat_interleave(group, 0).double()  # [Hq, L, D]
+        values = values[0].repeat_interleave(group, 0).double()  # [Hq, L, Dv]
         scores = query.double() @ keys.transpose(1, 2) * options.scaling  # [Hq, n, L]
         if options.softcap is not None:
             scores = torch.tanh(scores / options.softcap) * options.softcap

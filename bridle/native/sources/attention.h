@@ -1,21 +1,26 @@
-// Attention of packed rows over a paged cache of float32 keys and values [slots][kv heads][dim].
+// Attention of packed rows over a paged cache of keys and values [slots][kv heads][dim]: float32, bfloat16, or 8-bit integers
+// with a scale per head and slot. What is not float32 becomes it tile by tile; all else is the same.
 //
 // A chunk of work is one key head and as many tokens of one sequence as make up QUERIES query rows with the heads that
 // share it. Keys are read in tiles of 64 positions, always the same ones, and a query that does not see a tile is left as
 // it is: so what a token gives depends neither on the tokens beside it nor on how its cache is cut into blocks.
 #pragma once
-#include "pool.h"
+#include "linear.h"
 
 enum { TILE = 64, QUERIES = 32, MAX_DIM = 256, MAX_GROUP = 32 };
+enum { KV_FLOAT32, KV_BFLOAT16, KV_INT8 };
 enum { OFFSET, LENGTH, CONTEXT, FIRST_SPAN, FIRST_CHUNK, ROW_FIELDS };   // of a sequence's row
 
 typedef struct {
-    const float *q, *keys, *values, *sinks;
+    const float *q, *sinks;
+    const void *keys, *values;
+    const float *key_scales, *value_scales;       // [slots][kv heads], with KV_INT8
     const int64_t *rows, *spans;      // spans: where positions from 0 on lie, {slot, count} after {slot, count}
     float *out;
     float scale, softcap;
-    int num_rows, q_stride, heads, kv_heads, dim, window;
+    int num_rows, q_stride, heads, kv_heads, dim, window, kv;
 } attention;
+INL size_t kv_bytes(int kv) { return kv == KV_FLOAT32 ? 4 : kv == KV_BFLOAT16 ? 2 : 1; }
 
 typedef struct { int64_t span, passed; } cursor;   // the first position of the span
 
@@ -34,9 +39,43 @@ INL void find_tile(const attention *a, const int64_t *spans, cursor *c, int64_t 
     for (int j = 0; j < t->begin; j++) t->at[j] = t->at[t->begin];
     for (int j = t->end; j < TILE; j++) t->at[j] = t->at[t->end - 1];
 }
-INL void fetch_tile(const tile *t, const float *keys, const float *values, int dim) {
-    for (int j = t->begin; j < t->end; j++)
-        for (int d = 0; d < dim; d += 16) { __builtin_prefetch(keys + t->at[j] + d); __builtin_prefetch(values + t->at[j] + d); }
+INL void fetch_tile(const attention *a, const tile *t, int head) {
+    const size_t item = kv_bytes(a->kv), size = (size_t)a->dim * item;
+    for (int j = t->begin; j < t->end; j++) {
+        const size_t begin = (t->at[j] + (size_t)head * a->dim) * item;
+        for (size_t d = 0; d < size; d += 64) {
+            __builtin_prefetch((const char *)a->keys + begin + d);
+            __builtin_prefetch((const char *)a->values + begin + d);
+        }
+    }
+}
+// A head's numbers in a tile as float32, one position after the other.
+static void widen(const attention *a, const void *from, const float *scales, const tile *t, int head, float *out) {
+    const int dim = a->dim, last = (t->end + LANES - 1) / LANES * LANES;
+    for (int j = t->begin / LANES * LANES; j < last; j++) {
+        const size_t at = t->at[j] + (size_t)head * dim;
+        float *to = out + j * dim;
+        if (a->kv == KV_BFLOAT16)
+            for (int d = 0; d < dim; d += LANES)
+                store(to + d, (vf)(__builtin_convertvector(*(const short_lanes *)((const uint16_t *)from + at + d), vi) << 16));
+        else {
+            const vf scale = splat(scales[at / (size_t)dim]);
+            for (int d = 0; d < dim; d += LANES) store(to + d, sbytes((const uint8_t *)from + at + d) * scale);
+        }
+    }
+}
+// The numbers of a head as the cache keeps them, at place `at`, which counts heads of all slots.
+static void keep(const float *x, void *to, float *scales, int kv, size_t at, int dim) {
+    if (kv == KV_FLOAT32) { memcpy((float *)to + at * dim, x, sizeof(float) * dim); return; }
+    if (kv == KV_INT8) {
+        scales[at] = scale_of(largest(x, dim));
+        quantize_span(x, (int8_t *)to + at * dim, dim, scales[at]);
+        return;
+    }
+    for (int d = 0; d < dim; d++) {                    // to the nearest, of two the even one
+        uint32_t v; memcpy(&v, x + d, 4);
+        ((uint16_t *)to)[at * dim + d] = (v & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (uint16_t)((v + 0x7fff + (v >> 16 & 1)) >> 16);
+    }
 }
 
 // One query by LANES keys that lie side by side.
@@ -49,13 +88,14 @@ INL void score(const float *q, const float *keys, const int DIM, float *out) {
     }
     store(out, sums_of(v));
 }
-// All queries by the keys of a tile. Keys are copied together first: their places are known when compiling then, and all
-// queries find them in the first-level cache.
+// All queries by the keys of a tile. Keys that do not lie together (`at` says where they do) are copied first: their places
+// are known when compiling then, and all queries find them in the first-level cache.
 INL void score_all(const float *const *q, int n, const float *keys, const size_t *at, int begin, int end, const int DIM, float *p) {
-    float near[LANES * MAX_DIM];
+    float copy[LANES * MAX_DIM];
     for (int j = begin / LANES * LANES; j < end; j += LANES) {
-        for (int i = 0; i < LANES; i++)
-            for (int d = 0; d < DIM; d += LANES) store(near + i * DIM + d, load(keys + at[j + i] + d));
+        const float *near = at ? copy : keys + j * DIM;
+        for (int i = 0; at && i < LANES; i++)
+            for (int d = 0; d < DIM; d += LANES) store(copy + i * DIM + d, load(keys + at[j + i] + d));
         for (int e = 0; e < n; e++) score(q[e], near, DIM, p + e * TILE + j);
     }
 }
@@ -85,8 +125,6 @@ INL void gather_all(float *acc, const float *p, const float *values, const size_
 }
 
 INL vf tanh_(vf x) {
-    const vf most = splat(20.0f);
-    x = (vf)(((vi)x & (x < most)) | ((vi)most & (x >= most)) | ((vi)x & (x != x)));
     return splat(1.0f) - splat(2.0f) / (exp_(x + x) + splat(1.0f));
 }
 
@@ -137,17 +175,26 @@ static void attend_chunk(const void *job, int number) {
         top[e] = -INFINITY; total[e] = 0;
     }
     memset(acc, 0, sizeof(float) * n * dim);
-    const float *keys = a->keys + (size_t)head * dim, *values = a->values + (size_t)head * dim;
+    const int wide = a->kv == KV_FLOAT32;
+    float near_keys[TILE * MAX_DIM], near_values[TILE * MAX_DIM];      // of a tile, if the cache has other numbers
+    size_t near_at[TILE];
+    for (int j = 0; j < TILE; j++) near_at[j] = (size_t)j * dim;
+    const float *keys = wide ? (const float *)a->keys + (size_t)head * dim : near_keys;
+    const float *values = wide ? (const float *)a->values + (size_t)head * dim : near_values;
     cursor c = {0, 0};
     tile tiles[2];
     int now = 0;
     find_tile(a, spans, &c, first / TILE * TILE, first, last, tiles);
     for (int64_t j0 = tiles[0].from; j0 <= last; j0 += TILE, now ^= 1) {
         const int begin = tiles[now].begin, end = tiles[now].end;
-        const size_t *at = tiles[now].at;
+        const size_t *at = wide ? tiles[now].at : NULL;
         if (j0 + TILE <= last) {
             find_tile(a, spans, &c, j0 + TILE, first, last, tiles + (now ^ 1));
-            fetch_tile(tiles + (now ^ 1), keys, values, dim);
+            fetch_tile(a, tiles + (now ^ 1), head);
+        }
+        if (!wide) {
+            widen(a, a->keys, a->key_scales, tiles + now, head, near_keys);
+            widen(a, a->values, a->value_scales, tiles + now, head, near_values);
         }
         if (dim == 64) score_all(q, n, keys, at, begin, end, 64, p);
         else if (dim == 128) score_all(q, n, keys, at, begin, end, 128, p);
@@ -157,7 +204,7 @@ static void attend_chunk(const void *job, int number) {
             const float kept = weigh(a, p + e * TILE, begin, end, low, own, j0, top + e, total + e);
             if (kept != 1.0f) for (int d = 0; d < dim; d += LANES) store(acc + e * dim + d, load(acc + e * dim + d) * splat(kept));
         }
-        gather_all(acc, p, values, at, begin, end, dim, n);
+        gather_all(acc, p, values, wide ? at : near_at, begin, end, dim, n);
     }
     for (int e = 0; e < n; e++) {
         const int h = head * group + e % group;

@@ -5,7 +5,7 @@
 // What the object was built for: outputs to a panel, what is added to a stored 8-bit weight, the version of this interface.
 API int bridle_lanes(void) { return LANES; }
 API int bridle_zero(void) { return ZERO8; }
-API int bridle_version(void) { return 1; }
+API int bridle_version(void) { return 2; }
 
 // Scratch for rows that are rounded: bytes of integers, then 4-byte scales, then 4-byte sums.
 // out [rows, outputs] = x [rows, given] . weights + bias
@@ -22,5 +22,7 @@ API int bridle_queries(void) { return QUERIES; }
 
 // hidden [tokens, hidden] after so many layers
 API void bridle_layers(const step *s, const layer *layers, int count) {
-    for (int i = 0; i < count; i++) advance(s, layers + i);
+    for (int i = 0; i < count; i++) for (int part = 0; part < PARTS; part++) advance(s, layers + i, part);
 }
+// ... after one part of one layer
+API void bridle_part(const step *s, const layer *l, int part) { advance(s, l, part); }

@@ -2,18 +2,21 @@
 // gated unit, projection; two residuals. Small parts are done row by row, with the rounding to 8 bits that follows them.
 #pragma once
 #include "attention.h"
-#include "linear.h"
 
+enum { SILU, GELU_TANH };
 typedef struct {
-    const float *norm, *mlp_norm, *head_norm;     // head_norm: [heads + kv heads][dim], or none
-    float *keys, *values;
+    // Norms that a layer lacks are NULL. The last ones of a part are of what it adds to the rows.
+    const float *norm, *last_norm, *mlp_norm, *mlp_last_norm, *head_norm;   // head_norm: [heads + kv heads][dim]
+    const float *sinks;
+    void *keys, *values;
+    float *key_scales, *value_scales;
     matrix qkv[3], out, gate_up[2], down;
-    int num_qkv, num_gate_up, is_rotated, window;
-    float eps, mlp_eps, head_eps, scale;
+    int num_qkv, num_gate_up, rotation, window, kv, activation, is_norm_of_all_heads;   // rotation: 0 is none, n the nth table
+    float eps, mlp_eps, head_eps, scale, softcap, share;   // share: what is added to the rows is multiplied by it
 } layer;
 
 typedef struct {
-    const float *cos, *sin;                       // [tokens][dim], the first half of the sines negated
+    const float *cos, *sin;                       // [tables][tokens][dim], the first half of the sines negated
     const int64_t *slots, *rows, *spans;
     float *hidden, *normed, *wide, *attended;     // [tokens][hidden], the same, [tokens][widest], [tokens][heads x dim]
     uint8_t *scratch;
@@ -38,7 +41,7 @@ INL void normalize(const float *x, const float *weight, float eps, float *out, i
 static quantized cut(uint8_t *scratch, traits t, int rows, int inputs) {
     quantized x;
     x.q = (int8_t *)scratch;
-    x.scale = (float *)(scratch + (size_t)rows * inputs);
+    x.scale = (float *)(scratch + (size_t)rows * row_bytes(t, inputs));
     x.sums = (int32_t *)(x.scale + (size_t)rows * row_scales(t, inputs));
     return x;
 }
@@ -50,26 +53,43 @@ static void norm_chunk(const void *job, int i) {
     const traits t = TRAITS[a->m->kind];
     float *y = s->normed + (size_t)i * s->hidden_size;
     int place_step;
-    normalize(s->hidden + (size_t)i * s->hidden_size, a->weight, a->eps, y, s->hidden_size);
+    if (a->weight) normalize(s->hidden + (size_t)i * s->hidden_size, a->weight, a->eps, y, s->hidden_size);
+    else memcpy(y, s->hidden + (size_t)i * s->hidden_size, sizeof(float) * s->hidden_size);
     const quantized to = place(cut(s->scratch, t, s->tokens, a->m->inputs), i, s->tokens, a->m->inputs, t, &place_step);
     quantize_row(y, s->hidden_size, a->m->inputs, t, to, place_step);
 }
 
-typedef struct { const step *s; const matrix *m; } gate_job;
+// What a part gave is added to the rows, normalized and in its share.
+typedef struct { const step *s; const float *weight; float eps, share; } merge_job;
+static void merge_chunk(const void *job, int i) {
+    const merge_job *a = job;
+    const int n = a->s->hidden_size;
+    float *x = a->s->hidden + (size_t)i * n, *y = a->s->normed + (size_t)i * n;
+    if (a->weight) normalize(y, a->weight, a->eps, y, n);
+    for (int k = 0; k < n; k++) x[k] += y[k] * a->share;
+}
+
+// exp(-what `rest` gives) is what an activation x / (1 + exp) needs.
+INL vf rest(vf x, int activation) {
+    return activation == SILU ? x : splat(1.5957691216f) * (x + splat(0.044715f) * x * x * x);
+}
+typedef struct { const step *s; const layer *l; } gate_job;
 static void gate_chunk(const void *job, int i) {
     const gate_job *a = job;
     const step *s = a->s;
-    const traits t = TRAITS[a->m->kind];
+    const matrix *m = &a->l->down;
+    const traits t = TRAITS[m->kind];
+    const int activation = a->l->activation;
     float *g = s->wide + (size_t)i * 2 * s->gates;
     const float *u = g + s->gates;
     int k = 0, place_step;
     for (; k + LANES <= s->gates; k += LANES) {
         const vf x = load(g + k);
-        store(g + k, x / (splat(1.0f) + exp_(-x)) * load(u + k));
+        store(g + k, x / (splat(1.0f) + exp_(-rest(x, activation))) * load(u + k));
     }
-    for (; k < s->gates; k++) g[k] = g[k] / (1.0f + exp_(splat(-g[k]))[0]) * u[k];
-    const quantized to = place(cut(s->scratch, t, s->tokens, a->m->inputs), i, s->tokens, a->m->inputs, t, &place_step);
-    quantize_row(g, s->gates, a->m->inputs, t, to, place_step);
+    for (; k < s->gates; k++) g[k] = g[k] / (1.0f + exp_(-rest(splat(g[k]), activation))[0]) * u[k];
+    const quantized to = place(cut(s->scratch, t, s->tokens, m->inputs), i, s->tokens, m->inputs, t, &place_step);
+    quantize_row(g, s->gates, m->inputs, t, to, place_step);
 }
 
 typedef struct { const step *s; const layer *l; } heads_job;
@@ -78,24 +98,31 @@ static void heads_chunk(const void *job, int i) {       // norms of heads, rotat
     const step *s = a->s;
     const int dim = s->dim, half = dim / 2, turned = s->heads + s->kv_heads;
     float *row = s->wide + (size_t)i * (turned + s->kv_heads) * dim;
-    const float *c = s->cos + (size_t)i * dim, *d = s->sin + (size_t)i * dim;
+    const layer *l = a->l;
+    const size_t table = l->rotation > 0 ? ((size_t)(l->rotation - 1) * s->tokens + i) * dim : 0;
+    const float *c = s->cos + table, *d = s->sin + table;
+    if (l->head_norm && l->is_norm_of_all_heads) {
+        normalize(row, l->head_norm, l->head_eps, row, s->heads * dim);
+        normalize(row + s->heads * dim, l->head_norm + s->heads * dim, l->head_eps, row + s->heads * dim, s->kv_heads * dim);
+    }
     for (int h = 0; h < turned; h++) {
         float *x = row + h * dim;
-        if (a->l->head_norm) normalize(x, a->l->head_norm + h * dim, a->l->head_eps, x, dim);
-        if (!a->l->is_rotated) continue;
-        for (int k = 0; k < half; k++) {
+        if (l->head_norm && !l->is_norm_of_all_heads) normalize(x, l->head_norm + h * dim, l->head_eps, x, dim);
+        for (int k = 0; l->rotation && k < half; k++) {
             const float left = x[k], right = x[k + half];
             x[k] = left * c[k] + right * d[k];
             x[k + half] = right * c[k + half] + left * d[k + half];
         }
     }
-    const size_t size = (size_t)s->kv_heads * dim;
-    memcpy(a->l->keys + (size_t)s->slots[i] * size, row + (size_t)s->heads * dim, sizeof(float) * size);
-    memcpy(a->l->values + (size_t)s->slots[i] * size, row + (size_t)turned * dim, sizeof(float) * size);
+    for (int h = 0; h < s->kv_heads; h++) {
+        const size_t at = (size_t)s->slots[i] * s->kv_heads + h;
+        keep(row + (s->heads + h) * dim, l->keys, l->key_scales, l->kv, at, dim);
+        keep(row + (turned + h) * dim, l->values, l->value_scales, l->kv, at, dim);
+    }
 }
 
 INL int same_rows(int a, int b) {
-    return TRAITS[a].group == TRAITS[b].group && TRAITS[a].zero == TRAITS[b].zero && TRAITS[a].has_minimum == TRAITS[b].has_minimum;
+    return (a == FLOAT32) == (b == FLOAT32) && TRAITS[a].group == TRAITS[b].group && TRAITS[a].zero == TRAITS[b].zero && TRAITS[a].has_minimum == TRAITS[b].has_minimum;
 }
 // Several matrices over rows that are rounded already as the first one wants it; `x` are the rows before that.
 static void multiply_all(const step *s, const matrix *m, int count, const float *x, float *out, int width) {
@@ -107,23 +134,50 @@ static void multiply_all(const step *s, const matrix *m, int count, const float 
     }
 }
 
-static void advance(const step *s, const layer *l) {
+// A product that is added to the rows: at once, or beside them if more is to be done with it.
+INL int is_merged(const layer *l, const float *last_norm) { return last_norm || l->share != 1.0f; }
+static void project(const step *s, const layer *l, const matrix *m, const float *last_norm) {
+    const int merged = is_merged(l, last_norm);
+    const quantized q = cut(s->scratch, TRAITS[m->kind], s->tokens, m->inputs);
+    multiply(*m, q, merged ? s->normed : s->hidden, (size_t)s->hidden_size, s->tokens, !merged, s->parallel);
+}
+static void merge(const step *s, const layer *l, const float *last_norm, float eps, int many) {
+    const merge_job job = {s, last_norm, eps, l->share};
+    if (is_merged(l, last_norm)) run(merge_chunk, &job, s->tokens, many);
+}
+
+// A layer in parts, each of which ends with a product, so that others may add to what it gave before the next one.
+enum { QKV, ATTEND, GATES, DOWN, END, PARTS };
+static void advance(const step *s, const layer *l, int part) {
     const int width = (s->heads + 2 * s->kv_heads) * s->dim, inner = s->heads * s->dim, many = s->parallel && s->tokens > 3;
-    const traits out_traits = TRAITS[l->out.kind], down_traits = TRAITS[l->down.kind];
     const norm_job norm = {s, l->norm, l->eps, l->qkv}, mlp_norm = {s, l->mlp_norm, l->mlp_eps, l->gate_up};
     const heads_job heads = {s, l};
-    const gate_job gate = {s, &l->down};
-    const attention a = {s->wide, l->keys, l->values, NULL, s->rows, s->spans, s->attended, l->scale, 0,
-                         s->num_rows, width, s->heads, s->kv_heads, s->dim, l->window};
-    run(norm_chunk, &norm, s->tokens, many);
-    multiply_all(s, l->qkv, l->num_qkv, s->normed, s->wide, width);
-    run(heads_chunk, &heads, s->tokens, many);
-    attend(a, s->chunks, s->parallel);
-    const quantized q = cut(s->scratch, out_traits, s->tokens, l->out.inputs);
-    quantize_rows(s->attended, (size_t)inner, s->tokens, inner, l->out.inputs, out_traits, q, s->parallel);
-    multiply(l->out, q, s->hidden, (size_t)s->hidden_size, s->tokens, 1, s->parallel);
-    run(norm_chunk, &mlp_norm, s->tokens, many);
-    multiply_all(s, l->gate_up, l->num_gate_up, s->normed, s->wide, 2 * s->gates);
-    run(gate_chunk, &gate, s->tokens, s->parallel && s->tokens > 1);
-    multiply(l->down, cut(s->scratch, down_traits, s->tokens, l->down.inputs), s->hidden, (size_t)s->hidden_size, s->tokens, 1, s->parallel);
+    const gate_job gate = {s, l};
+    const attention a = {s->wide, l->sinks, l->keys, l->values, l->key_scales, l->value_scales, s->rows, s->spans, s->attended,
+                         l->scale, l->softcap, s->num_rows, width, s->heads, s->kv_heads, s->dim, l->window, l->kv};
+    switch (part) {
+    case QKV:
+        run(norm_chunk, &norm, s->tokens, many);
+        multiply_all(s, l->qkv, l->num_qkv, s->normed, s->wide, width);
+        break;
+    case ATTEND:
+        run(heads_chunk, &heads, s->tokens, many);
+        attend(a, s->chunks, s->parallel);
+        quantize_rows(s->attended, (size_t)inner, s->tokens, inner, l->out.inputs, TRAITS[l->out.kind],
+                      cut(s->scratch, TRAITS[l->out.kind], s->tokens, l->out.inputs), s->parallel);
+        project(s, l, &l->out, l->last_norm);
+        break;
+    case GATES:
+        merge(s, l, l->last_norm, l->eps, many);
+        run(norm_chunk, &mlp_norm, s->tokens, many);
+        multiply_all(s, l->gate_up, l->num_gate_up, s->normed, s->wide, 2 * s->gates);
+        break;
+    case DOWN:
+        run(gate_chunk, &gate, s->tokens, s->parallel && s->tokens > 1);
+        project(s, l, &l->down, l->mlp_last_norm);
+        break;
+    case END:
+        merge(s, l, l->mlp_last_norm, l->mlp_eps, many);
+        break;
+    }
 }

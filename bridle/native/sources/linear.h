@@ -1,21 +1,23 @@
-// Products of rows by quantized weights.
+// Products of rows by weights, quantized ones and float32.
 //
 // Weights lie in panels of LANES outputs; see packing.py for the order. Rows are quantized to 8 bits first: with one
-// scale per row (kind INT8) or per 32 inputs (all others). Each output of each row is summed by itself, in the order of
-// the inputs, so it does not matter which rows are computed together.
+// scale per row (kind INT8) or per 32 inputs (all others); those for float32 weights stay as they are. Each output of
+// each row is summed by itself, in the order of the inputs, so it does not matter which rows are computed together.
 #pragma once
 #include "pool.h"
 
-enum { INT8, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, NUM_KINDS };
+enum { INT8, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, FLOAT32, NUM_KINDS };
 typedef struct { int bits, zero, has_factor, has_minimum, group; } traits;
 static const traits TRAITS[NUM_KINDS] = {
     {8, ZERO8, 0, 0, 0}, {8, ZERO8, 0, 0, 32}, {4, 8, 0, 0, 32}, {4, 0, 1, 1, 32}, {5, 0, 1, 1, 32}, {6, 32, 1, 0, 16},
+    {32, 0, 0, 0, 0},
 };
 enum { BLOCK = 32, SUPER = 8, CHUNK_BYTES = 1 << 16 };
 
 INL size_t block_bytes(traits t) { return (size_t)t.bits * 4 * LANES; }
 // Scales of a panel, with `blocks` blocks of 32 inputs.
 INL size_t scale_bytes(traits t, size_t blocks) {
+    if (t.bits == 32) return 0;
     if (t.group == 0) return 4 * LANES;
     if (!t.has_factor) return blocks * 2 * LANES;
     return blocks / SUPER * (t.has_minimum ? 2 + 2 + 8 + 8 : 2 + 16) * LANES;
@@ -30,10 +32,12 @@ INL int tile_rows(int left) {
 }
 
 // Quantized rows: integers, a scale per row or block, and what of the sums of inputs a kind needs. The rows of a tile lie
-// side by side, four inputs of each, one scale of each, one sum of each: a tile then reads one stream of each.
+// side by side, four inputs of each, one scale of each, one sum of each: a tile then reads one stream of each. Of float32
+// there are the numbers, one of each row.
 typedef struct { int8_t *q; float *scale; int32_t *sums; } quantized;
-INL size_t row_scales(traits t, size_t inputs) { return t.group ? inputs / BLOCK : 1; }
-INL size_t row_sums(traits t, size_t inputs) { return t.group == 0 ? 1 : inputs / t.group; }
+INL size_t row_bytes(traits t, size_t inputs) { return t.bits == 32 ? 4 * inputs : inputs; }
+INL size_t row_scales(traits t, size_t inputs) { return t.bits == 32 ? 0 : t.group ? inputs / BLOCK : 1; }
+INL size_t row_sums(traits t, size_t inputs) { return t.bits == 32 ? 0 : t.group == 0 ? 1 : inputs / t.group; }
 
 INL float largest(const float *x, int n) {      // of the absolute values; not-a-number is larger than all
     vi m = {0}; int k = 0;
@@ -80,6 +84,10 @@ INL void spread(const int8_t *q, int8_t *to, int n, int step) {
 // One row of `inputs` numbers, of which `given` are there and the rest zero; the place of a row in a tile of `step`.
 static void quantize_row(const float *x, int given, int inputs, traits t, quantized to, int step) {
     int8_t q[BLOCK] = {0};
+    if (t.bits == 32) {
+        for (int k = 0; k < given; k++) memcpy(to.q + 4 * (size_t)k * step, x + k, 4);
+        return;
+    }
     const float all = t.group ? 0 : scale_of(largest(x, given));
     int32_t total = 0;
     for (int b = 0; b < inputs / BLOCK; b++, x += BLOCK) {
@@ -108,7 +116,7 @@ static quantized place(quantized all, int row, int rows, int inputs, traits t, i
     int m = 0, n = tile_rows(rows);
     while (m + n <= row) { m += n; n = tile_rows(rows - m); }
     *step = n;
-    return (quantized){all.q + (size_t)m * inputs + (row - m) * 4, all.scale + (size_t)m * row_scales(t, inputs) + (row - m),
+    return (quantized){all.q + m * row_bytes(t, inputs) + (row - m) * 4, all.scale + (size_t)m * row_scales(t, inputs) + (row - m),
                        all.sums + (size_t)m * row_sums(t, inputs) + (row - m)};
 }
 static void quantize_chunk(const void *job, int i) {
@@ -159,6 +167,27 @@ INL void tile_int8(const product *p, int panel, int row, const int ROWS, const i
         EACH(i, ROWS)
             finish(p, row + i, panel + j, to_float(sums[i * PANELS + j]) * splat(p->x.scale[row + i]) * scale);
     }
+}
+
+// ---- float32, as quantize_row lays the rows out. As many panels at once as hide the time that a sum takes.
+enum { WIDE = MAX_ROWS == 4 ? 3 : 2 };
+INL void tile_float32(const product *p, int panel, int row, const int ROWS, const int PANELS) {
+    const size_t inputs = p->m.inputs, size = inputs * LANES;
+    const float *w = (const float *)p->m.weights + (size_t)panel * size, *x = (const float *)p->x.q + (size_t)row * inputs;
+    vf sums[MAX_ROWS * 4];
+    EACH(i, ROWS * PANELS) sums[i] = (vf){0};
+    for (size_t k = 0; k < inputs; k++) {
+        vf v[4];
+        EACH(j, PANELS) v[j] = load(w + j * size + k * LANES);
+        if (ROWS > 1) EACH(j, PANELS) __builtin_prefetch(w + (PANELS + j) * size + k * LANES, 0, 2);
+        EACH(i, ROWS) {
+            const vf y = splat(x[k * ROWS + i]);
+            EACH(j, PANELS) sums[i * PANELS + j] = fma_(y, v[j], sums[i * PANELS + j]);
+        }
+    }
+    vf done[MAX_ROWS * 4];                       // in memory: one loop instead of so many copies of what follows
+    EACH(i, ROWS * PANELS) done[i] = sums[i];
+    for (int i = 0; i < ROWS; i++) for (int j = 0; j < PANELS; j++) finish(p, row + i, panel + j, done[i * PANELS + j]);
 }
 
 // ---- groups. Vector g of a block has inputs 4 g to 4 g + 3: low nibbles for g < 4, high ones above; further bits apart.
@@ -256,7 +285,11 @@ INL void tile_groups(const product *p, int panel, int row, const int ROWS, const
 #define TILE_Q6_K(N) tile_groups(p, panel, m, N, Q6_K);
 #define TILE_INT8(N) tile_int8(p, panel, m, N, 1);
 #define TILE_INT8_2(N) tile_int8(p, panel, m, N, 2);
-ROWS_OF(Q8_0) ROWS_OF(Q4_0) ROWS_OF(Q4_K) ROWS_OF(Q5_K) ROWS_OF(Q6_K) ROWS_OF(INT8) ROWS_OF(INT8_2)
+#define TILE_FLOAT32(N) tile_float32(p, panel, m, N, 1);
+#define TILE_FLOAT32_WIDE(N) tile_float32(p, panel, m, N, WIDE);
+ROWS_OF(Q8_0) ROWS_OF(Q4_0) ROWS_OF(Q4_K) ROWS_OF(Q5_K) ROWS_OF(Q6_K) ROWS_OF(INT8) ROWS_OF(INT8_2) ROWS_OF(FLOAT32)
+ROWS_OF(FLOAT32_WIDE)
+static __attribute__((noinline)) void row_FLOAT32_4(const product *p, int panel) { tile_float32(p, panel, 0, 1, 4); }
 
 static void rows_of_panel(const product *p, int panel, int first, int last) {
     switch (p->m.kind) {
@@ -266,6 +299,7 @@ static void rows_of_panel(const product *p, int panel, int first, int last) {
     case Q4_K: rows_Q4_K(p, panel, first, last); break;
     case Q5_K: rows_Q5_K(p, panel, first, last); break;
     case Q6_K: rows_Q6_K(p, panel, first, last); break;
+    case FLOAT32: rows_FLOAT32(p, panel, first, last); break;
     }
 }
 
@@ -279,6 +313,8 @@ static void product_chunk(const void *job, int i) {
         last = p->rows - m <= block + 16 ? p->rows : m + block;
         for (int n = begin; n < end;) {
             if (p->m.kind == INT8 && LANES == 16 && p->rows > 4 && n + 2 <= end) { rows_INT8_2(p, n, m, last); n += 2; }
+            else if (p->m.kind == FLOAT32 && p->rows == 1 && n + 4 <= end) { row_FLOAT32_4(p, n); n += 4; }
+            else if (p->m.kind == FLOAT32 && p->rows > 1 && n + WIDE <= end) { rows_FLOAT32_WIDE(p, n, m, last); n += WIDE; }
             else { rows_of_panel(p, n, m, last); n += 1; }
         }
     }
@@ -288,10 +324,11 @@ static void product_chunk(const void *job, int i) {
 static void multiply(matrix m, quantized x, float *out, size_t stride, int rows, int add, int parallel) {
     const traits t = TRAITS[m.kind];
     const int panels = (m.outputs + LANES - 1) / LANES;
-    const size_t panel_bytes = block_bytes(t) * (size_t)(m.inputs / BLOCK);
+    const size_t panel_bytes = (size_t)t.bits * m.inputs * LANES / 8;
     int each = (int)(CHUNK_BYTES / panel_bytes);
     if (each > panels / 16) each = panels / 16;
     each = each < 2 ? 2 : each & ~1;
+    if (m.kind == FLOAT32) each = rows == 1 ? 4 : 2 * WIDE;
     const product p = {m, t, x, out, stride, rows, add, each};
     run(product_chunk, &p, (panels + each - 1) / each, parallel);
 }

@@ -98,10 +98,10 @@ INL float sum_lanes(vf v) {
     return t[0];
 }
 
-// e^x, a few units in the last place; 0 for what is below -87; what is no number stays none.
+// e^x, a few units in the last place; 0 for what is below -87, infinite above 88.4; what is no number stays none.
 INL vf exp_(vf x) {
     const vi tiny = x < splat(-87.0f), none = x != x;
-    x = max_(x, splat(-87.0f));
+    x = max_(-max_(-x, splat(-89.0f)), splat(-87.0f));
     const vf n = __builtin_elementwise_roundeven(x * splat(1.44269504f));
     vf r = fma_(n, splat(-0.693359375f), x);
     r = fma_(n, splat(2.12194440e-4f), r);

@@ -1,0 +1,52 @@
+"""Attention by the native kernels: all sequences of a step in one call, over blocks where they lie.
+
+Layers that the kernels do not fit (wide or uneven heads, half precision) are computed in plain torch. A token's result
+depends neither on its batch mates, nor on how its prompt was cut, nor on where its blocks lie.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bridle.model.forward_context import AttentionOptions
+from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kv_cache import LayerCache
+from bridle.model.packing import PackedStep
+from bridle.native.kernels import Kernels
+from bridle.native.layers import KV_TYPES, Heads, Rows, attend
+
+
+class NativeKernel(CpuKernel):
+    """Attention in C, beside which plain torch stands."""
+
+    name = "native"
+
+    def __init__(self, found: Kernels) -> None:
+        super().__init__()
+        self._found = found
+        self._native_rows: dict[int, Rows] = {}  # by query heads to a key head
+
+    def begin(self, step: PackedStep) -> None:
+        super().begin(step)
+        self._native_rows.clear()
+
+    def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
+        heads = Heads(query.shape[1], cache.keys.shape[1], query.shape[2])
+        is_float = query.dtype is torch.float32 and cache.keys.dtype in KV_TYPES
+        if not is_float or cache.values.shape[2] != heads.dim or not heads.fit(self._found.lanes):
+            return super().attend(query, cache, options)
+        rows = self._rows_for(heads.heads // heads.kv_heads, cache)
+        return attend(self._found, query, cache.pool, rows, *options)
+
+    def _rows_for(self, group: int, cache: LayerCache) -> Rows:
+        if group not in self._native_rows:
+            assert self._step is not None
+            self._native_rows[group] = native_rows(self._step, cache.keys.shape[0], self._found.queries // group)
+        return self._native_rows[group]
+
+
+def native_rows(step: PackedStep, num_slots: int, tokens_per_chunk: int) -> Rows:
+    """The rows of a step as native kernels take them."""
+    sequences = [(row.offset, row.length, row.context, row.spans) for row in step.rows]
+    return Rows(sequences, num_slots, tokens_per_chunk)
