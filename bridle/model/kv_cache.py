@@ -38,10 +38,11 @@ class LayerCache:
         self.values = torch.empty(slots, heads, shape.value_dim, dtype=dtype, device=device)
         self.keys_by_head = self.keys.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, D], a view
         self.values_by_head = self.values.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, Dv], a view
-        scales = [
-            torch.empty(slots, heads, dtype=torch.float32, device=device) for _ in range(2 * (dtype is torch.int8))
-        ]
-        self.key_scales, self.value_scales = scales or (None, None)
+        self.key_scales: Tensor | None = None
+        self.value_scales: Tensor | None = None
+        if dtype is torch.int8:
+            self.key_scales = torch.empty(slots, heads, dtype=torch.float32, device=device)
+            self.value_scales = torch.empty_like(self.key_scales)
 
     @property
     def parts(self) -> list[Tensor]:

@@ -9,6 +9,7 @@ import torch
 
 from bridle.model import guards
 from bridle.model.check import check_model
+from bridle.model.kv_cache import LayerCache
 from bridle.model.parity import TRIAL_WINDOW
 from lab.doubles import tiny
 
@@ -64,14 +65,14 @@ def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     honest = cpu._VisibleRow.read
 
-    def forgetful(row: cpu._VisibleRow, cache: object) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = honest(row, cache)  # type: ignore[arg-type]
+    def forgetful(row: cpu._VisibleRow, cache: LayerCache, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = honest(row, cache, dtype)
         if row.length > 1 or row.context < 40:
             return keys, values
         return keys[:, :, 1:], values[:, :, 1:]
 
     monkeypatch.setattr(cpu._VisibleRow, "read", forgetful)
-    report = check_model(tiny.cached_checkpoint("llama"), max_tokens=LENGTH)
+    report = check_model(tiny.cached_checkpoint("llama"), kernel="cpu", max_tokens=LENGTH)
     assert not report.is_equal
     assert "DIFFERENT" in str(report)
 
