@@ -18,6 +18,7 @@ BENCHMARKS = {
     "sampler": "time to choose tokens",
     "shard": "a step through another process beside one in this",
     "simulation": "a hundred to a thousand replicas in virtual time",
+    "speculation": "what drafted tokens gain, beside none and beside transformers' prompt lookup",
     "steps": "what a step costs, by what is in it",
     "verbs": "the engine's verbs next to requests over the prefix cache; starts, forks and forced tokens",
 }

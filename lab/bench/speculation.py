@@ -1,0 +1,205 @@
+"""What drafted tokens gain: the same requests without drafts, with a number of them, and with as many as pay.
+
+Three questions. On real text (the demo model): editing and copying, JSON under a schema, free text. On a shape of
+real size: predictions of a chosen share of right tokens, from all to none. And beside transformers' own prompt lookup
+on the same weights and task, what each gains over itself. Every drafted run must give the tokens of the plain one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.checkpoints import make_checkpoint
+from bridle.bench.settings import Settings
+from bridle.demo import demo_model_path
+from bridle.errors import InternalError
+from bridle.sampling import AUTO_DRAFTS, SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bridle import LLM
+
+_NOTE = "The keeper of the garden waters the roses in the morning and closes the gate in the evening. "
+_SCHEMA = {
+    "type": "object",
+    "properties": {name: {"enum": ["yes", "no"]} for name in ("first", "second", "third", "fourth")},
+    "required": ["first", "second", "third", "fourth"],
+    "additionalProperties": False,
+}
+#: Drafts at once; `auto` as many as pay.
+_WAYS = {"none": 0, "4": 4, "8": 8, "auto": AUTO_DRAFTS}
+_SHARES = (1.0, 0.8, 0.5, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Requests that are alike: `num_tokens` tokens after each prompt."""
+
+    name: str
+    prompt: str | tuple[int, ...]
+    num_tokens: int
+    temperature: float = 0.0
+    constraint: dict[str, Any] | None = None
+    predictions: tuple[int, ...] = ()
+
+    def sampling(self, speculate: int, seed: int) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.num_tokens,
+            temperature=self.temperature,
+            seed=seed,
+            ignore_eos=self.constraint is None,
+            speculate=speculate,
+            prediction_ids=self.predictions if speculate else (),
+        )
+
+
+def measure(settings: Settings, console: Console) -> dict[str, Any]:
+    """Seconds of each task by the number of drafts, and their ratio to none."""
+    import torch
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    batches = settings.batches or ((1,) if settings.quick else (1, 16))
+    num_rounds = 3 if settings.quick else 7
+    figures = _real_text(batches, num_rounds, settings.quick)
+    for size in settings.model_sizes or (("20m",) if settings.quick else ("20m", "0.5b")):
+        figures += _chosen_shares(size, batches, 3 if size != "20m" else num_rounds, settings.quick)
+    peers = _peers(num_rounds)
+    _print_table(console, figures, peers)
+    return {"num_rounds": num_rounds, "figures": figures, "prompt_lookup": peers}
+
+
+def _real_text(batches: Sequence[int], num_rounds: int, quick: bool) -> list[dict[str, Any]]:
+    from bridle import LLM
+
+    length = 48 if quick else 128
+    tasks = [
+        Task("copying", _NOTE * 4, length),
+        Task("JSON under a schema", "Answer: ", 64, 0.8, {"json_schema": _SCHEMA}),
+        Task("free text", "The first thing one notices is ", length, 0.8),
+    ]
+    with LLM("demo") as llm:
+        return [each for task in tasks for batch in batches for each in _compare(llm, "demo", task, batch, num_rounds)]
+
+
+def _chosen_shares(size: str, batches: Sequence[int], num_rounds: int, quick: bool) -> list[dict[str, Any]]:
+    """Predictions of which a chosen share is right, at random places, as a good or a bad drafter would give."""
+    from bridle import LLM
+
+    length = 24 if quick else 48
+    random, found = Random(7), []
+    prompt = tuple(random.randrange(3, 8_000) for _ in range(64))
+    with TemporaryDirectory() as folder, LLM(str(make_checkpoint(size, Path(folder)).path), tokenizer="demo") as llm:
+        plain = Task("", prompt, length)
+        (truth,) = _run(llm, plain, 1, 0)[1]
+        for share in _SHARES:
+            told = tuple(token if random.random() < share else random.randrange(3, 8_000) for token in truth)
+            task = Task(f"{share:.0%} right", prompt, length, predictions=told)
+            for batch in batches:
+                found += _compare(llm, size, task, batch, num_rounds)
+    return found
+
+
+def _compare(llm: LLM, model: str, task: Task, batch: int, num_rounds: int) -> list[dict[str, Any]]:
+    """The ways in turns. Outputs of one sequence must be the same; of many, batches of other sizes may round
+    otherwise."""
+    seconds: dict[str, list[float]] = {way: [] for way in _WAYS}
+    accepted: dict[str, float] = {}
+    expected: list[list[int]] | None = None
+    for number in range(num_rounds + 1):
+        for way, speculate in _WAYS.items():
+            spent, outputs, accepted[way] = _timed(llm, task, batch, speculate)
+            if number:
+                seconds[way].append(spent)
+            expected = expected or outputs
+            if batch == 1 and outputs != expected:
+                raise InternalError(f"{task.name}: with {way} drafts the output is another one")
+    plain = median(seconds["none"])
+    return [
+        {
+            "model": model,
+            "task": task.name,
+            "sequences": batch,
+            "drafts": way,
+            "seconds": median(seconds[way]),
+            "over_none": plain / median(seconds[way]),
+            "accepted": accepted[way],
+        }
+        for way in _WAYS
+    ]
+
+
+def _timed(llm: LLM, task: Task, batch: int, speculate: int) -> tuple[float, list[list[int]], float]:
+    began = time.perf_counter()
+    usages, outputs = _run(llm, task, batch, speculate)
+    spent = time.perf_counter() - began
+    drafted = sum(usage.drafted_tokens for usage in usages)
+    return spent, outputs, sum(usage.accepted_tokens for usage in usages) / drafted if drafted else 0.0
+
+
+def _run(llm: LLM, task: Task, batch: int, speculate: int) -> tuple[list[Any], list[list[int]]]:
+    results = llm.generate(
+        [task.prompt] * batch,
+        [task.sampling(speculate, seed) for seed in range(batch)],
+        constraint=task.constraint,
+        use_tqdm=False,
+    )
+    outputs = [result.outputs[0] for result in results]
+    return [output.usage for output in outputs], [output.token_ids for output in outputs]
+
+
+def _peers(num_rounds: int) -> dict[str, float]:
+    """How much faster prompt lookup makes copying: in bridle, and in transformers' `generate`, each beside itself."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from bridle import LLM
+
+    task = Task("copying", _NOTE * 4, 96)
+    with LLM("demo") as llm:
+        ids = torch.tensor([llm.tokenizer.encode(str(task.prompt))])
+        ours = _gain(lambda: _run(llm, task, 1, 0), lambda: _run(llm, task, 1, AUTO_DRAFTS), num_rounds)
+        model = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+
+    def generate(**options: int) -> None:
+        with torch.inference_mode():
+            model.generate(ids, max_new_tokens=task.num_tokens, do_sample=False, **options)
+
+    theirs = _gain(generate, lambda: generate(prompt_lookup_num_tokens=8), num_rounds)
+    return {"bridle": ours, "transformers": theirs}
+
+
+def _gain(plain: Callable[[], object], drafted: Callable[[], object], num_rounds: int) -> float:
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(num_rounds + 1):
+        for run, found in zip((plain, drafted), times, strict=True):
+            began = time.perf_counter()
+            run()
+            if number:
+                found.append(time.perf_counter() - began)
+    return median(times[0]) / median(times[1])
+
+
+def _print_table(console: Console, figures: list[dict[str, Any]], peers: dict[str, float]) -> None:
+    from rich.table import Table
+
+    table = Table(title="speed with drafted tokens, over that without")
+    for heading in ("model", "task", "sequences", *list(_WAYS)[1:], "accepted by auto"):
+        table.add_column(heading, justify="left" if heading in ("model", "task") else "right")
+    size = len(_WAYS)
+    for start in range(0, len(figures), size):
+        _, *drafted = figures[start : start + size]
+        first = drafted[0]
+        ratios = [f"{each['over_none']:.2f}" for each in drafted]
+        table.add_row(first["model"], first["task"], str(first["sequences"]), *ratios, f"{drafted[-1]['accepted']:.0%}")
+    console.print(table)
+    console.print("copying, over itself without: " + ", ".join(f"{name} {gain:.2f}" for name, gain in peers.items()))
