@@ -122,3 +122,11 @@ def _text_files() -> Iterator[Path]:
 def test_package_carries_no_unsafe_weights() -> None:
     unsafe = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy"}
     assert not [str(path) for path in PACKAGE.rglob("*") if path.suffix in unsafe]
+
+
+def test_the_page_for_newcomers_is_up_to_date() -> None:
+    """`python -m lab.coming_from --write` makes it so."""
+    from lab.coming_from import PAGE, written
+
+    page = PAGE.read_text(encoding="utf-8")
+    assert written(page) == page, "python -m lab.coming_from --write"

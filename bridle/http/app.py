@@ -25,7 +25,7 @@ from bridle.service import Admission, ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.service.story import Tracing
 
-_ROUTERS = (
+ROUTERS = (
     *openai.routers,
     aici.router,
     info_routes.router,
@@ -73,7 +73,7 @@ def create_app(
     identify = Identifier(keys, settings.trusted_proxies, hosts)
     app.state.refuse = refuse  # for refusals even before the application
     app.state.door = Door(state, identify, refuse, info_routes.probe)
-    for router in _ROUTERS:
+    for router in ROUTERS:
         app.include_router(router, responses=described(getattr(router.route_class, "schema", ERROR_SCHEMA)))
     for make in fronts:
         mount(app, state, make)

@@ -119,6 +119,8 @@ def _here(kind: type[Fields], name: str, value: Any) -> tuple[str | None, Any]:
         return None, value
     own = kind.model_fields
     row = BY_NAME.get(name)
+    if row is not None and not row.here:
+        return None, value
     for meant in (row.here if row is not None else "", name):
         for here in (meant, _on(kind.api, meant)):
             if here and here != name and here in own:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridle import LLM
+from bridle.constraints.named import NAMES
+from bridle.deploy.ray.settings import RaySettings
+from bridle.elsewhere.calls import ROUTES as ROUTES_THERE
+from bridle.elsewhere.calls import WORDS
 from bridle.elsewhere.fields import BY_NAME, FIELDS
 from bridle.elsewhere.names import nearest
 from bridle.elsewhere.rows import Field
@@ -23,7 +30,9 @@ from bridle.http.openai.embeddings import EmbeddingsBody
 from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.tgi.schemas import Parameters
+from bridle.llm.options import How
 from bridle.sampling import SamplingParams, meanings
+from lab.coming_from import paths
 from tests.http.harness import scripted_model, served
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -171,9 +180,16 @@ def test_a_slip_within_an_object_is_named_by_its_path(server: httpx.Client) -> N
     assert "did you mean 'temperature'" in told(native)
 
 
-@pytest.mark.parametrize("name", ["seed", "regex", "n", "json_schema"])
+@pytest.mark.parametrize("name", ["seed", "n"])
 def test_a_route_that_lacks_a_field_says_so(server: httpx.Client, name: str) -> None:
     assert f"{name} is " in told(post(server, "/v1/run", {name: "a"})) and EmbeddingsBody(input="x", **{name: 1})
+
+
+def test_plain_generation_of_a_run_takes_a_constraint(server: httpx.Client) -> None:
+    for fields in ({"regex": "[x-z]{3}"}, {"constraint": {"choice": ["zzz"]}}):
+        answer = post(server, "/v1/run", fields | {"max_tokens": 9})
+        text = "".join(re.findall(r'"text":"([a-z]*)"', answer.text))
+        assert answer.status_code == 200 and len(text) == 3 and set(text) <= set("xyz")
 
 
 def test_many_unknown_fields_are_not_all_looked_up(server: httpx.Client) -> None:
@@ -221,5 +237,47 @@ def test_a_slip_of_one_letter_is_found(name: str, place: int, letter: str) -> No
 
 
 def test_the_parameters_of_sampling_are_not_called_absent() -> None:
-    own = set(SamplingParams.__slots__)
+    own = set(SamplingParams.__slots__) - {"prompt_logprobs"}  # another field says it on these routes
     assert not [row.name for row in ABSENT if row.name in own]
+
+
+def test_words_of_libraries_lead_to_what_is_here() -> None:
+    known = {each.name for each in dataclasses.fields(SamplingParams)} | {*NAMES, *How.__annotations__}
+    for word in WORDS:
+        assert set(word.keywords) <= known and all(hasattr(LLM, name) for name in word.members), word
+        assert set(word.settings) <= RaySettings.model_fields.keys(), word
+        assert word.keywords or word.members or word.settings or word.why, word
+
+
+def test_routes_are_here_or_have_a_reason(server: httpx.Client) -> None:
+    known = paths()
+    for route in ROUTES_THERE:
+        is_here = server.get(route.path).status_code != 404 or server.post(route.path, json={}).status_code != 404
+        assert is_here == (route.path in known), route
+        assert is_here or route.why, route
+
+
+@pytest.mark.parametrize("truncate", [1, 3])
+def test_a_prompt_is_cut_to_its_last_tokens(server: httpx.Client, truncate: int) -> None:
+    body = {"prompt": [5, 6, 7, 8, 9], "max_tokens": 2, "temperature": 0, "echo": True}
+    cut = server.post("/v1/completions", json=body | {"truncate_prompt_tokens": truncate}).json()
+    whole = server.post("/v1/completions", json=body | {"prompt": [5, 6, 7, 8, 9][-truncate:]}).json()
+    assert cut["usage"]["prompt_tokens"] == truncate
+    assert cut["choices"][0]["text"] == whole["choices"][0]["text"]
+    refusal = server.post("/v1/completions", json=body | {"truncate_prompt_tokens": 0})
+    assert "truncate_prompt_tokens is 0; must be between 1 and" in told(refusal)
+
+
+def test_a_final_message_is_continued(server: httpx.Client) -> None:
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    body = {"messages": said, "max_tokens": 1, "continue_final_message": True, "add_generation_prompt": False}
+    count = post(server, "/v1/chat/completions", body).json()["usage"]["prompt_tokens"]
+    answered = post(server, "/v1/chat/completions", {"messages": said[:1]}).json()["usage"]["prompt_tokens"]
+    asked = post(server, "/v1/chat/completions", {"messages": said}).json()["usage"]["prompt_tokens"]
+    assert answered < count < asked  # no message ends, and none begins
+    for wrong, message in (
+        ({"add_generation_prompt": True}, "continue_final_message and add_generation_prompt are true"),
+        ({"messages": said[:1]}, "the last message must be text of the assistant"),
+        ({"continue_final_message": False}, "add_generation_prompt is false; continue_final_message must be true"),
+    ):
+        assert message in told(post(server, "/v1/chat/completions", body | wrong))

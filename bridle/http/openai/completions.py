@@ -52,13 +52,23 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
         raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
     steering = serving.steering(body.controller, body.controller_arg, constraint_of(body), body.rewind)
     _check_steering(body, plan, steering)
-    tokens = await serving.tokens(body.prompt)
-    generation = await serving.prepare(
-        tokens, body.filled(plan.sampling, model), steering, texts=body.prompt, tell_resuming=body.wants_resuming
-    )
+    truncate = body.truncate_prompt_tokens
+    _check_truncate(truncate, model.max_sequence_tokens)
+    tokens = await serving.tokens(body.prompt, truncate, body.add_special_tokens is not False)
+    texts = body.prompt if truncate is None else ()
+    sampling = body.filled(plan.sampling, model)
+    generation = await serving.prepare(tokens, sampling, steering, texts=texts, tell_resuming=body.wants_resuming)
     if not body.stream:
         await generation.run()
     return _Answer(generation, plan)
+
+
+def _check_truncate(truncate: int | None, most: int) -> None:
+    """Refuse to cut prompts to nothing, or to more than the context."""
+    if truncate is not None and not 1 <= truncate <= most:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {truncate}; must be between 1 and {most}", "truncate_prompt_tokens"
+        )
 
 
 @dataclass(frozen=True, slots=True)

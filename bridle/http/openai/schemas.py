@@ -243,6 +243,8 @@ class CompletionBody(SamplingFields):
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
 
 
 class ChatBody(SamplingFields):
@@ -264,12 +266,15 @@ class ChatBody(SamplingFields):
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     def conversation(self, prefill: str = "") -> Conversation:
         """What was said, and how the model is to answer, after `prefill`. Raises `InvalidRequest`."""
         reasoning = self.reasoning or ReasoningFields()
+        messages, begun = self._continued()
         return Conversation(
-            self.messages,
+            messages,
             self.tools,
             self.tool_choice,
             self.parallel_tool_calls,
@@ -277,8 +282,29 @@ class ChatBody(SamplingFields):
             is_thinking=reasoning.enabled,
             effort=self.reasoning_effort or reasoning.effort,
             variables=self.chat_template_kwargs or {},
-            prefill=prefill,
+            prefill=begun or prefill,
         )
+
+    def _continued(self) -> tuple[JsonObjects, str]:
+        """The messages to answer, and the beginning of the answer: the last one, if it is to be continued."""
+        if not self.continue_final_message:
+            if self.add_generation_prompt is False:
+                raise InvalidRequest(
+                    "add_generation_prompt is false; continue_final_message must be true then", "add_generation_prompt"
+                )
+            return self.messages, ""
+        if self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt are true; a message is continued or a new one begun",
+                "continue_final_message",
+            )
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
+            raise InvalidRequest(
+                "continue_final_message is true; the last message must be text of the assistant",
+                "continue_final_message",
+            )
+        return self.messages[:-1], last["content"]
 
     def num_logprobs(self) -> int | None:
         """How many alternatives the client wants; None for no log-probabilities at all."""
