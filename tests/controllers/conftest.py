@@ -59,7 +59,7 @@ def py_pool(
     """Its store outlives the session, because compiling an interpreter takes a while."""
     cache = getattr(request.config, "cache", None)  # its plugin can be turned off
     store = tmp_path_factory.mktemp("py-store") if cache is None else cache.mkdir("bridle-py-store")
-    arguments = ("--store", str(store), "--wasm-max-step-time", "2000", "--limit", "max_prepare_wait=170000")
+    arguments = ("--store", str(store), "--wasm-max-step-time", "2000", "--limit", "max_prepare_wait=800000")
     config = RuntimeConfig(str(tokenizer), extra_args=(*arguments, "--limit", "max_init_time=10000"))
     pool = RuntimePool(config, VOCAB_SIZE)
     yield pool

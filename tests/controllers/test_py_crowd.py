@@ -34,7 +34,7 @@ def pool(tokenizer: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Ite
     """With the limits of a server, but time to compile."""
     cache = getattr(request.config, "cache", None)  # its plugin can be turned off
     store = cache.mkdir("bridle-py-store") if cache is not None else tmp_path
-    arguments = ("--store", str(store), "--limit", "max_prepare_wait=170000")
+    arguments = ("--store", str(store), "--limit", "max_prepare_wait=800000")
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=arguments), VOCAB_SIZE)
     yield pool
     pool.shutdown()

@@ -19,7 +19,7 @@ RunExample = Callable[..., RequestOutput]
 @pytest.fixture(scope="module")
 def run(request: pytest.FixtureRequest) -> Iterator[RunExample]:
     """Runs an example by its name."""
-    limits = ("max_prepare_wait=170000", "max_init_time=10000")
+    limits = ("max_prepare_wait=800000", "max_init_time=10000")
     args = ("--wasm-max-step-time=2000", *(word for limit in limits for word in ("--limit", limit)))
     settings = ControlSettings("on", args=args, store=request.config.cache.mkdir("bridle-py-store"))
     with LLM("demo", control=settings) as llm:

@@ -321,7 +321,7 @@ def test_under_an_engine_of_the_first_generation(tokenizer: Path, request: pytes
     """The same scripts, asked in the three phases of the old protocol."""
     store = request.config.cache.mkdir("bridle-py-store")
     times = ("--wasm-max-step-time", "2000", "--wasm-max-pre-step-time", "2000")
-    limits = ("max_prepare_wait=170000", "max_init_time=10000")
+    limits = ("max_prepare_wait=800000", "max_init_time=10000")
     args = ("--store", str(store), *times, *(word for limit in limits for word in ("--limit", limit)))
     pool = RuntimePool(RuntimeConfig(str(tokenizer), dialect=1, extra_args=args), VOCAB_SIZE)
     try:

@@ -22,7 +22,7 @@ def hurried(tokenizer: Path, request: pytest.FixtureRequest) -> Iterator[Runtime
     """A runtime that ends a callback by the processor time it took, and takes no offence at lateness."""
     cache = request.config.cache.mkdir("bridle-py-store")
     arguments = ["--store", str(cache), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "100000"]
-    for limit in ("max_prepare_wait=170000", "max_init_time=1000", "max_call_time=300"):
+    for limit in ("max_prepare_wait=800000", "max_init_time=1000", "max_call_time=300"):
         arguments += ["--limit", limit]
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=tuple(arguments)), VOCAB_SIZE)
     yield pool
@@ -164,7 +164,7 @@ def test_who_is_late_is_told_the_line(tokenizer: Path, request: pytest.FixtureRe
     """The runtime's other way to end a script, which is by the clock."""
     store = request.config.cache.mkdir("bridle-py-store")
     arguments = ["--store", str(store), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "4"]
-    arguments += ["--limit", "max_prepare_wait=170000", "--limit", "max_init_time=10000"]
+    arguments += ["--limit", "max_prepare_wait=800000", "--limit", "max_init_time=10000"]
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=tuple(arguments)), VOCAB_SIZE)
     try:
         script = "start(async function main() {\n  await gen({ maxTokens: 1 })\n  for (;;);\n})"

@@ -13,7 +13,7 @@ from bridle.cluster.process import run_shard
 from bridle.deploy.spare import stand_by
 from bridle.testing.scripted import ScriptedExecutor
 
-STEP_SECONDS = 0.002
+STEP_SECONDS = 0.005
 DEADLY_TOKEN = 31  # who computes it ends the process
 
 

@@ -25,7 +25,7 @@ from bridle.outputs import Finished, FinishReason
 from bridle.sampling import SamplingParams
 from tests.deploy.kit import ROOT, Crowd, Reader, await_spare, children, expected, launch, num_descriptors, requests
 from tests.deploy.scripted_shard import DEADLY_TOKEN
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def check_nothing_left(engine: AsyncEngine) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_streams_survive_the_loss_of_their_shard(shard: LaunchedShard, how: signal.Signals) -> None:
-    made = requests(10, 120)
+    made = requests(10, 400)  # so many that they are not over before the shard is lost
     with AsyncEngine(Engine(shard)) as engine:
         crowd = Crowd(engine, made)
         assert crowd.wait(200)
@@ -75,14 +75,15 @@ def test_streams_survive_the_loss_of_their_shard(shard: LaunchedShard, how: sign
 
 def test_the_shard_that_stands_by_takes_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.deploy.spare.PAUSE_SECONDS", 0.0)
-    before, made = children(), requests(10, 120)
+    before, made = children(), requests(10, 400)
     shard = launch(stands_by=True)
     with AsyncEngine(Engine(shard)) as engine:
+        Crowd(engine, requests(1, 3)).join()  # the next one stands by once the first has computed
+        spare = await_spare(shard.child)
         crowd = Crowd(engine, made)
         assert crowd.wait(200)
-        spare = await_spare(shard.child)
         lose(shard, signal.SIGKILL, crowd)
-        assert shard.child.pid == spare
+        until(lambda: shard.child.pid == spare)
         check_streams(crowd, made)
         check_nothing_left(engine)
     assert children() == before

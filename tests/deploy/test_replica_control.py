@@ -87,5 +87,5 @@ def test_the_store_survives_its_runtime(model: LoadedModel) -> None:
     control = model.control
     assert control is not None and control.runtime_pid is not None
     os.killpg(control.runtime_pid, signal.SIGKILL)
-    until(lambda: control.num_restarts == 1 and control.is_ready, 120)
+    until(lambda: control.num_restarts == 1 and control.is_ready)
     assert upload_module(control, SHORT, ADMIN).module_id == upload_module(control, SHORT, ADMIN).module_id

@@ -52,7 +52,7 @@ def check_streams(crowd: Crowd, made: list[object]) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_streams_go_on_at_the_other_replica(replicas: LaunchedReplicas, how: signal.Signals) -> None:
-    made = requests(12, 150 if how is signal.SIGKILL else 400)  # a stopped one is missed after a while
+    made = requests(12, 400)  # so many that they are not over before a replica is missed
     crowd = Crowd(replicas, made)
     assert crowd.wait(200)
     lose(replicas, 0, how, crowd)
