@@ -5,6 +5,7 @@ Copying and taking back cost microseconds. One thread at a time; different match
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from bridle.errors import ControllerError, InvalidRequest
 
 #: How much of a text, and how many of the characters that might follow, an explanation shows.
 _MAX_SHOWN = 120
+#: How llguidance says that one of its limits was reached; the text could go on if that were higher.
+_LIMIT_WORDS = re.compile(r"\bmax is\b|\btoo many\b|\blimit\b", re.IGNORECASE)
 
 
 class Matcher:
@@ -43,13 +46,14 @@ class Matcher:
     # -- moving --------------------------------------------------------------------------------------------
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Advance by tokens that followed. Raises `ControllerError` at the first token that the grammar does not allow;
-        after that the matcher is of no use."""
+        """Advance by tokens that followed. Raises `ControllerError` at the first token that the grammar does not allow,
+        or that takes more than its limits; after that the matcher is of no use."""
         if not tokens:
             return
         count = self._backend.try_consume_tokens(list(tokens))
         self._tokens.extend(tokens[:count])
         if count < len(tokens):
+            self._check_limits()
             token, text = self._vocabulary.text_of(tokens[count : count + 1]), self._vocabulary.text_of(self._tokens)
             raise ControllerError(
                 f"token {tokens[count]} ({_shown(token)}) does not continue the constrained text {_shown(text)}"
@@ -73,6 +77,7 @@ class Matcher:
         row: bytes = self._backend.compute_bitmask()
         if not self._vocabulary.spells_every_byte:
             row = self._spellable(row)
+        self._check_limits()
         if self._backend.is_error() or not (row.strip(b"\0") or self.is_accepting):
             raise ControllerError(f"no token can continue the constrained text: {self.explain()}")
         size = self._vocabulary.mask_bytes
@@ -138,6 +143,16 @@ class Matcher:
         return len(self._tokens)
 
     # -- explaining ----------------------------------------------------------------------------------------
+
+    def _check_limits(self) -> None:
+        """Raise the error that names the limit, if the matcher failed because it reached one."""
+        if self._backend.is_error() and _LIMIT_WORDS.search(self.failure):
+            text = _shown(self._vocabulary.text_of(self._tokens))
+            why = self.failure.partition("; consider")[0]
+            raise ControllerError(
+                f"the constraint needs more than its limits allow after {text}: {why}; "
+                "alternatives that begin differently, or counts that are smaller, need less"
+            )
 
     def explain(self) -> str:
         """Text for an error message: what was generated so far, what the grammar allowed next, and what went wrong."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import string
 
 import pytest
 
@@ -257,6 +258,37 @@ def test_a_dead_end_explains_itself() -> None:
         "no token can continue the constrained text: after 'ab' the grammar allows '1', 'c'-'e'"
     )
     assert walk.is_failed
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "ran_out"),
+    [
+        (JsonSchema({"enum": [{"a": n} for n in range(2_001)]}), '{"a": 7}', "Current row has 2001 items; max is 2000"),
+        (Regex("(a?){3000}a{3000}"), "aa", "too many expressions"),
+    ],
+    ids=["alternatives that are alike", "counts"],
+)
+def test_a_grammar_beyond_the_limits_of_a_step_is_told_which(constraint: Constraint, text: str, ran_out: str) -> None:
+    """It could go on, so neither is the token wrong that was drawn, nor is there none."""
+    vocab = vocabulary(string.printable)
+    walk = matcher(vocab, constraint)
+
+    def follow() -> None:
+        for token in vocab.encode(text.encode()):
+            walk.mask()
+            walk.commit([token])
+
+    with pytest.raises(ControllerError, match=f"more than its limits allow after '.*': .*{ran_out}.*; alternatives"):
+        follow()
+
+
+def test_as_many_alternatives_as_the_limits_let_through_are_followed_to_the_end() -> None:
+    vocab = vocabulary(string.printable)
+    walk = matcher(vocab, JsonSchema({"enum": [{"a": n} for n in range(1_900)]}))
+    for token in vocab.encode(b'{"a": 1899}'):
+        assert token in tokens_of(walk.mask())
+        walk.commit([token])
+    assert walk.is_accepting
 
 
 @pytest.mark.parametrize(
