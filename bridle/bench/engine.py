@@ -64,7 +64,7 @@ class Figure:
 
 def measure(settings: Settings, console: Console) -> dict[str, Any]:
     """Run the whole comparison. Prints a table per model as it goes."""
-    _set_up(settings)
+    set_up(settings)
     bandwidth, triad = read_bandwidth(), triad_bandwidth()
     figures: list[Figure] = []
     names = settings.model_sizes or (("20m",) if settings.quick else tuple(SHAPES))
@@ -86,7 +86,8 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     }
 
 
-def _set_up(settings: Settings) -> None:
+def set_up(settings: Settings) -> None:
+    """Choose the threads and quiet the library. Raises `InvalidRequest` for a number of threads that is none."""
     import torch
     from transformers.utils import logging
 
@@ -165,8 +166,6 @@ def better(run: Run, other: Run | None) -> Run:
         run.outputs,
         min(run.seconds, other.seconds),
         min(run.cpu_seconds, other.cpu_seconds),
-        min(run.step_seconds, other.step_seconds),
-        min(run.step_cpu_seconds, other.step_cpu_seconds),
     )
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,14 +24,11 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(slots=True)
 class Run:
-    """What a peer gave and what it took: seconds on the clock, and seconds of the processor in all its threads; and the
-    least that one of its steps took which did nothing but decode for all prompts, if it tells."""
+    """What a peer gave and what it took: seconds on the clock, and seconds of the processor in all its threads."""
 
     outputs: list[list[int]]
     seconds: float
     cpu_seconds: float
-    step_seconds: float = inf
-    step_cpu_seconds: float = inf
 
 
 class Stopwatch:
@@ -88,34 +84,65 @@ class BridlePeer:
         )
         # Prompts come back in later rounds: a prefix cache would win unfairly.
         settings = EngineConfig(enable_prefix_caching=False, max_num_seqs=max_num_seqs)
-        self.engine = Engine(load_executor(config), settings)
+        executor = load_executor(config)
+        self._step_tokens = executor.info.max_num_batched_tokens
+        self.engine = Engine(executor, settings)
         self._num_requests = 0
+        self._outputs: dict[str, list[int]] = {}
 
     def generate(self, prompts: Prompts, num_new: int) -> Run:
-        sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
         watch = Stopwatch()
+        outputs = self._add(prompts, num_new)
+        while self.engine.has_work:
+            self._step(outputs)
+        return watch.stop(list(outputs.values()))
+
+    def start(self, prompts: Prompts, num_new: int) -> None:
+        """Read `prompts` and stop at the first step after which each has a token and `num_new` more to draw."""
+        # The first sequences draw while the last one's prompt is still read.
+        reading = sum(map(len, prompts)) // self._step_tokens + len(prompts)
+        outputs = self._add(prompts, reading + num_new)
+        while not all(outputs.values()):
+            self._step(outputs)
+        self._outputs = outputs
+
+    def advance(self, num_steps: int) -> list[Run]:
+        """Further steps of what `start` began, each drawing one token for each prompt."""
+        runs: list[Run] = []
+        while len(runs) < num_steps:
+            watch = Stopwatch()
+            if self._step(self._outputs) == len(self._outputs):
+                runs.append(watch.stop([]))
+        return runs
+
+    def finish(self) -> None:
+        """Give up what `start` began."""
+        for request_id in self._outputs:
+            self.engine.cancel(request_id)
+        while self.engine.has_work:
+            self.engine.step()
+
+    def _add(self, prompts: Prompts, num_new: int) -> dict[str, list[int]]:
+        """A request for each prompt; its output so far, by its id."""
+        sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
         outputs: dict[str, list[int]] = {}
         for prompt in prompts:
             self._num_requests += 1
             request = Request(str(self._num_requests), tuple(prompt), sampling, detokenize=False)
             outputs[request.id] = []
             self.engine.add(request)
-        steps: list[Run] = []
-        while self.engine.has_work:
-            is_decoding = all(outputs.values())
-            step = Stopwatch()
-            events = self.engine.step()
-            if is_decoding and sum(isinstance(event, TokenEvent) for event in events) == len(prompts):
-                steps.append(step.stop([]))
-            for event in events:
-                if isinstance(event, TokenEvent):
-                    outputs[event.request_id].append(event.token)
-                elif isinstance(event, Finished) and event.error is not None:
-                    raise event.error
-        run = watch.stop(list(outputs.values()))
-        run.step_seconds = min((step.seconds for step in steps), default=inf)
-        run.step_cpu_seconds = min((step.cpu_seconds for step in steps), default=inf)
-        return run
+        return outputs
+
+    def _step(self, outputs: dict[str, list[int]]) -> int:
+        """One step of the engine; returns how many tokens it drew."""
+        drawn = 0
+        for event in self.engine.step():
+            if isinstance(event, TokenEvent):
+                outputs[event.request_id].append(event.token)
+                drawn += 1
+            elif isinstance(event, Finished) and event.error is not None:
+                raise event.error
+        return drawn
 
     def close(self) -> None:
         self.engine.close()

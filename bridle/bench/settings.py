@@ -17,3 +17,5 @@ class Settings:
     as_json: bool = False
     lmql: Path | None = None  # an environment with the genuine LMQL
     report: Path | None = None  # a page to write
+    parts: tuple[str, ...] = ()  # pieces of the names of parts; empty: all
+    folder: Path | None = None  # what was made and measured is kept there, and a later run goes on

@@ -39,13 +39,34 @@ class BenchOptions:
         "for `cpu`: a picture (SVG or PNG). "
         "Needs `pip install 'bridle[bench]'`."
     )
+    parts: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    (
+        "For `cpu`: only the parts whose names contain this text; may be given several times. Names are like `0.5b "
+        "decode 8-bit 16x128` (sequences x context), `0.5b prefill float32 1x256`, `0.5b http`, `0.5b control`, "
+        "`0.5b lmtp`."
+    )
+    folder: Path | None = None
+    (
+        "For `cpu`: a folder in which models, files and the figures of each part are kept; a part whose figures are "
+        "there is not measured again, so a run that was broken off goes on. Default: nothing is kept."
+    )
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print one line of JSON with all figures, last."
 
     def to_settings(self) -> Settings:
         from bridle.bench import Settings
 
-        return Settings(self.quick, self.model_size, self.batch, self.threads, self.as_json, self.lmql, self.report)
+        return Settings(
+            self.quick,
+            self.model_size,
+            self.batch,
+            self.threads,
+            self.as_json,
+            self.lmql,
+            self.report,
+            self.parts,
+            self.folder,
+        )
 
 
 _OPTIONS = BenchOptions()

@@ -163,7 +163,7 @@ class ModelSetOptions:
     model_alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "NAME=MODEL: a further name for a model, or for one that is loaded when it is asked for; may be repeated."
     models_dir: Path | None = None
-    "Folder whose model folders may be loaded by name."
+    "Folder whose model folders and GGUF files may be loaded by name."
     allow_hub: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Hub id that may be fetched and loaded by name; may be repeated."
     static: Annotated[bool, Parameter(negative="")] = False

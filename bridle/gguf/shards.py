@@ -125,6 +125,15 @@ def _count(file: GgufFile, key: str) -> int:
     return value
 
 
+def pieces_of(path: Path) -> list[Path]:
+    """The files of the model that `path` is the first or only file of, whether they are there or not."""
+    named = _PIECE.fullmatch(path.name)
+    if named is None:
+        return [path]
+    count = min(int(named[3]), MAX_PIECES)
+    return [path.with_name(f"{named[1]}-{number + 1:05d}-of-{named[3]}.gguf") for number in range(count)]
+
+
 def is_first_piece(name: str) -> bool:
     """Whether a file of that name begins a model: the first of several, or the only one."""
     named = _PIECE.fullmatch(name)

@@ -18,8 +18,8 @@ from torch import Tensor
 from bridle.errors import AdapterRefused, InternalError
 from bridle.gguf import GgufModel
 from bridle.gguf.families import Family
+from bridle.gguf.fields import Config
 from bridle.gguf.rows import file_order, heads_of
-from bridle.gguf.settings import Config
 from bridle.llamacpp.library import Model
 from bridle.lora import AdapterFiles, LayerShape
 from bridle.lora.weights import HostAdapter, read_weights

@@ -70,6 +70,10 @@ class Model:
         self._batch: Any = None
         settings = self._lib.llama_model_default_params()
         settings.n_gpu_layers = -1 if on_gpu else 0
+        if hasattr(settings, "load_mode"):  # a mapped file that is cut off meanwhile would end the process
+            settings.load_mode = self._lib.LLAMA_LOAD_MODE_NONE
+        else:
+            settings.use_mmap = False
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), settings)
         if not self._model:
             raise UnsupportedModel(f"{path} cannot be loaded by llama.cpp; the log says why")

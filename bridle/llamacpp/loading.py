@@ -12,7 +12,8 @@ from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import InvalidRequest, OutOfBlocks, UnsupportedModel
 from bridle.gguf import GgufModel
 from bridle.gguf.families import Family
-from bridle.gguf.settings import Config, find_family, read_config
+from bridle.gguf.fields import Config
+from bridle.gguf.settings import find_family, read_config
 from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.executor import LlamaExecutor
 from bridle.llamacpp.library import MAX_SLOTS, Model, library

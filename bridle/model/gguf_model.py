@@ -19,8 +19,9 @@ from bridle.gguf import GgufModel
 from bridle.gguf.blocks import decode_blocks
 from bridle.gguf.families import ROTATION_TENSORS, Family, Rule
 from bridle.gguf.format import FLOATS
+from bridle.gguf.rotation import read_line
 from bridle.gguf.rows import heads_of, library_order
-from bridle.gguf.settings import find_family, read_line
+from bridle.gguf.settings import find_family
 from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.embedding import QuantizedEmbedding
@@ -126,7 +127,7 @@ class _Filling:
         if not self.keeps_blocks or entry.kind.name in FLOATS:
             return False
         self._check_shape(f"{name}.weight", entry.shape, (embedding.num_embeddings, embedding.embedding_dim))
-        blocks = torch.from_numpy(self.source.read(file).copy())
+        blocks = torch.from_numpy(self.source.read(file))
         made = QuantizedEmbedding(entry.kind.name, blocks, embedding, self.dtype)
         self.unused.discard(file)
         parent, _, last = name.rpartition(".")

@@ -1,7 +1,7 @@
 """Which models may be loaded when a request names them, beside those that the operator named.
 
-A name from the network is looked up, never followed: it means a folder right under the models' folder, or a hub id that
-was allowed. No other name is loadable, whatever it looks like.
+A name from the network is looked up, never followed: it means a folder or a GGUF file under the models' folder, or a
+hub id that was allowed. No other name is loadable, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from bridle.config import ModelConfig
 from bridle.errors import InvalidRequest
-from bridle.service.folders import NamedFolders, is_hub_name
+from bridle.service.folders import NamedFiles, NamedFolders, is_hub_name
 
 
 class ModelCatalog:
     """Configurations of loadable models, by name. `base` says how models are loaded; an entry says which model.
 
-    Folders under `models_dir`, at most two levels deep, are loadable by their path from there. The disk is read when a
-    request asks, so new folders need no restart.
+    Folders and GGUF files under `models_dir`, at most two levels deep, are loadable by their path from there. The disk
+    is read when a request asks, so new ones need no restart.
     """
 
     def __init__(
@@ -35,19 +35,22 @@ class ModelCatalog:
             if not is_hub_name(hub_id):
                 raise InvalidRequest(f"allow_hub is {hub_id!r}; must be a hub id such as 'owner/name'", "allow_hub")
         self._folders = None if models_dir is None else NamedFolders(models_dir, "config.json", "models_dir")
+        self._files = None if models_dir is None else NamedFiles(models_dir, "models_dir")
 
     def find(self, name: str) -> ModelConfig | None:
         """The configuration of the model that is loaded under that name; None if there is none or it may
         not be loaded."""
         folder = None if self._folders is None else self._folders.find(name)
-        if folder is not None:
-            return replace(self._base, model=str(folder))
+        found = folder or (None if self._files is None else self._files.find(name))
+        if found is not None:
+            return replace(self._base, model=str(found))
         return replace(self._base, model=name) if name in self._hub_ids else None
 
     def names(self) -> list[str]:
         """The names of all models that can be loaded (of very many folders, the first). Reads the disk."""
-        found = [] if self._folders is None else self._folders.names()
-        return list(dict.fromkeys((*found, *self._hub_ids)))
+        folders = [] if self._folders is None else self._folders.names()
+        files = [] if self._files is None else self._files.names()
+        return list(dict.fromkeys((*folders, *files, *self._hub_ids)))
 
     @property
     def is_empty(self) -> bool:

@@ -1,7 +1,7 @@
-"""Folders under one root that a name from the network may mean.
+"""Folders and files under one root that a name from the network may mean.
 
 A name is looked up, never followed: it means a folder at most two levels under the root, and neither the folder nor any
-of its files may lead out of the root. A marker file says that a folder counts.
+of its files may lead out of the root. A marker file says that a folder counts; of files it is their ending.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from bridle.errors import InvalidRequest
+from bridle.gguf.shards import is_first_piece, pieces_of
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
 _MAX_LISTED = 1_000
@@ -70,6 +71,43 @@ class NamedFolders:
             name = f"{path.parent.parent.name}/{path.parent.name}"
             if self.find(name) is not None:
                 yield name
+
+
+class NamedFiles:
+    """The GGUF files under `root` or in a folder right under it, by their path from there; of a model in several files
+    the first. The disk is read when somebody asks. Raises `InvalidRequest` about `param` if the root is not a
+    folder."""
+
+    def __init__(self, root: Path, param: str) -> None:
+        self._root = _folder(root, param)
+        self._seen: tuple[float, list[str]] = (-math.inf, [])  # when the root was last read, and its files then
+
+    def find(self, name: str) -> Path | None:
+        """The file of that name, if it and all that belong to it really lie under the root; otherwise None."""
+        if not is_hub_name(name) or not name.lower().endswith(".gguf") or not is_first_piece(name.rpartition("/")[2]):
+            return None
+        try:
+            files = [path.resolve(strict=True) for path in pieces_of(self._root / name)]
+        except (OSError, RuntimeError):  # a file is missing, or a circle of links
+            return None
+        inside = all(path.is_relative_to(self._root) and path.is_file() for path in files)
+        return self._root / name if inside else None
+
+    def names(self) -> list[str]:
+        """All names (of very many files, the first). Reads the disk every few seconds at most."""
+        now = time.monotonic()
+        looked, found = self._seen
+        if not now - looked < _LOOK_SECONDS:
+            found = sorted(islice(self._scan(), _MAX_LISTED))
+            self._seen = now, found
+        return found
+
+    def _scan(self) -> Iterator[str]:
+        for pattern in ("*.[gG][gG][uU][fF]", "*/*.[gG][gG][uU][fF]"):
+            for path in self._root.glob(pattern):
+                name = path.relative_to(self._root).as_posix()
+                if self.find(name) is not None:
+                    yield name
 
 
 def is_hub_name(name: str) -> bool:

@@ -1,14 +1,36 @@
-"""GGUF files of the benchmarks' checkpoints, for engines that read such files: real shapes, a vocabulary of nothing."""
+"""What `bridle bench cpu` makes: checkpoints of real shapes, and GGUF files of them with a vocabulary of nothing. Both
+are made once for a folder.
+"""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from bridle.bench.checkpoints import Checkpoint
+from bridle.bench.checkpoints import Checkpoint, make_checkpoint
+from bridle.bench.control_guests import write_tokenizer
+from bridle.native.features import cpu_features
 
 #: Types that are compared.
 FILE_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
+#: llama.cpp's names of features that its products use.
+_FEATURES = {
+    "avx2": "AVX2",
+    "fma": "FMA",
+    "f16c": "F16C",
+    "avx_vnni": "AVX_VNNI",
+    "avx512f": "AVX512",
+    "avx512_vnni": "AVX512_VNNI",
+    "avx512_bf16": "AVX512_BF16",
+    "amx_int8": "AMX_INT8",
+    "asimddp": "DOTPROD",
+    "i8mm": "MATMUL_INT8",
+}
 
 
 def can_write() -> bool:
@@ -21,8 +43,40 @@ def has_llamacpp() -> bool:
     return can_write() and find_spec("llama_cpp") is not None
 
 
-def write_files(checkpoint: Checkpoint, folder: Path) -> dict[str, Path]:
-    """The checkpoint in each of `FILE_TYPES`."""
+@cache
+def describe_llamacpp() -> dict[str, Any] | None:
+    """Its version and whether it was built for this processor: a build for any processor is no peer. None if it is not
+    there."""
+    if not has_llamacpp():
+        return None
+    from bridle.llamacpp.library import library
+
+    told = library().llama_print_system_info().decode()
+    used = {pair.split("=")[0].split(":")[-1].strip() for pair in told.split("|") if pair.strip().endswith("= 1")}
+    lacks = [name for name, theirs in _FEATURES.items() if name in cpu_features() and theirs not in used]
+    return {
+        "version": version("llama-cpp-python"),
+        "features": sorted(used),
+        "lacks": lacks,
+        "is_native": not lacks,
+    }
+
+
+def made_checkpoint(name: str, folder: Path) -> Checkpoint:
+    """The checkpoint called `name` in `folder`, with a tokenizer, made if it is not there."""
+    note = folder / f"{name}.json"
+    if not note.is_file():
+        made = make_checkpoint(name, folder)
+        write_tokenizer(made.path, made.vocab_size)
+        note.write_text(json.dumps(asdict(made) | {"path": None}))
+    return Checkpoint(**json.loads(note.read_text()) | {"path": folder / name})
+
+
+def write_file(checkpoint: Checkpoint, folder: Path, kind: str) -> Path:
+    """The checkpoint as a GGUF file of one of `FILE_TYPES`."""
+    path = folder / f"{checkpoint.name}-{kind}.gguf"
+    if path.exists():
+        return path
     from transformers import AutoModelForCausalLM
 
     from bridle.gguf.vocabulary_writer import VocabularyFields
@@ -34,9 +88,5 @@ def write_files(checkpoint: Checkpoint, folder: Path) -> dict[str, Path]:
     vocabulary = VocabularyFields(
         "gpt2", "qwen2", tokens, [1] * len(tokens), merges=["t 0"], ids={"bos": 1, "eos": 2}, flags={}
     )
-    files = {}
-    for name in FILE_TYPES:
-        files[name] = folder / f"{checkpoint.name}-{name}.gguf"
-        if not files[name].exists():
-            write_gguf(files[name], model.config, tensors, vocabulary, name, checkpoint.name)
-    return files
+    write_gguf(path, model.config, tensors, vocabulary, kind, checkpoint.name)
+    return path

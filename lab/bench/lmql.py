@@ -25,7 +25,7 @@ def lmql_python(folder: Path | None = None, *, packages: tuple[str, ...] = PACKA
     """The interpreter of an environment with LMQL: the one in `folder`, or in a cache folder; made where missing."""
     folder = folder or default_folder()
     python = folder / "bin" / "python"
-    if not _has_lmql(python):
+    if not has_lmql(python):
         install(folder, packages)
     return python
 
@@ -49,7 +49,8 @@ def install(folder: Path, packages: tuple[str, ...] = PACKAGES) -> None:
         raise UnsupportedFeature(f"LMQL {VERSION} cannot be installed into {folder}: {last}", "lmql")
 
 
-def _has_lmql(python: Path) -> bool:
+def has_lmql(python: Path) -> bool:
+    """Whether LMQL can be run by the interpreter `python`."""
     if not python.is_file():
         return False
     code = f"import importlib.metadata as m, sys; sys.exit(m.version('lmql') != '{VERSION}')"

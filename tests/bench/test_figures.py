@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from bridle.bench.roof import read_bandwidth, triad_bandwidth
 from bridle.engine.plan import SampleBatch, SampleRow
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams
-from lab.bench.cpu import Case, Limits, cases
 from lab.bench.cpu import measure as measure_cpu
+from lab.bench.cpu_limits import Case, Limits
+from lab.bench.cpu_parts import cases, parts
+from lab.bench.cpu_store import Store
 from lab.bench.overhead import measure
 from tests.sources import LAB, PACKAGE
 
@@ -146,27 +149,60 @@ def test_cpu_cases_cover_decoding_and_prompts() -> None:
     assert [c.context for c in found if c.kind == "prefill"] == [256, 2048]
 
 
+def test_cpu_parts_are_picked_by_pieces_of_their_names() -> None:
+    names = [part.name for part in parts(Settings())]
+    assert len(names) == len(set(names)) == 2 * (4 * 10 + 3)
+    assert [part.name for part in parts(Settings(parts=("decode 8-bit 16x", "1.5b http")))] == [
+        *("0.5b decode 8-bit 16x128", "0.5b decode 8-bit 16x1024", "1.5b decode 8-bit 16x128"),
+        *("1.5b decode 8-bit 16x1024", "1.5b http"),
+    ]
+    with pytest.raises(InvalidRequest, match=r"contains 'decoed'; there are '0\.5b decode float32 1x128'"):
+        parts(Settings(parts=("decoed",)))
+
+
+def test_cpu_parts_without_transformers_are_those_that_it_is_too_slow_for() -> None:
+    found = {part.name: part.peers for part in parts(Settings(parts=("float32",), model_sizes=("0.5b",)))}
+    assert found["0.5b decode float32 4x1024"] == ("transformers float32", "bridle float32")
+    assert found["0.5b decode float32 16x1024"] == ("bridle float32",)
+
+
 def test_limits_are_the_slower_of_memory_and_arithmetic() -> None:
-    limits = Limits()
-    limits.bandwidth, limits.operations = 100.0, 1000.0
+    limits = Limits(100.0, 1000.0, 250.0)
     checkpoint = Checkpoint("small", Path(), 100, 10, step_bytes=4000, token_bytes=2, head_numbers=500)
     # 1000 weights of a byte each and 2 bytes for each of 10 tokens, of each of 3 sequences
     assert limits.seconds(checkpoint, "int8", Case("decode", 3, 10), 3) == pytest.approx(1060 / 100)
     assert limits.seconds(checkpoint, "int8", Case("decode", 64, 0), 64) == pytest.approx(2 * 1000 * 64 / 1000)
     assert limits.seconds(checkpoint, "float32", Case("decode", 1, 0), 1) == pytest.approx(4000 / 100)
+    assert limits.seconds(checkpoint, "float32", Case("decode", 64, 0), 64) == pytest.approx(2 * 1000 * 64 / 250)
     # of a prompt's tokens the last alone goes through the head
     assert limits.seconds(checkpoint, "int8", Case("prefill", 1, 256), 256) == pytest.approx(2 * 500 * 256 / 1000)
 
 
+def test_a_part_that_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    quick, full = Settings(quick=True), Settings()
+    Store(tmp_path, quick).keep({"part": "a", "limits": Limits(1.0, 2.0, 3.0)}, 5.0)
+    Store(tmp_path, full).keep({"part": "a", "figures": [7]}, 6.0)
+    found = Store(tmp_path, quick).find("a")
+    assert found is not None and found["limits"]["operations"] == 2.0 and found["seconds"] == 5.0
+    again = Store(tmp_path, full).find("a")
+    assert again is not None and again["figures"] == [7] and Store(tmp_path, full).find("b") is None
+    (tmp_path / "figures.jsonl").write_text("{")
+    with pytest.raises(InvalidRequest, match=r"figures\.jsonl is damaged"):
+        Store(tmp_path, full)
+
+
 @pytest.mark.slow
-def test_cpu_measures_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.bench.cpu.read_bandwidth", lambda num_rounds: 1e10)
+def test_cpu_measures_every_form_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.bench.cpu_limits.read_bandwidth", lambda num_rounds: 1e10)
+    first = Settings(quick=True, batches=(2,), model_sizes=("20m",), folder=tmp_path, parts=("8-bit", "lmtp"))
+    measure_cpu(first, Console(file=io.StringIO(), width=120))
     out = io.StringIO()
-    settings = Settings(quick=True, batches=(2,), model_sizes=("20m",), report=tmp_path / "plot.svg")
+    settings = replace(first, parts=("decode", "prefill", "lmtp"), report=tmp_path / "plot.svg")
     report = measure_cpu(settings, Console(file=out, width=120))
-    decoding = [figure for figure in report["figures"] if figure["case"]["kind"] == "decode"]
+    assert "3 of 9 parts are measured already" in out.getvalue()
+    assert "prefill: a prompt" in out.getvalue() and "2 of 128 tokens" in out.getvalue()
+    figures = [figure for part in report["parts"] for figure in part.get("figures", ())]
     named = {f"bridle {form}" for form in ("float32", "int8", "Q8_0", "Q4_0", "Q4_K_M")}
-    assert named <= {figure["peer"] for figure in decoding}
-    assert all(0 < figure["tokens_per_second"] < 1e7 and figure["limit_share"] > 0 for figure in report["figures"])
+    assert named <= {figure["peer"] for figure in figures}
+    assert all(0 < figure["tokens_per_second"] < 1e7 and figure["limit_share"] > 0 for figure in figures)
     assert (tmp_path / "plot.svg").stat().st_size > 1000
-    assert "2 of 128 tokens" in out.getvalue()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,7 +126,6 @@ def test_damage_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_no_plain_file(tmp_path: Path) -> None:
-    import os
 
     os.mkfifo(tmp_path / "pipe.gguf")
     for name, reason in (("pipe.gguf", "no plain file"), ("none.gguf", "cannot be read"), (".", "no plain file")):
@@ -215,3 +218,49 @@ def _load_all(path: Path, size: int) -> None:
     settings = guards.read_config(checkpoint)
     loader.read_model(checkpoint, settings, torch.float32, torch.device("cpu"))
     Tokenizer.load(folder)
+
+
+def test_a_file_that_is_cut_off_is_an_error_and_no_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(_file((NAME,), (ROW,), bytes(64)))
+    file = open_gguf(path)
+    os.truncate(path, file.tensors["t"].start + 1)
+    with pytest.raises(UnsupportedModel, match="was cut off while it was read: tensor 't' is not whole"):
+        file.read("t")
+
+
+def test_long_headers_are_read_in_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"token {number}" * (number % 7) for number in range(200)]
+    packed = b"".join(_text(text) for text in texts)
+    keys = (_key("w", 9, struct.pack("<IQ", 8, len(texts)) + packed), NAME)
+    path = tmp_path / "a.gguf"
+    path.write_bytes(_file(keys, (ROW,), bytes(range(64))))
+    whole = open_gguf(path)
+    for ahead in (1, 7, 30, 1000):
+        monkeypatch.setattr("bridle.gguf.scan._AHEAD", ahead)
+        file = open_gguf(path)
+        assert file.metadata["w"] == texts == whole.metadata["w"] and file.metadata["general.name"] == "x"
+        assert file.header == whole.header and file.read("t").tolist() == whole.read("t").tolist()
+
+
+_SERVED = """
+import os, sys
+from bridle import LLM, SamplingParams
+sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+path, settings = sys.argv[1], {} if sys.argv[2] == "torch" else {"backend": "llamacpp"}
+with LLM(path, num_blocks=32, num_threads=1, **settings) as llm:
+    before = llm.generate("the one", sampling)[0].outputs[0].token_ids
+    os.truncate(path, 100)
+    after = llm.generate("the one", sampling)[0].outputs[0].token_ids
+print("survived" if before == after else f"{before} became {after}")
+"""
+
+
+@pytest.mark.parametrize("backend", ["torch", "llamacpp"])
+def test_a_file_that_is_cut_off_while_it_is_served_is_served_on(backend: str, tmp_path: Path) -> None:
+    if backend == "llamacpp":
+        pytest.importorskip("llama_cpp")
+    file = shutil.copy(pair("llama", "Q8_0")[1], tmp_path / "m.gguf")
+    child = [sys.executable, "-c", _SERVED, str(file), backend]
+    done = subprocess.run(child, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "survived"), done.stderr[-2000:]

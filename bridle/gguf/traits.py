@@ -1,0 +1,140 @@
+"""What a family has beyond the fields that all have: for each such property how it is read and how it is written.
+
+`Family.reads` names the properties, `TRAITS` has them by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridle.errors import UnsupportedModel
+from bridle.gguf import windows
+from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has
+from bridle.gguf.rotation import read_two_scalings, write_two_scalings
+from bridle.gguf.shards import GgufModel
+
+
+def _nothing(config: Any, put: Put) -> None:
+    return None
+
+
+def _read_biases(model: GgufModel, arch: str, config: Config) -> None:
+    config |= {"attention_bias": has(model, "attn_q.bias"), "mlp_bias": has(model, "ffn_up.bias")}
+
+
+def _read_query_bias(model: GgufModel, arch: str, config: Config) -> None:
+    config |= {"use_qkv_bias": has(model, "attn_q.bias"), "use_parallel_residual": not has(model, "ffn_norm.weight")}
+    if has(model, "attn_q_norm.weight"):
+        raise UnsupportedModel(f"{model.path}: norms of single heads are not read for {arch}")
+
+
+def _read_output_bias(model: GgufModel, arch: str, config: Config) -> None:
+    config |= {"attention_bias": has(model, "attn_q.bias"), "attention_out_bias": has(model, "attn_output.bias")}
+
+
+def _read_experts(model: GgufModel, arch: str, config: Config) -> None:
+    config["num_local_experts"] = model.integer(f"{arch}.expert_count", low=1, high=1 << 16)
+    config["num_experts_per_tok"] = model.integer(f"{arch}.expert_used_count", low=1, high=1 << 16)
+    if config["num_experts_per_tok"] > config["num_local_experts"]:
+        raise UnsupportedModel(f"{model.path} uses more experts than it has")
+
+
+def _write_experts(config: Any, put: Put) -> None:
+    put("expert_count", config.num_local_experts)
+    put("expert_used_count", config.num_experts_per_tok)
+
+
+def _read_expert_sizes(model: GgufModel, arch: str, config: Config) -> None:
+    _read_experts(model, arch, config)
+    config["num_experts"] = config.pop("num_local_experts")
+    config["moe_intermediate_size"] = model.integer(f"{arch}.expert_feed_forward_length", low=1, high=MAX_SIDE)
+    config |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": False}
+
+
+def _write_expert_sizes(config: Any, put: Put) -> None:
+    put("expert_count", config.num_experts)
+    put("expert_used_count", config.num_experts_per_tok)
+    put("expert_feed_forward_length", config.moe_intermediate_size)
+    if config.decoder_sparse_step != 1 or config.mlp_only_layers:
+        raise UnsupportedModel("layers with and without experts in one model cannot be written to a GGUF file")
+    if config.norm_topk_prob != (config.model_type == "qwen3_moe"):
+        raise UnsupportedModel(f"norm_topk_prob {config.norm_topk_prob} of this family cannot be said in a GGUF file")
+
+
+def _read_even_experts(model: GgufModel, arch: str, config: Config) -> None:
+    config["norm_topk_prob"] = True
+
+
+def _read_shared_expert(model: GgufModel, arch: str, config: Config) -> None:
+    key = f"{arch}.expert_shared_feed_forward_length"
+    config["shared_expert_intermediate_size"] = model.integer(key, low=1, high=MAX_SIDE)
+
+
+def _read_some_unrotated(model: GgufModel, arch: str, config: Config) -> None:
+    config["no_rope_layer_interval"] = 4
+
+
+def _write_some_unrotated(config: Any, put: Put) -> None:
+    if config.no_rope_layers != [int((layer + 1) % 4 != 0) for layer in range(config.num_hidden_layers)]:
+        raise UnsupportedModel("a GGUF file of smollm3 leaves every fourth layer unrotated; this model does not")
+
+
+_MULTIPLIERS = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+def _read_multipliers(model: GgufModel, arch: str, config: Config) -> None:
+    config |= {field: model.real(f"{arch}.{key}") for key, field in _MULTIPLIERS.items()}
+
+
+def _write_multipliers(config: Any, put: Put) -> None:
+    for key, field in _MULTIPLIERS.items():
+        put(key, float(getattr(config, field)))
+
+
+def _read_logit_scale(model: GgufModel, arch: str, config: Config) -> None:
+    config |= {"logit_scale": model.real(f"{arch}.logit_scale"), "use_qk_norm": False}
+    if has(model, "attn_q_norm.weight"):
+        raise UnsupportedModel(f"{model.path}: norms of queries and keys are not read for {arch}")
+
+
+def _write_logit_scale(config: Any, put: Put) -> None:
+    if config.use_qk_norm:
+        raise UnsupportedModel("norms of queries and keys of this family cannot be written to a GGUF file")
+    put("logit_scale", float(config.logit_scale))
+    put("rope.scaling.type", "none")
+
+
+def _write_residual(config: Any, put: Put) -> None:
+    if config.qk_layernorm:
+        raise UnsupportedModel("norms of single heads of this family cannot be written to a GGUF file")
+    put("use_parallel_residual", bool(config.use_parallel_residual))
+
+
+def _write_shared_expert(config: Any, put: Put) -> None:
+    put("expert_shared_feed_forward_length", config.shared_expert_intermediate_size)
+
+
+TRAITS: dict[str, tuple[Reader, Writer]] = {
+    "biases": (_read_biases, _nothing),
+    "query bias": (_read_query_bias, _write_residual),
+    "output bias": (_read_output_bias, _nothing),
+    "experts": (_read_experts, _write_experts),
+    "expert sizes": (_read_expert_sizes, _write_expert_sizes),
+    "even experts": (_read_even_experts, _nothing),
+    "shared expert": (_read_shared_expert, _write_shared_expert),
+    "some unrotated": (_read_some_unrotated, _write_some_unrotated),
+    "multipliers": (_read_multipliers, _write_multipliers),
+    "no window": (windows.read_no_window, windows.write_no_window),
+    "window": (windows.read_window, windows.write_window),
+    "caps": (windows.read_caps, windows.write_caps),
+    "final cap": (windows.read_final_cap, windows.write_final_cap),
+    "every other": (windows.read_every_other, windows.write_every_other),
+    "one in six": (windows.read_one_in_six, windows.write_one_in_six),
+    "logit scale": (_read_logit_scale, _write_logit_scale),
+    "two scalings": (read_two_scalings, write_two_scalings),
+}

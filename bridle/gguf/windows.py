@@ -1,0 +1,96 @@
+"""Sliding windows, the layers that have them, and the caps that go with them in some families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridle.errors import UnsupportedModel
+from bridle.gguf.fields import MAX_SIDE, Config, Put, head_dim
+from bridle.gguf.shards import GgufModel
+
+
+def read_no_window(model: GgufModel, arch: str, config: Config) -> None:
+    config["sliding_window"] = None
+
+
+def write_no_window(config: Any, put: Put) -> None:
+    if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
+        raise UnsupportedModel("the sliding window of this family cannot be said in a GGUF file")
+
+
+def read_window(model: GgufModel, arch: str, config: Config) -> None:
+    config["sliding_window"] = model.integer(f"{arch}.attention.sliding_window", 0, 0, MAX_SIDE) or None
+
+
+def write_window(config: Any, put: Put) -> None:
+    put("attention.sliding_window", int(config.sliding_window or 0))
+
+
+def read_caps(model: GgufModel, arch: str, config: Config) -> None:
+    config["attn_logit_softcapping"] = model.real(f"{arch}.attn_logit_softcapping", 50.0)
+    config["final_logit_softcapping"] = model.real(f"{arch}.final_logit_softcapping", 30.0)
+
+
+def write_caps(config: Any, put: Put) -> None:
+    put("attn_logit_softcapping", float(config.attn_logit_softcapping))
+    put("final_logit_softcapping", float(config.final_logit_softcapping))
+
+
+def read_final_cap(model: GgufModel, arch: str, config: Config) -> None:
+    cap = model.real(f"{arch}.final_logit_softcapping", 0.0)
+    config["final_logit_softcapping"] = cap or None
+
+
+def write_final_cap(config: Any, put: Put) -> None:
+    if config.final_logit_softcapping:
+        put("final_logit_softcapping", float(config.final_logit_softcapping))
+
+
+def _layer_types(count: int, period: int) -> list[str]:
+    """All layers slide but for the last of each `period`."""
+    return ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(count)]
+
+
+def _narrow_scale(config: Config, layers_of_27b: int) -> int:
+    """What queries are divided by the root of: the head's size, but for the largest model of each generation."""
+    if config["num_hidden_layers"] == layers_of_27b:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
+
+
+def _check_sliding(config: Any, period: int, layers_of_27b: int) -> None:
+    if list(config.layer_types) != _layer_types(config.num_hidden_layers, period):
+        raise UnsupportedModel(f"a GGUF file of this family slides in all layers but one of {period}; this one differs")
+    fields = {name: getattr(config, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")}
+    if config.query_pre_attn_scalar != _narrow_scale(fields | {"head_dim": head_dim(config)}, layers_of_27b):
+        raise UnsupportedModel(f"query_pre_attn_scalar {config.query_pre_attn_scalar} cannot be said in a GGUF file")
+
+
+def read_every_other(model: GgufModel, arch: str, config: Config) -> None:
+    read_window(model, arch, config)
+    config["layer_types"] = _layer_types(config["num_hidden_layers"], 2)
+    config["query_pre_attn_scalar"] = _narrow_scale(config, 46)
+
+
+def write_every_other(config: Any, put: Put) -> None:
+    _check_sliding(config, 2, 46)
+    write_window(config, put)
+
+
+def read_one_in_six(model: GgufModel, arch: str, config: Config) -> None:
+    read_window(model, arch, config)
+    config["layer_types"] = _layer_types(config["num_hidden_layers"], 6)
+    config["query_pre_attn_scalar"] = _narrow_scale(config, 62)
+    local = model.real(f"{arch}.rope.freq_base_swa", 10_000.0)
+    if f"{arch}.rope.freq_base" not in model.metadata:
+        config["rope_parameters"]["rope_theta"] = 1_000_000.0
+    config["rope_parameters"] = {
+        "full_attention": config["rope_parameters"],
+        "sliding_attention": {"rope_type": "default", "rope_theta": local},
+    }
+
+
+def write_one_in_six(config: Any, put: Put) -> None:
+    _check_sliding(config, 6, 62)
+    write_window(config, put)
+    put("rope.freq_base_swa", float(config.rope_parameters["sliding_attention"]["rope_theta"]))
