@@ -32,6 +32,7 @@ class Family:
     model_type: str
     rules: tuple[Rule, ...]
     layer_norm: str = ""  # the configuration's field, if norms are not RMS norms
+    norm_eps: float = 0.0  # of such norms, if the library has it as a constant
     reads: tuple[str, ...] = ()  # names of the further fields: see `bridle.gguf.settings`
 
 
@@ -129,7 +130,58 @@ FAMILIES = (
         ),
         reads=("window", "two scalings"),
     ),
+    Family("olmo", "olmo", (_EMBEDDING, _HEAD, *_attention(paired=True), *_GATED), norm_eps=1e-5, reads=("clip",)),
     Family("olmo2", "olmo2", (*_top(), *_attention(), *_head_norms(), *_LATE_NORMS, *_GATED)),
+    Family(
+        "olmo2",
+        "olmo3",
+        (*_top(), *_attention(), *_head_norms(), *_LATE_NORMS, *_GATED),
+        reads=("one in four", "one rotation"),
+    ),
+    Family("olmoe", "olmoe", (*_PLAIN, *_head_norms(), *_EXPERTS), reads=("plain experts", "clip")),
+    Family(
+        "nemotron",
+        "nemotron",
+        (
+            *_top(offset=True),
+            *_attention(),
+            *_GEMMA_NORMS,
+            _layer("mlp.up_proj", "ffn_up"),
+            _layer("mlp.down_proj", "ffn_down"),
+        ),
+        layer_norm="norm_eps",
+        reads=("biases",),
+    ),
+    Family(
+        "glm4",
+        "glm4",
+        (
+            *_PLAIN,
+            _layer("post_self_attn_layernorm", "post_attention_norm"),
+            _layer("post_mlp_layernorm", "post_ffw_norm"),
+            _layer("mlp.gate_up_proj", "ffn_up"),
+            _layer("mlp.down_proj", "ffn_down"),
+        ),
+        reads=("attention bias",),
+    ),
+    Family(
+        "phi2",
+        "phi",
+        (
+            _EMBEDDING,
+            Rule("model.final_layernorm", ("output_norm",)),
+            _HEAD,
+            _layer("self_attn.q_proj", "attn_q"),
+            _layer("self_attn.k_proj", "attn_k"),
+            _layer("self_attn.v_proj", "attn_v"),
+            _layer("self_attn.dense", "attn_output"),
+            _layer("input_layernorm", "attn_norm"),
+            _layer("mlp.fc1", "ffn_up"),
+            _layer("mlp.fc2", "ffn_down"),
+        ),
+        layer_norm="layer_norm_eps",
+        reads=("no head norms",),
+    ),
     Family(
         "seed_oss",
         "seed_oss",
@@ -156,6 +208,13 @@ FAMILIES = (
         layer_norm="layer_norm_eps",
         reads=("logit scale",),
     ),
+    Family(
+        "cohere2",
+        "cohere2",
+        (*_top(), *_attention(), _layer("input_layernorm", "attn_norm"), *_GATED),
+        layer_norm="layer_norm_eps",
+        reads=("logit scale", "one in four"),
+    ),
 )
 
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
@@ -164,10 +223,13 @@ BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES}
 ROTATION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-def family_of(arch: str | None, has_experts: bool) -> Family | None:
-    """The family of an architecture; Mixtral is Llama with experts, and Mistral cannot be told from Llama."""
+def family_of(arch: str | None, has_experts: bool, has_window: bool) -> Family | None:
+    """The family of an architecture; Mixtral is Llama with experts, OLMo 3 is OLMo 2 with a window, and Mistral cannot
+    be told from Llama."""
     if arch == "llama":
         return BY_MODEL_TYPE["mixtral" if has_experts else "llama"]
+    if arch == "olmo2":
+        return BY_MODEL_TYPE["olmo3" if has_window else "olmo2"]
     return next((family for family in FAMILIES if family.arch == arch), None)
 
 

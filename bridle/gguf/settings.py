@@ -32,7 +32,8 @@ _NORM_KEYS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 def find_family(model: GgufModel) -> Family:
     """Raises `UnsupportedModel` for an architecture that is not known."""
     arch = model.text("general.architecture")
-    family = family_of(arch, model.integer(f"{arch}.expert_count", 0) > 0)
+    has_window = model.integer(f"{arch}.attention.sliding_window", 0) > 0
+    family = family_of(arch, model.integer(f"{arch}.expert_count", 0) > 0, has_window)
     if family is None:
         raise UnsupportedModel(
             f"{model.path} is of the architecture {shown(arch)}; known are {', '.join(known_architectures())}"
@@ -54,7 +55,8 @@ def read_config(model: GgufModel, family: Family) -> Config:
     config["head_dim"] = model.integer(f"{arch}.attention.key_length", config["hidden_size"] // heads, 1, MAX_SIDE)
     if model.integer(f"{arch}.attention.value_length", config["head_dim"]) != config["head_dim"]:
         raise UnsupportedModel(f"{model.path} has values of another length than keys, which is not read")
-    config[family.layer_norm or "rms_norm_eps"] = model.real(f"{arch}.{_NORM_KEYS[bool(family.layer_norm)]}")
+    if not family.norm_eps:
+        config[family.layer_norm or "rms_norm_eps"] = model.real(f"{arch}.{_NORM_KEYS[bool(family.layer_norm)]}")
     config["vocab_size"] = _num_tokens(model)
     config["tie_word_embeddings"] = "output.weight" not in model.tensors
     config["rope_parameters"] = read_rotation(model, arch, config)
@@ -86,8 +88,8 @@ def write_config(config: Any, family: Family, put: Put) -> None:
     put("attention.head_count_kv", int(config.num_key_value_heads or config.num_attention_heads))
     put("attention.key_length", head_dim(config))
     put("attention.value_length", head_dim(config))
-    eps = float(getattr(config, family.layer_norm or "rms_norm_eps"))
-    put(_NORM_KEYS[bool(family.layer_norm)], eps)
+    eps = family.norm_eps or float(getattr(config, family.layer_norm or "rms_norm_eps"))
+    put(_NORM_KEYS[bool(family.layer_norm or family.norm_eps)], eps)
     put("vocab_size", int(config.vocab_size))
     write_rotation(config, family.arch, put)
     for name in family.reads:

@@ -65,6 +65,51 @@ def _read_even_experts(model: GgufModel, arch: str, config: Config) -> None:
     config["norm_topk_prob"] = True
 
 
+def _read_plain_experts(model: GgufModel, arch: str, config: Config) -> None:
+    _read_experts(model, arch, config)
+    config["num_experts"] = config.pop("num_local_experts")
+    config["norm_topk_prob"] = False
+
+
+def _write_plain_experts(config: Any, put: Put) -> None:
+    put("expert_count", config.num_experts)
+    put("expert_used_count", config.num_experts_per_tok)
+    if config.norm_topk_prob:
+        raise UnsupportedModel("norm_topk_prob True of this family cannot be said in a GGUF file")
+
+
+def _read_clip(model: GgufModel, arch: str, config: Config) -> None:
+    config["clip_qkv"] = model.real(f"{arch}.attention.clamp_kqv", 0.0) or None
+
+
+def _write_clip(config: Any, put: Put) -> None:
+    if config.clip_qkv:
+        put("attention.clamp_kqv", float(config.clip_qkv))
+
+
+def _read_attention_bias(model: GgufModel, arch: str, config: Config) -> None:
+    config["attention_bias"] = has(model, "attn_q.bias")
+
+
+def _read_no_head_norms(model: GgufModel, arch: str, config: Config) -> None:
+    config["qk_layernorm"] = False
+
+
+def _write_no_head_norms(config: Any, put: Put) -> None:
+    if config.qk_layernorm:
+        raise UnsupportedModel("norms of single heads of this family cannot be written to a GGUF file")
+
+
+def _write_one_rotation(config: Any, put: Put) -> None:
+    if config.rope_parameters.get("rope_type", "default") != "default":
+        raise UnsupportedModel("positions that only some layers scale cannot be written to a GGUF file of this family")
+
+
+def _read_one_rotation(model: GgufModel, arch: str, config: Config) -> None:
+    if config["rope_parameters"]["rope_type"] != "default":
+        raise UnsupportedModel(f"{model.path}: positions that only some layers scale are not read")
+
+
 def _read_shared_expert(model: GgufModel, arch: str, config: Config) -> None:
     key = f"{arch}.expert_shared_feed_forward_length"
     config["shared_expert_intermediate_size"] = model.integer(key, low=1, high=MAX_SIDE)
@@ -103,15 +148,14 @@ def _read_logit_scale(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _write_logit_scale(config: Any, put: Put) -> None:
-    if config.use_qk_norm:
+    if getattr(config, "use_qk_norm", False):
         raise UnsupportedModel("norms of queries and keys of this family cannot be written to a GGUF file")
     put("logit_scale", float(config.logit_scale))
     put("rope.scaling.type", "none")
 
 
 def _write_residual(config: Any, put: Put) -> None:
-    if config.qk_layernorm:
-        raise UnsupportedModel("norms of single heads of this family cannot be written to a GGUF file")
+    _write_no_head_norms(config, put)
     put("use_parallel_residual", bool(config.use_parallel_residual))
 
 
@@ -125,6 +169,12 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "output bias": (_read_output_bias, _nothing),
     "experts": (_read_experts, _write_experts),
     "expert sizes": (_read_expert_sizes, _write_expert_sizes),
+    "plain experts": (_read_plain_experts, _write_plain_experts),
+    "clip": (_read_clip, _write_clip),
+    "attention bias": (_read_attention_bias, _nothing),
+    "no head norms": (_read_no_head_norms, _write_no_head_norms),
+    "one rotation": (_read_one_rotation, _write_one_rotation),
+    "one in four": (windows.read_one_in_four, windows.write_one_in_four),
     "even experts": (_read_even_experts, _nothing),
     "shared expert": (_read_shared_expert, _write_shared_expert),
     "some unrotated": (_read_some_unrotated, _write_some_unrotated),

@@ -58,9 +58,13 @@ def _narrow_scale(config: Config, layers_of_27b: int) -> int:
     return int(config["head_dim"])
 
 
-def _check_sliding(config: Any, period: int, layers_of_27b: int) -> None:
+def _check_period(config: Any, period: int) -> None:
     if list(config.layer_types) != _layer_types(config.num_hidden_layers, period):
         raise UnsupportedModel(f"a GGUF file of this family slides in all layers but one of {period}; this one differs")
+
+
+def _check_sliding(config: Any, period: int, layers_of_27b: int) -> None:
+    _check_period(config, period)
     fields = {name: getattr(config, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")}
     if config.query_pre_attn_scalar != _narrow_scale(fields | {"head_dim": head_dim(config)}, layers_of_27b):
         raise UnsupportedModel(f"query_pre_attn_scalar {config.query_pre_attn_scalar} cannot be said in a GGUF file")
@@ -94,3 +98,13 @@ def write_one_in_six(config: Any, put: Put) -> None:
     _check_sliding(config, 6, 62)
     write_window(config, put)
     put("rope.freq_base_swa", float(config.rope_parameters["sliding_attention"]["rope_theta"]))
+
+
+def read_one_in_four(model: GgufModel, arch: str, config: Config) -> None:
+    read_window(model, arch, config)
+    config["layer_types"] = _layer_types(config["num_hidden_layers"], 4)
+
+
+def write_one_in_four(config: Any, put: Put) -> None:
+    _check_period(config, 4)
+    write_window(config, put)

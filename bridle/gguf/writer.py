@@ -166,6 +166,8 @@ def _plan(family: Family, config: Any, tensors: Mapping[str, Tensor]) -> Iterato
 
 def _parts(rule: Rule, layer: int, suffix: str, tensor: Tensor, config: Any) -> Iterator[tuple[str, _Source]]:
     num_heads = heads_of(rule.change, config.num_attention_heads, config.num_key_value_heads)
+    if suffix == ".bias" and rule.change == "offset":
+        rule = rule._replace(change="")
     for part, file in enumerate(rule.file):
         yield file.format(layer) + suffix, _Source(tensor, rule, num_heads, part if len(rule.file) > 1 else None)
 

@@ -1,8 +1,8 @@
 """The weights of a GGUF file in the library's own model class; quantized layers stay as they are stored.
 
-The model is made without memory, then each parameter gets its tensor. Packed matrices become `QuantizedLinear`, the
-embedding decodes the rows that are asked for, and all other tensors become numbers. Every parameter must get a tensor,
-and every tensor must be used.
+The model is made without memory, then each parameter gets its tensor. Packed matrices become `QuantizedLinear`, packed
+experts `PackedExperts`, the embedding decodes the rows that are asked for, and all other tensors become numbers. Every
+parameter must get a tensor, and every tensor must be used.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bridle.gguf.settings import find_family
 from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.embedding import QuantizedEmbedding
+from bridle.model.packed_experts import PackedExperts
 from bridle.native.ggml import TYPES
 from bridle.native.linear import QuantizedLinear
 
@@ -81,6 +82,8 @@ class _Filling:
             return
         if isinstance(module, nn.Embedding) and self._fill_embedding(name, module):
             return
+        if self._fill_experts(name, module):
+            return
         for field, parameter in list(module._parameters.items()):
             if parameter is None:
                 continue
@@ -116,8 +119,7 @@ class _Filling:
         else:
             return False
         self.unused.discard(file)
-        parent, _, last = name.rpartition(".")
-        setattr(self.model.get_submodule(parent), last, made)
+        self._replace(name, made)
         return True
 
     def _fill_embedding(self, name: str, embedding: nn.Embedding) -> bool:
@@ -130,9 +132,44 @@ class _Filling:
         blocks = torch.from_numpy(self.source.read(file))
         made = QuantizedEmbedding(entry.kind.name, blocks, embedding, self.dtype)
         self.unused.discard(file)
+        self._replace(name, made)
+        return True
+
+    def _fill_experts(self, name: str, module: nn.Module) -> bool:
+        """Replace the experts of a layer by packed ones, if the file has them packed and rows fit into blocks."""
+        fields = [f"{name}.{field}" for field in ("gate_up_proj", "down_proj")]
+        if not self.keeps_blocks or list(module._parameters) != ["gate_up_proj", "down_proj"]:
+            return False
+        rules = [self._rule(field) for field in fields]
+        files = [file.format(layer) + ".weight" for rule, layer in rules for file in rule.file]
+        entries = [self._entry(file) for file in files]
+        if any(entry.kind.name in FLOATS or entry.shape[-1] % 32 for entry in entries):
+            return False
+        inner, outer = (tuple(parameter.shape) for parameter in module._parameters.values() if parameter is not None)
+        half = (inner[0], inner[1] // 2, inner[2])
+        for file, entry, wanted in zip(files, entries, (half, half, outer), strict=True):
+            self._check_shape(file, entry.shape, wanted)
+        gates, values, downs = (self._matrices(file) for file in files)
+        experts = [((gate, value), down) for gate, value, down in zip(gates, values, downs, strict=True)]
+        self._replace(name, PackedExperts(module, experts))
+        self.unused.difference_update(files)
+        return True
+
+    def _matrices(self, file: str) -> Iterator[QuantizedLinear]:
+        """A tensor of three sides as packed matrices, one for each expert."""
+        entry = self._entry(file)
+        count, *shape = entry.shape
+        rows = self.source.read(file).reshape(count, shape[0], -1)
+        for blocks in rows:
+            if entry.kind.name in TYPES:
+                yield QuantizedLinear.from_ggml(entry.kind.name, blocks, (shape[0], shape[1]), None, self.dtype)
+            else:
+                numbers = decode_blocks(entry.kind.name, torch.from_numpy(blocks)).to(self.dtype)
+                yield QuantizedLinear.from_float(numbers, "Q8_0")
+
+    def _replace(self, name: str, made: nn.Module) -> None:
         parent, _, last = name.rpartition(".")
         setattr(self.model.get_submodule(parent), last, made)
-        return True
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
@@ -144,7 +181,7 @@ class _Filling:
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
         if rule.change == "line":
             tensor = tensor.unsqueeze(0)
-        if rule.change == "offset":
+        if rule.change == "offset" and suffix == ".weight":
             tensor = tensor - 1
         self._check_shape(name, tuple(tensor.shape), shape)
         order = self._order(rule, shape[0])

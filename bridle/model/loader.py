@@ -186,7 +186,10 @@ def _read_gguf(source: GgufModel, settings: PreTrainedConfig, dtype: torch.dtype
     from bridle.model.gguf_model import read_gguf_model
 
     if tensor_parallel.num_ranks() > 1:
-        raise InvalidRequest("a GGUF model needs the whole model in one shard", "model")
+        raise InvalidRequest(
+            "a GGUF file is served by one process: rows of packed blocks cannot be split over shards; use replicas",
+            "model",
+        )
     return read_gguf_model(source, settings, dtype, device)
 
 

@@ -26,12 +26,27 @@ NEEDED: dict[str, dict[str, Any]] = {
     "gemma2": {"tie_word_embeddings": True},
     "gemma3_text": {"tie_word_embeddings": True, "layer_types": ["sliding_attention"] * 3},
     "cohere": {"tie_word_embeddings": True},
+    "cohere2": {"tie_word_embeddings": True, "layer_types": ["sliding_attention"] * 3},
+    "olmo": {"clip_qkv": 0.7},
+    "olmoe": {"num_key_value_heads": 4},
+    "olmo3": {"layer_types": ["sliding_attention"] * 3},
     "qwen3_moe": {"norm_topk_prob": True},
 }
 ALL_FAMILIES = (
     "llama", "mistral", "mixtral", "smollm3", "granite", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
-    "gemma3_text", "phi3", "olmo2", "seed_oss", "starcoder2", "stablelm", "cohere",
+    "gemma3_text", "phi3", "olmo2", "seed_oss", "starcoder2", "stablelm", "cohere", "cohere2", "olmo", "olmo3", "olmoe",
+    "nemotron", "glm4", "phi",
 )  # fmt: skip
+
+#: Rows that the blocks of every type divide, of models with experts.
+EXPERT_SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+}
 
 _made: dict[str, tuple[Path, Path]] = {}
 

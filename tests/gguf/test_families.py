@@ -13,14 +13,19 @@ from hypothesis import strategies as st
 
 from bridle import LLM, SamplingParams
 from bridle.errors import UnsupportedModel
+from bridle.gguf.blocks import decode_blocks
 from bridle.model.check import check_model
+from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.linear import PackedLinear
+from bridle.model.packed_experts import PackedExperts
+from bridle.model.quantize import prepare_quantized
 from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
+from bridle.native.library import kernels
 from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model
 from lab.doubles import tiny
-from tests.gguf.kit import ALL_FAMILIES, folder, load, logits, pair
+from tests.gguf.kit import ALL_FAMILIES, EXPERT_SIZES, folder, load, logits, pair
 from tests.model.test_engine_equality import Oracle, check_run, run
 
 
@@ -105,6 +110,47 @@ def test_packed_files_stay_packed_and_close(kind: str, tied: bool) -> None:
         assert kinds["q_proj"] == "Q4_K" and kinds["lm_head"] == "Q6_K"
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q5_0"])
+def test_experts_stay_packed_and_close(family: str, kind: str) -> None:
+    """Every expert's products are quantized, and by the kernels a token's result is the same alone and among others."""
+    original, file = pair(family, kind, **EXPERT_SIZES)
+    model, want = load(file), logits(load(original))
+    mixtures = [module for module in model.modules() if isinstance(module, PackedExperts)]
+    assert len(mixtures) == 2 and not any(parameter.dim() == 3 for parameter in model.parameters())
+    assert all(len(mixture.inner) == len(mixture.down) == 4 for mixture in mixtures)
+    errors = (logits(model) - want).square().mean(-1).sqrt() / want.square().mean().sqrt()  # [T]
+    # Where two experts nearly tie, rounding may take the other one: the middle of all rows tells.
+    assert 0 < float(errors.median()) < {"Q8_0": 0.05, "Q5_0": 0.4}.get(kind, 0.6)
+    prepare_quantized(model)
+    random = torch.Generator().manual_seed(3)
+    for mixture in mixtures if kernels() is not None else ():
+        rows, weights = torch.randn(9, 256, generator=random), torch.rand(9, 2, generator=random)
+        chosen = torch.rand(9, 4, generator=random).topk(2).indices
+        together = mixture(rows, chosen, weights)
+        alone = [mixture(rows[at : at + 1], chosen[at : at + 1], weights[at : at + 1]) for at in range(9)]
+        assert torch.equal(together, torch.cat(alone))
+
+
+def test_packed_experts_are_those_of_the_file() -> None:
+    """Each expert computes what the file's numbers say, as closely as 8 bits do."""
+    _, file = pair("mixtral", "Q8_0", **EXPERT_SIZES)
+    model = load(file)
+    checkpoint = inspect_checkpoint(resolve_model(str(file)))
+    assert checkpoint.gguf is not None
+    mixture: Any = next(module for module in model.modules() if isinstance(module, PackedExperts))
+    gate, up, down = (
+        decode_blocks("Q8_0", torch.from_numpy(checkpoint.gguf.read(f"blk.0.ffn_{name}_exps.weight"))).view(4, 256, 256)
+        for name in ("gate", "up", "down")
+    )
+    rows = torch.randn(5, 256, generator=torch.Generator().manual_seed(1))
+    for number in range(4):
+        inner = torch.nn.functional.silu(rows @ gate[number].T) * (rows @ up[number].T)
+        have = mixture(rows, torch.full((5, 1), number), torch.full((5, 1), 0.5))
+        want = 0.5 * inner @ down[number].T
+        assert float((have - want).abs().max() / want.abs().max()) < 0.03
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe", "phi3"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 10 or 1)
 @given(seed=st.integers(0, 1 << 32))
@@ -140,11 +186,13 @@ def test_a_packed_model_in_the_engine_is_lean() -> None:
     executor.close()
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K_M"])
-def test_a_file_passes_the_check_of_its_attention(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"), [("llama", "F32"), ("llama", "Q8_0"), ("llama", "Q4_K_M"), ("qwen3_moe", "Q4_K_M")]
+)
+def test_a_file_passes_the_check_of_its_attention(family: str, kind: str) -> None:
     """Both passes decode the same blocks, whatever takes the place of the layers in between."""
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
-    assert check_model(resolve_model(str(pair("llama", kind, **sizes)[1]))).is_equal
+    assert check_model(resolve_model(str(pair(family, kind, **EXPERT_SIZES if "moe" in family else sizes)[1]))).is_equal
 
 
 def test_several_files_are_one_model(tmp_path: Path) -> None:
@@ -199,6 +247,9 @@ def _copy_metadata(source: Any, writer: Any) -> None:
     ("family", "changes", "reason"),
     [
         ("gpt2", {}, "model type 'gpt2' cannot be written"),
+        ("olmo3", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 4"),
+        ("olmoe", {"norm_topk_prob": True}, "norm_topk_prob True"),
+        ("phi", {"qk_layernorm": True}, "q_layernorm.weight' has no place"),
         ("mistral", {"sliding_window": 16}, "sliding window of this family"),
         ("gemma2", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 2"),
         ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob False"),
