@@ -75,7 +75,8 @@ def _measure_model(
     limits.look()
     guesses = {part.name: guess_seconds(part, checkpoint, limits, settings) for part in wanted}
     console.print(
-        f"{checkpoint.name}: {len(wanted)} parts, about {show_seconds(sum(guesses.values()))} on a machine as busy as it is now"
+        f"{checkpoint.name}: {len(wanted)} parts, about {show_seconds(sum(guesses.values()))} "
+        "if the machine stays as busy as it is now"
     )
     with _bar(console, guesses) as progress:
         for (group, is_race), members in groupby(wanted, key=lambda part: (part.group, part.case is not None)):
