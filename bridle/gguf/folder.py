@@ -31,7 +31,7 @@ _MAX_LINKS = 4096
 
 def unpack(path: Path) -> Path:
     """The folder of the model in GGUF file `path`. Raises `UnsupportedModel`."""
-    path = path.resolve()
+    path = path.parent.resolve() / path.name  # the hub's cache links to files whose names say nothing
     model = open_model(path)
     folder = cache_folder() / _name_of(model)
     if (folder / POINTER).is_file():

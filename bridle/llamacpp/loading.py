@@ -38,7 +38,8 @@ def load_executor(
     lib = library()
     _check(config, bool(lib.llama_supports_gpu_offload()))
     report("finding the model", 0.0)
-    checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
+    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", 0.05 * share))
+    checkpoint = inspect_checkpoint(folder)
     source = checkpoint.gguf
     if source is None:
         raise UnsupportedModel(

@@ -69,7 +69,8 @@ def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> Loc
     if config.quantization != "none" and tensor_parallel.num_ranks() > 1:
         raise InvalidRequest(f"quantization {config.quantization!r} needs the whole model in one shard", "quantization")
     report("finding the model", 0.0)
-    checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
+    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", 0.05 * share))
+    checkpoint = inspect_checkpoint(folder)
     settings = guards.read_config(checkpoint)
     dtype = choose_dtype(config, settings, device)
     max_model_len = guards.choose_max_model_len(settings, config.max_model_len)

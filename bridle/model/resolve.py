@@ -5,14 +5,13 @@ Only safetensors, GGUF, JSON and tokenizer files are ever downloaded: no pickles
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
-from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
+from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.folder import unpack
 from bridle.gguf.shards import is_first_piece
+from bridle.model.fetching import Progress, fetch
 
 #: The files that are downloaded from the hub. `*.txt` and `*.model` are vocabularies of older tokenizers.
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer*", "*.model", "*.jinja")
@@ -22,13 +21,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?")
 _FILE_TYPE = re.compile(r"[A-Za-z0-9_]{2,24}")
 
 
-def resolve_model(model: str, revision: str | None = None) -> Path:
+def resolve_model(model: str, revision: str | None = None, progress: Progress | None = None) -> Path:
     """The folder of `model`: the demo model (`demo`), a folder, a GGUF file, or a hub id, fetched or found in the hub's
     cache; `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights are in one GGUF
     file stands for that file. What a GGUF file holds beside weights is unpacked into a folder of its own.
 
-    Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is neither, `UnsupportedModel` if the hub does
-    not have it or cannot be reached.
+    `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is neither,
+    `UnsupportedModel` if the hub does not have it or cannot be reached.
     """
     if model == "demo":
         return _demo_folder()
@@ -41,12 +40,13 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
         return unpack(folder)
     repository, colon, kind = model.partition(":")
     if colon and _HUB_ID.fullmatch(repository) and _FILE_TYPE.fullmatch(kind) and ".." not in model:
-        return _unpacked(_fetch(repository, revision, (f"*{kind}*.gguf", f"*{kind.lower()}*.gguf")), kind)
+        wanted = (f"*{kind}*.gguf", f"*{kind.lower()}*.gguf")
+        return _unpacked(fetch(repository, revision, wanted, (), progress), kind)
     if not _HUB_ID.fullmatch(model) or ".." in model:
         raise InvalidRequest(
             f"{model!r} is neither 'demo', nor an existing folder, nor a hub id such as 'owner/name'", "model"
         )
-    return _fetch(model, revision)
+    return fetch(model, revision, HUB_PATTERNS, HUB_IGNORED, progress)
 
 
 def _unpacked(folder: Path, kind: str | None) -> Path:
@@ -72,43 +72,3 @@ def _demo_folder() -> Path:
     except ImportError as error:
         raise UnsupportedModel("this build of bridle does not contain the demo model") from error
     return Path(demo_model_path())
-
-
-def _fetch(model: str, revision: str | None, patterns: Sequence[str] = ()) -> Path:
-    """The snapshot of a hub repository: what a model consists of, or the files that fit `patterns`."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = snapshot_download(
-            model,
-            revision=revision,
-            allow_patterns=list(patterns or HUB_PATTERNS),
-            ignore_patterns=None if patterns else list(HUB_IGNORED),
-            token=os.environ.get("HF_TOKEN") or None,
-        )
-    except Exception as error:
-        raise _translate(error, model, revision) from error
-    return Path(folder)
-
-
-def _translate(error: Exception, model: str, revision: str | None) -> BridleError:
-    """One of the hub client's many errors, as one sentence that says what to do."""
-    from huggingface_hub import errors
-
-    at = f" at revision {revision!r}" if revision else ""
-    if isinstance(error, errors.GatedRepoError):
-        return UnsupportedModel(f"model {model!r} is gated: accept its terms on the hub and set HF_TOKEN")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return UnsupportedModel(f"model {model!r} has no revision {revision!r}")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return UnsupportedModel(f"there is no folder {model!r}, and the hub has no such model (or it is private)")
-    if isinstance(error, errors.LocalEntryNotFoundError) or _is_offline():
-        return UnsupportedModel(
-            f"model {model!r}{at} is not in the local hub cache, and the hub cannot be reached "
-            f"(offline mode is {'on' if _is_offline() else 'off'})"
-        )
-    return UnsupportedModel(f"model {model!r}{at} could not be fetched: {type(error).__name__}: {error}")
-
-
-def _is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}

@@ -38,7 +38,7 @@ def quantize_model(
         raise InvalidRequest(f"type is {kind!r}; must be one of {', '.join(TYPES)}", "type")
     if out.exists():
         raise InvalidRequest(f"{out} exists already; it is not overwritten", "out")
-    checkpoint = inspect_checkpoint(resolve_model(model, revision))
+    checkpoint = inspect_checkpoint(resolve_model(model, revision, lambda share: progress("downloading", share)))
     if checkpoint.gguf is not None:
         raise UnsupportedModel(f"{checkpoint.gguf.path} is a GGUF file already; quantize the original checkpoint")
     if "quantization_config" in checkpoint.config:

@@ -96,3 +96,46 @@ def _attend(
     distance = places[:, None] - places[None, :]
     hidden = (distance < 0) | (distance >= (options.window or len(query)))
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
+
+
+def split_file(file: Path, stem: Path) -> None:
+    """A GGUF file as two, called `stem-00001-of-00002.gguf` and so on."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    from bridle.gguf import open_gguf
+
+    whole = open_gguf(file)
+    names = list(whole.tensors)
+    for number, part in enumerate((names[:10], names[10:])):
+        writer = GGUFWriter(stem.with_name(f"{stem.name}-{number + 1:05d}-of-00002.gguf"), "llama")
+        if number == 0:
+            _copy_metadata(whole, writer)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", len(names))
+        for name in part:
+            entry = whole.tensors[name]
+            data = whole.read(name).view("f4").reshape(entry.shape)
+            writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType.F32)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
+def _copy_metadata(source: Any, writer: Any) -> None:
+    import numpy as np
+
+    for key, value in source.metadata.items():
+        if key == "general.architecture":
+            continue
+        if isinstance(value, (list, np.ndarray)):
+            writer.add_array(key, list(value) if isinstance(value, list) else value.tolist())
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_string(key, value)

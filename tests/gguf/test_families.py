@@ -25,7 +25,7 @@ from bridle.native.library import kernels
 from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model
 from lab.doubles import tiny
-from tests.gguf.kit import ALL_FAMILIES, EXPERT_SIZES, folder, load, logits, pair
+from tests.gguf.kit import ALL_FAMILIES, EXPERT_SIZES, folder, load, logits, pair, split_file
 from tests.model.test_engine_equality import Oracle, check_run, run
 
 
@@ -196,51 +196,12 @@ def test_a_file_passes_the_check_of_its_attention(family: str, kind: str) -> Non
 
 
 def test_several_files_are_one_model(tmp_path: Path) -> None:
-    from gguf import GGMLQuantizationType, GGUFWriter
-
-    from bridle.gguf import open_gguf
-
     original, file = pair("llama")
-    whole = open_gguf(file)
-    names = list(whole.tensors)
-    parts = [names[:10], names[10:]]
-    for number, part in enumerate(parts):
-        writer = GGUFWriter(tmp_path / f"m-{number + 1:05d}-of-00002.gguf", "llama")
-        if number == 0:
-            _copy_metadata(whole, writer)
-        writer.add_uint16("split.no", number)
-        writer.add_uint16("split.count", 2)
-        writer.add_int32("split.tensors.count", len(names))
-        for name in part:
-            entry = whole.tensors[name]
-            data = whole.read(name).view("f4").reshape(entry.shape)
-            writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType.F32)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+    split_file(file, tmp_path / "m")
     assert torch.equal(logits(load(original)), logits(load(tmp_path)))
     (tmp_path / "m-00002-of-00002.gguf").unlink()
     with pytest.raises(UnsupportedModel, match=r"m-00002-of-00002\.gguf is missing"):
         load(tmp_path)
-
-
-def _copy_metadata(source: Any, writer: Any) -> None:
-    import numpy as np
-
-    for key, value in source.metadata.items():
-        if key == "general.architecture":
-            continue
-        if isinstance(value, (list, np.ndarray)):
-            writer.add_array(key, list(value) if isinstance(value, list) else value.tolist())
-        elif isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        else:
-            writer.add_string(key, value)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ pytest.importorskip("llama_cpp")
 from bridle import LLM, SamplingParams
 from bridle.config import ModelConfig
 from bridle.engine.plan import PlanRow, StepPlan
+from bridle.gguf.writer import FILE_TYPES
 from bridle.llamacpp import load_executor
 from bridle.llamacpp.executor import LlamaExecutor
 from tests.gguf.kit import ALL_FAMILIES, EXPERT_SIZES, PROMPT, load, logits, pair
@@ -63,18 +64,23 @@ def test_logits_of_llama_3s_positions() -> None:
     executor.close()
 
 
-@pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0", "Q4_0", "Q5_K_M", "Q6_K"])
-def test_packed_weights_are_read_as_they_were_meant(kind: str) -> None:
-    """Both compute in whole numbers of their own, so the results are close, not equal: as close as the types are to
-    numbers, and closer to each other than to the original."""
+@pytest.mark.parametrize("kind", FILE_TYPES)
+def test_every_type_that_is_written_gives_the_same_greedy_tokens(kind: str) -> None:
+    """The likeliest token after each of a text's is that of torch wherever it is ahead by more than rounding can be."""
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     _, file = pair("llama", kind, **sizes)
-    want = logits(load(file))
+    tokens = PROMPT * 4
+    want = logits(load(file), tokens)  # [T, V]
     executor = load_executor(ModelConfig(str(file), backend="llamacpp", dtype="float32", num_blocks=32, num_threads=1))
-    executor.forward(prompt_plan(1, 0, PROMPT, len(PROMPT)))
-    assert executor._logits is not None
-    error = (executor._logits - want).square().mean().sqrt() / want.square().mean().sqrt()
-    assert float(error) < 0.05
+    executor.forward(prompt_plan(1, 0, tokens, len(tokens)))
+    have = executor._logits
+    assert have is not None
+    size = float(want.square().mean().sqrt())
+    best = want.topk(2).values  # [T, 2]
+    clear = best[:, 0] - best[:, 1] > size * {"F32": 0.001, "F16": 0.05, "BF16": 0.1}.get(kind, 0.5)
+    assert int(clear.sum()) > len(tokens) // 10
+    assert torch.equal(have.argmax(-1)[clear], want.argmax(-1)[clear])
+    assert float((have - want).square().mean().sqrt()) < 0.05 * size
     executor.close()
 
 

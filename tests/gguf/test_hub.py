@@ -1,0 +1,62 @@
+"""Types of GGUF files in hub repositories, fetched from a stand-in of the hub: one file, several, and how far it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gguf.hub import hub
+from tests.gguf.kit import pair, split_file
+
+_FETCH = """
+import sys
+from bridle.errors import BridleError
+from bridle.gguf.folder import weights_of
+from bridle.gguf.shards import open_model
+from bridle.model.resolve import resolve_model
+for name in sys.argv[1:]:
+    shares = []
+    try:
+        file = weights_of(resolve_model(name, progress=shares.append))
+    except BridleError as error:
+        print("refused:", error)
+        continue
+    told = min(shares) >= 0 and max(shares) == 1 if shares else None
+    print(file.name, len(open_model(file).files), told)
+"""
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Path:
+    """The root of the hub's repositories."""
+    repository = tmp_path / "repositories" / "owner" / "tiny"
+    repository.mkdir(parents=True)
+    shutil.copy(pair("llama")[1], repository / "tiny-F32.gguf")
+    shutil.copy(pair("llama", "Q8_0")[1], repository / "tiny-q8_0.gguf")
+    split_file(pair("llama")[1], repository / "tiny-BF16")
+    (repository / "README.md").write_text("a model")
+    return tmp_path / "repositories"
+
+
+def test_types_of_a_repository_are_fetched_once(address: Path, tmp_path: Path) -> None:
+    with hub(address) as (url, sent):
+        environment = os.environ | {
+            "HF_ENDPOINT": url,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        names = ["owner/tiny:Q8_0", "owner/tiny:BF16", "owner/tiny:Q8_0", "owner/tiny:Q4_0", "owner/none:Q8_0"]
+        child = [sys.executable, "-c", _FETCH, *names]
+        done = subprocess.run(child, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["tiny-q8_0.gguf 1 True", "tiny-BF16-00001-of-00002.gguf 2 True", "tiny-q8_0.gguf 1 None"]
+    assert "has no GGUF file of type 'Q4_0'" in lines[3] and lines[4].startswith("refused:")
+    assert sorted(sent) == ["tiny-BF16-00001-of-00002.gguf", "tiny-BF16-00002-of-00002.gguf", "tiny-q8_0.gguf"]
+    assert "Fetching" not in done.stderr  # the client's own bars are off
