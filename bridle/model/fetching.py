@@ -37,12 +37,12 @@ def fetch(
 
 def _silent_bar(progress: Progress) -> Any:
     """A bar of the client's kind that shows nothing and tells `progress`: ours is on the screen."""
-    from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):
         def __init__(self, *args: Any, **settings: Any) -> None:
             self._counts_bytes = settings.get("unit") == "B"
-            super().__init__(*args, **settings | {"disable": True})
+            super().__init__(*args, **settings | {"disable": True})  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0
