@@ -50,8 +50,12 @@ class OutputText:
 
     @property
     def num_settled(self) -> int:
-        """How many tokens have all of their text released."""
-        return bisect_right(self._ends, self._num_released)
+        """How many tokens have all of their text released, and leave nothing at their end that could become a stop
+        string or a banned phrase if the tokens after them went."""
+        count = bisect_right(self._ends, self._num_released)
+        while self.num_told < count < len(self._ends) and self._partial_match(self._until(self._ends[count - 1])):
+            count -= 1
+        return count
 
     def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
         """The text that is released but not sent, of which `num_after` further characters are not in `hidden`, among
@@ -170,6 +174,12 @@ class OutputText:
                     best = length
                     break
         return best
+
+    def _until(self, end: int) -> str:
+        """The last characters before place `end`, as many as a match can begin in."""
+        num_after = self._num_chars - end
+        tail = self._tail(num_after + self._window - 1)
+        return tail[: len(tail) - num_after]
 
     def _tail(self, num_chars: int) -> str:
         """The last `num_chars` characters (fewer if there are not as many)."""

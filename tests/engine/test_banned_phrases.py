@@ -89,6 +89,14 @@ def test_whatever_else_happens_nothing_breaks(kv: str, seed: int, phrases: tuple
                 assert output.reason is FinishReason.ERROR or not any(phrase in output.text for phrase in phrases)
 
 
+def test_what_was_shown_begins_no_stop_string_once_what_followed_it_went() -> None:
+    """`ab` could be shown when more came after it. That was taken back, and then `d` made a stop string of its `b`."""
+    fields = {"n": 2, "max_tokens": 25, "temperature": 0.0, "stop": ("bd",), "seed": 258542091905}
+    lab, replay = run(banned_phrases=("abc", "dd"), **fields)
+    assert not [event for event in lab.events if isinstance(event, Rewind)]
+    assert replay.first.reason is FinishReason.STOP and replay.first.text == "xa"
+
+
 def test_the_next_best_way_is_taken() -> None:
     """Greedy: `b` after `a` is forbidden where it stood, so the second best token comes there, and nowhere else."""
     _, plain = run(temperature=0.0, max_tokens=12, ignore_eos=True)
