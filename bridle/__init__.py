@@ -15,47 +15,129 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bridle.aici.client.reference import WasmController
-    from bridle.config import EngineConfig, ModelConfig
+    from bridle.aici.client.reference import WasmController as WasmController
+    from bridle.config import EngineConfig as EngineConfig
+    from bridle.config import ModelConfig as ModelConfig
     from bridle.constraints.spec import (
-        After,
-        Choice,
-        Concat,
-        Constraint,
-        Gbnf,
-        JsonObject,
-        JsonSchema,
-        Lark,
-        OneOf,
-        Regex,
-        Substring,
-        Yacc,
+        After as After,
     )
-    from bridle.controllers.python import Controller, SequenceView
-    from bridle.engine.decision import Branch, Decision, Splice
+    from bridle.constraints.spec import (
+        Choice as Choice,
+    )
+    from bridle.constraints.spec import (
+        Concat as Concat,
+    )
+    from bridle.constraints.spec import (
+        Constraint as Constraint,
+    )
+    from bridle.constraints.spec import (
+        Gbnf as Gbnf,
+    )
+    from bridle.constraints.spec import (
+        JsonObject as JsonObject,
+    )
+    from bridle.constraints.spec import (
+        JsonSchema as JsonSchema,
+    )
+    from bridle.constraints.spec import (
+        Lark as Lark,
+    )
+    from bridle.constraints.spec import (
+        OneOf as OneOf,
+    )
+    from bridle.constraints.spec import (
+        Regex as Regex,
+    )
+    from bridle.constraints.spec import (
+        Substring as Substring,
+    )
+    from bridle.constraints.spec import (
+        Yacc as Yacc,
+    )
+    from bridle.controllers.python import Controller as Controller
+    from bridle.controllers.python import SequenceView as SequenceView
+    from bridle.engine.decision import Branch as Branch
+    from bridle.engine.decision import Decision as Decision
+    from bridle.engine.decision import Splice as Splice
     from bridle.errors import (
-        BridleError,
-        ContextOverflow,
-        ControllerDeadlock,
-        ControllerError,
-        ControllerTimeout,
-        ControllerTrap,
-        ControllerUnavailable,
-        DeadlineExceeded,
-        EngineClosed,
-        InternalError,
-        InvalidRequest,
-        OutOfBlocks,
-        Overloaded,
-        ProtocolError,
-        RequestCancelled,
-        ShardUnavailable,
-        UnsupportedFeature,
-        UnsupportedModel,
+        BridleError as BridleError,
     )
-    from bridle.llm import LLM, ChatSession
-    from bridle.outputs import ChatMessage, CompletionOutput, FinishReason, Logprob, RequestOutput, ToolCall, Usage
-    from bridle.sampling import SamplingParams, Watermark
+    from bridle.errors import (
+        ContextOverflow as ContextOverflow,
+    )
+    from bridle.errors import (
+        ControllerDeadlock as ControllerDeadlock,
+    )
+    from bridle.errors import (
+        ControllerError as ControllerError,
+    )
+    from bridle.errors import (
+        ControllerTimeout as ControllerTimeout,
+    )
+    from bridle.errors import (
+        ControllerTrap as ControllerTrap,
+    )
+    from bridle.errors import (
+        ControllerUnavailable as ControllerUnavailable,
+    )
+    from bridle.errors import (
+        DeadlineExceeded as DeadlineExceeded,
+    )
+    from bridle.errors import (
+        EngineClosed as EngineClosed,
+    )
+    from bridle.errors import (
+        InternalError as InternalError,
+    )
+    from bridle.errors import (
+        InvalidRequest as InvalidRequest,
+    )
+    from bridle.errors import (
+        OutOfBlocks as OutOfBlocks,
+    )
+    from bridle.errors import (
+        Overloaded as Overloaded,
+    )
+    from bridle.errors import (
+        ProtocolError as ProtocolError,
+    )
+    from bridle.errors import (
+        RequestCancelled as RequestCancelled,
+    )
+    from bridle.errors import (
+        ShardUnavailable as ShardUnavailable,
+    )
+    from bridle.errors import (
+        UnsupportedFeature as UnsupportedFeature,
+    )
+    from bridle.errors import (
+        UnsupportedModel as UnsupportedModel,
+    )
+    from bridle.llm import LLM as LLM
+    from bridle.llm import ChatSession as ChatSession
+    from bridle.outputs import (
+        ChatMessage as ChatMessage,
+    )
+    from bridle.outputs import (
+        CompletionOutput as CompletionOutput,
+    )
+    from bridle.outputs import (
+        FinishReason as FinishReason,
+    )
+    from bridle.outputs import (
+        Logprob as Logprob,
+    )
+    from bridle.outputs import (
+        RequestOutput as RequestOutput,
+    )
+    from bridle.outputs import (
+        ToolCall as ToolCall,
+    )
+    from bridle.outputs import (
+        Usage as Usage,
+    )
+    from bridle.sampling import SamplingParams as SamplingParams
+    from bridle.sampling import Watermark as Watermark
 
 __version__ = "0.1.0"
 
@@ -112,67 +194,20 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "After",
-    "Branch",
-    "BridleError",
-    "ChatMessage",
-    "ChatSession",
-    "Choice",
-    "CompletionOutput",
-    "Concat",
-    "Constraint",
-    "ContextOverflow",
-    "Controller",
-    "ControllerDeadlock",
-    "ControllerError",
-    "ControllerTimeout",
-    "ControllerTrap",
-    "ControllerUnavailable",
-    "DeadlineExceeded",
-    "Decision",
-    "EngineClosed",
-    "EngineConfig",
-    "FinishReason",
-    "Gbnf",
-    "InternalError",
-    "InvalidRequest",
-    "JsonObject",
-    "JsonSchema",
-    "LLM",
-    "Lark",
-    "Logprob",
-    "ModelConfig",
-    "OneOf",
-    "OutOfBlocks",
-    "Overloaded",
-    "ProtocolError",
-    "Regex",
-    "RequestCancelled",
-    "RequestOutput",
-    "SamplingParams",
-    "SequenceView",
-    "ShardUnavailable",
-    "Splice",
-    "Substring",
-    "ToolCall",
-    "UnsupportedFeature",
-    "UnsupportedModel",
-    "Usage",
-    "WasmController",
-    "Watermark",
-    "Yacc",
-    "__version__",
-]
+__all__ = [*sorted(_HOME_OF), "__version__"]  # type checkers read the imports above
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     module = _HOME_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'bridle' has no attribute {name!r}")
     value = getattr(import_module(module), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # to a type checker, a name that is not imported above is an error
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:
