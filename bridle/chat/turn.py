@@ -164,9 +164,9 @@ def _prompt(model: LoadedModel, conversation: Conversation, offer: Offer) -> tup
 def _check(conversation: Conversation, steering: Steering, offer: Offer) -> None:
     """Refuse what does not go together with a controller, which decides by itself."""
     if steering.controller is not None and offer.is_required:
-        raise InvalidRequest("tool_choice does not go with a controller, which decides by itself", "tool_choice")
+        raise InvalidRequest("tool_choice cannot be combined with a controller, which decides by itself", "tool_choice")
     if steering.controller is not None and conversation.thinking_budget is not None:
-        raise InvalidRequest("a thinking budget does not go with a controller", "thinking_budget")
+        raise InvalidRequest("thinking_budget cannot be combined with a controller", "thinking_budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class _Plan:
         form = await self._form(kind, offer, given.constraint)
         if form is not None and self._is_out_of_reach(form, offer):
             if offer.is_strict or given.constraint is not None:
-                raise UnsupportedFeature("strict tools do not go with thoughts in front of them here", "tools")
+                raise UnsupportedFeature("strict tools cannot be combined with thoughts here", "tools")
             form = None
         is_vouched = kind is not None and form is not None and given.constraint is None
         return await self._steer(given, form, offer, is_vouched), is_vouched
@@ -195,7 +195,9 @@ class _Plan:
         if self.tags is not None and self._thinks_first(form, is_vouched):
             return replace(given, constraint=None, controller=await self._thinking(self.tags, form))
         if self.budget and not offer.is_required:
-            raise UnsupportedFeature(f"{self.model.name!r} has no thoughts to put a budget on", "thinking_budget")
+            raise UnsupportedFeature(
+                f"{self.model.name!r} writes no thoughts that a budget could limit", "thinking_budget"
+            )
         if self.call_token is not None and not offer.is_required and form is not None:
             calls = FreePart(self.call_token, then=await self._grammar(form))
             return replace(given, constraint=None, controller=calls)
@@ -226,7 +228,7 @@ class _Plan:
             if self.call_token is not None:
                 raise UnsupportedFeature(
                     f"{self.model.name!r} begins calls with a token that no constraint knows: "
-                    "tools do not go with a constraint here; set tool_choice to 'none' or 'required'",
+                    "tools cannot be combined with a constraint here; set tool_choice to 'none' or 'required'",
                     "tools",
                 )
             return OneOf(await self._usable(kind, offer), constraint)

@@ -43,7 +43,7 @@ def load(
     model: Model = None,
     server: Server = _SERVER,
 ) -> int:
-    """Load an adapter, so that requests may choose it. Takes the key of an admin.
+    """Load an adapter, so that requests may choose it. Needs the key of an admin.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def load(
 
 @app.command
 def unload(name: Annotated[str, Parameter(name="NAME")], /, *, model: Model = None, server: Server = _SERVER) -> int:
-    """Forget an adapter. Requests that use it run to their end. Takes the key of an admin.
+    """Remove an adapter. Requests that use it run to their end. Needs the key of an admin.
 
     Parameters
     ----------

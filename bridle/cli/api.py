@@ -146,7 +146,7 @@ class Api:
         except json.JSONDecodeError:
             raise ApiError(f"{self.base} does not answer as bridle does; is that the right address?") from None
         except (OSError, HTTPException) as error:
-            raise ApiError(f"{self.base} broke off: {error or type(error).__name__}") from None
+            raise ApiError(f"the connection to {self.base} broke: {error or type(error).__name__}") from None
 
 
 def _query(model: str | None) -> str:

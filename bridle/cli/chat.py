@@ -27,7 +27,7 @@ _SAMPLING = SamplingOptions()
 _STEERING = SteeringOptions()
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
-    "/undo takes a turn back, /quit ends."
+    "/undo takes the last turn back, /quit ends."
 )
 
 

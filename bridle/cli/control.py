@@ -100,7 +100,7 @@ def run(
     if not watch:
         return once()
     if not program.files:
-        raise InvalidRequest("--watch needs a FILE, or an --upload, to look at", "watch")
+        raise InvalidRequest("--watch needs a FILE or an --upload to watch", "watch")
     watch_files(program.files, once)
     return 0
 
@@ -223,7 +223,7 @@ class _Program:
 
 def _program(file: str | None, ctrl: str | None, upload: Path | None) -> _Program:
     if ctrl is not None and upload is not None:
-        raise InvalidRequest("--ctrl and --upload exclude each other: the upload is what runs", "ctrl")
+        raise InvalidRequest("give --ctrl or --upload, not both: the upload is the controller", "ctrl")
     if upload is not None:
         return _Program("", upload, file)
     if ctrl is None and file is not None and Path(file).suffix == _MODULE:
@@ -289,7 +289,7 @@ def _read(file: str | None) -> str:
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "FILE") from None
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is no text: byte {error.start} is not UTF-8", "FILE") from None
+        raise InvalidRequest(f"{file} is not text: byte {error.start} is not UTF-8", "FILE") from None
 
 
 def _read_wasm(path: Path) -> bytes:

@@ -73,7 +73,7 @@ def limit(
     most_urgent: Annotated[int, Parameter(allow_leading_hyphen=True)] = 0,
     keys: File = None,
 ) -> int:
-    """Say how much a user may ask for, with any key. What is not given is not limited.
+    """Limit how much a user may ask for, with any key. What is not given is not limited.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class LimitOptions:
     )
     "Largest body of a request (`16MiB` works)."
     max_header_bytes: Annotated[int, Parameter(converter=byte_size)] = 64 << 10
-    "Largest head of a request."
+    "Largest head of a request: its first line and headers."
     max_prompts: Annotated[int, Parameter(name=["--max-prompts", "--max-client-batch-size"], converter=count)] = 128
     "Most prompts in one call."
     max_choices: Annotated[int, Parameter(converter=count)] = 256
@@ -42,7 +42,7 @@ class LimitOptions:
     ping_interval: Annotated[float, Parameter(name=["--ping-interval", "--sse-ping-interval"])] = 15.0
     "Seconds after which a quiet stream gets a comment, so that proxies keep it open."
     strict_fields: Annotated[bool, Parameter(negative="")] = False
-    "Refuse bodies with any field that is not known, also with one that could not change a text."
+    "Refuse bodies with any unknown field, even one that could not change a text."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings of a server, with these bounds."""

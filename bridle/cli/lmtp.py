@@ -83,7 +83,7 @@ def _tokenizer(name: str) -> Tokenizer:
         return Tokenizer.load(name)
     except BridleError as error:
         raise UnsupportedFeature(
-            f"the server knows tokens only: name a tokenizer with --tokenizer, {name!r} is none ({error})"
+            f"the server takes only tokens: name a tokenizer with --tokenizer; {name!r} is not one ({error})"
         ) from error
 
 

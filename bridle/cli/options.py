@@ -75,20 +75,20 @@ class EngineOptions:
     max_num_seqs: Annotated[Count, Parameter(name=["--max-num-seqs", "--max-batch-size"])] = None
     "Most sequences that run at once. Default: 256."
     max_batch_prefill_tokens: Count = None
-    "Most prompt tokens computed in one step. Default: what the device digests well, 256 on a CPU and 4096 on a GPU."
+    "Most prompt tokens computed in one step. Default: 256 on a CPU, 4096 on a GPU."
     max_batch_total_tokens: Count = None
-    "Room for so many tokens in the KV cache, of all running requests. Default: what is left beside the largest step."
+    "Tokens of all running requests that the KV cache holds. Default: as many as fit beside the largest step."
     max_num_batched_tokens: Count = None
     "Most tokens computed in one step. Default: a token for each sequence beside `--max-batch-prefill-tokens`."
     waiting_served_ratio: float | None = None
     (
-        "Queued prompts wait until there are so many for each running sequence. Default: 0, they wait for no company; "
+        "Queued prompts wait until there are this many for each running sequence. Default: 0, so that none waits; "
         "0.3 without chunks, 1.2 if only `--max-waiting-tokens` is given."
     )
     max_waiting_tokens: Count = None
-    "Queued prompts wait at most so many steps while others decode. Default: 20."
+    "Most steps that queued prompts wait while others decode. Default: 20."
     chunked_prefill: bool = True
-    "Compute long prompts in pieces, beside the tokens of others; otherwise whole, while the others pause."
+    "Compute long prompts in pieces, beside the tokens of other requests; otherwise whole, while the others pause."
     max_input_tokens: Count = None
     "Longest prompt. Default: as long as the context."
     max_total_tokens: Count = None
@@ -96,7 +96,7 @@ class EngineOptions:
     max_waiting: Annotated[int, Parameter(converter=count)] = 4096
     "Most requests that wait; further ones are refused until there is room."
     priority_seconds: float = 10.0
-    "What a step of priority is worth: who has waited so many seconds longer comes first all the same."
+    "Seconds that a step of priority is worth: a request that has waited longer than that comes first all the same."
     speculate: Annotated[int, Parameter(converter=drafts)] = 0
     (
         "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It "
@@ -105,7 +105,7 @@ class EngineOptions:
     prefix_caching: bool = True
     "Keep the KV of finished prompts for requests that begin alike."
     warm_up: bool = True
-    "Run the largest step while loading, and size the KV cache by what it leaves free; otherwise guess."
+    "Run the largest step while loading, and give the KV cache what it leaves free; otherwise guess its size."
 
     def to_config(self) -> EngineConfig:
         given = dict(vars(self))
@@ -119,7 +119,7 @@ class RoomOptions:
     """What a shard needs room for. A router that starts its shards itself passes these."""
 
     kv_tokens: Count = None
-    "Room for so many tokens in the KV cache. Default: what is left beside the largest step."
+    "Tokens that the KV cache holds. Default: as many as fit beside the largest step."
     step_tokens: Count = None
     "Prompt tokens of the largest step, the router's `--max-batch-prefill-tokens`."
     step_seqs: Count = None
@@ -156,7 +156,7 @@ class SamplingOptions:
     min_p: float = 0.0
     "Drop tokens less likely than this share of the likeliest one."
     repetition_penalty: float = 1.0
-    "Above 1 discourages tokens that were there before."
+    "A value above 1 discourages tokens that occurred before."
     seed: int | None = None
     "The same seed gives the same text."
     stop: Annotated[tuple[str, ...], Parameter(negative="")] = ()

@@ -85,8 +85,8 @@ OTHER_WORDS: dict[str, str] = {
     "--max-loras-per-batch": "--max-step-adapters",
     # What requests ask for.
     "--enable-auto-tool-choice": _ALWAYS,
-    "--tool-call-parser": "is told by the chat template",
-    "--reasoning-parser": "is told by the chat template",
+    "--tool-call-parser": "not needed: the chat template tells how the model writes calls",
+    "--reasoning-parser": "not needed: the chat template tells how the model writes thoughts",
     "--grammar-backend": "there is one, llguidance",
     "--guided-decoding-backend": "there is one, llguidance",
     "--grammar": _REQUEST,

@@ -60,13 +60,13 @@ def run_batch(
     file
         The requests, one JSON object a line.
     model
-        The model that answers. What a request says in `model` may be its name, an adapter's, or nothing.
+        The model that answers. In a request, `model` may be its name, the name of an adapter, or left out.
     output
         Where to write the answers. Default: standard output.
     max_in_flight
         Requests that are worked on at once.
     strict_fields
-        Refuse requests with any field that is not known, also with one that could not change a text.
+        Refuse requests with any unknown field, even one that could not change a text.
     """
     from bridle.http.openai.batch import batch_settings
     from bridle.http.transport.logs import configure_logs

@@ -33,7 +33,7 @@ def replay(
 ) -> int:
     """Play a recorded trace against a fresh runtime.
 
-    The exit code is 1 if any reply is another one.
+    The exit code is 1 if any reply differs.
 
     Parameters
     ----------

@@ -36,21 +36,21 @@ class AccessOptions:
     """Who may use the server."""
 
     keys: Path | None = None
-    "File of API keys (see `bridle keys`): every route but health asks for one."
+    "File of API keys (see `bridle keys`). Every route but health then asks for a key."
     no_auth: Annotated[bool, Parameter(negative="")] = False
-    "Without keys, listen also where others can reach it, and let everybody in."
+    "Listen without keys also where other machines can reach the server, and let everybody in."
     trusted_proxy: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Address or network of a proxy whose `x-user-id` and `x-user-role` headers are believed; may be repeated."
     allowed_host: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Without keys: a further name that the server is called by, `.example.com` for all below it; may be repeated."
+    "Without keys: a further host name that requests may use; `.example.com` allows all below it; may be repeated."
     cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "A web origin whose pages may call the server, `*` for any; may be given several times."
     ssl_certfile: Annotated[Path | None, Parameter(name=["--ssl-certfile", "--ssl-cert-file"])] = None
-    "Certificate to speak HTTPS with, PEM, with those that lead to its authority. It is read again when it is renewed."
+    "Certificate for HTTPS with its chain, PEM. The server reads it again when it is renewed."
     ssl_keyfile: Annotated[Path | None, Parameter(name=["--ssl-keyfile", "--ssl-key-file"])] = None
-    "Its private key, PEM. Default: in the same file."
+    "Private key of the certificate, PEM. Default: in the same file."
     ssl_keyfile_password: str | None = None
-    "What the key is encrypted with; better given as the variable BRIDLE_SSL_KEYFILE_PASSWORD."
+    "Password of the private key; better given as the variable BRIDLE_SSL_KEYFILE_PASSWORD."
 
     def tls(self) -> TlsFiles | None:
         """The files of the certificate, if there is one."""
@@ -59,7 +59,7 @@ class AccessOptions:
         if self.ssl_certfile is not None:
             return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
         if self.ssl_keyfile is not None:
-            raise InvalidRequest("ssl_keyfile is the key of no certificate: give --ssl-certfile, too", "ssl_keyfile")
+            raise InvalidRequest("ssl_keyfile needs a certificate: give --ssl-certfile, too", "ssl_keyfile")
         return None
 
 
@@ -75,7 +75,7 @@ class ControlOptions:
     control_prepare: bool = True
     "Compile the controllers that come with bridle in the background, so that they are ready when they are asked for."
     aici_rt: str | None = None
-    "Path of another control runtime than bridle's own."
+    "Path of a control runtime to use instead of bridle's own."
     aici_rtarg: Annotated[
         tuple[str, ...], Parameter(name=["--aici-rtarg", "-A"], negative="", allow_leading_hyphen=True)
     ] = ()
@@ -83,7 +83,7 @@ class ControlOptions:
     aici_dialect: Literal[1, 2] = 2
     "Dialect that the control runtime speaks."
     aici_trace: Path | None = None
-    "Record what engine and control runtime say to each other; see `bridle replay`."
+    "File to record the messages between engine and control runtime in; see `bridle replay`."
 
     def to_settings(self) -> ControlSettings:
         from bridle.service.control import ControlSettings
@@ -105,21 +105,21 @@ class ShardOptions:
     """Where the model computes, if not in the server's own process."""
 
     isolate_model: Annotated[bool, Parameter(negative="")] = False
-    "Run each model in a process of its own, which is started again when it ends: requests go on where they were."
+    "Run each model in a process of its own. A process that ends is started again, and requests go on where they were."
     shards: int = 0
-    "Processes that compute a model together, each with a part of every layer; 1 is `--isolate-model`."
+    "Processes that compute a model together, each with a part of every layer; 1 means `--isolate-model`."
     spare: bool = True
-    "With `--isolate-model`: keep the process that would take a lost one's place ready, but for the model."
+    "With `--isolate-model`: keep another process ready, without the model, to replace a lost one sooner."
     replicas: int = 1
     "Engines for each model, each in a process of its own with weights of its own."
     shard: str | None = None
     "Address of a `bridle shard` that runs the model, `host:port` or `unix:/path`."
     shard_ca: Path | None = None
-    "With a shard elsewhere: the authority that signed its certificate, PEM."
+    "Authority that signed the shard's certificate, PEM."
     shard_cert: Path | None = None
-    "Our own certificate, if the shard asks for one, PEM."
+    "Certificate to show to the shard, if it asks for one, PEM."
     shard_key: Path | None = None
-    "Its private key, PEM."
+    "Private key of that certificate, PEM."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings of a server, with the loader that these options ask for."""
@@ -145,7 +145,7 @@ class ShardOptions:
             raise InvalidRequest(f"replicas is {self.replicas}; must be at least 1", "replicas")
         if self.shard is not None and (self.isolate_model or self.shards or self.replicas > 1):
             raise InvalidRequest(
-                "shard names one that runs already: drop isolate_model, shards and replicas, or it", "shard"
+                "shard names a shard that runs already: give it without isolate_model, shards and replicas", "shard"
             )
 
     def _tls(self) -> Tls | None:
@@ -161,17 +161,17 @@ class ModelSetOptions:
     """The models that may be loaded beside those that are named."""
 
     model_alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "NAME=MODEL: a further name for a model, or for one that is loaded when it is asked for; may be repeated."
+    "NAME=MODEL: a further name for MODEL, which is loaded at the first request if need be; may be repeated."
     models_dir: Path | None = None
     "Folder whose model folders and GGUF files may be loaded by name."
     allow_hub: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Hub id that may be fetched and loaded by name; may be repeated."
     static: Annotated[bool, Parameter(negative="")] = False
-    "Serve only what is named here, for good."
+    "Serve only the models named here: load and unload none later."
     max_model_memory: Bytes = None
     "Memory for all models, KV caches and adapters included (`24GiB` works). Default: most of what is free."
     load_timeout: float = 300.0
-    "Seconds that a request waits for a model that is loaded for it."
+    "Seconds that a request waits while its model is loaded."
 
     def to_set(self, models: tuple[str, ...]) -> ModelSet:
         from bridle.service.model_set import ModelSet
@@ -203,7 +203,7 @@ class ServerOptions:
     port: int = 8080
     "Port to listen on; 0 takes a free one."
     served_name: str | None = None
-    "The name on the wire of a single model. Default: that of the folder or hub id."
+    "Name by which requests call a single model. Default: that of the folder or hub id."
     alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "A further name for the first model; may be given several times."
     max_requests: Annotated[int, Parameter(name=["--max-requests", "--max-concurrent-requests"], converter=count)] = 512
@@ -219,7 +219,7 @@ class ServerOptions:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     "The least important lines to log."
     otlp_endpoint: str | None = None
-    "Collector of OpenTelemetry that gets traces, as in `http://localhost:4318`. The `OTEL_*` variables count, too."
+    "OpenTelemetry collector to send traces to, such as `http://localhost:4318`. The `OTEL_*` variables work, too."
 
     def to_settings(
         self,
@@ -285,8 +285,8 @@ def serve(
 ) -> int:
     """Serve models over HTTP, with the OpenAI API and the AICI API for controllers, and over LMTP for LMQL.
 
-    `bridle serve` serves the demo model on http://127.0.0.1:8080; `bridle serve Qwen/Qwen3-0.6B --port 9000`
-    another one elsewhere; `bridle serve auto --models-dir ~/models` whichever model a request names.
+    `bridle serve` serves the demo model on http://127.0.0.1:8080. `bridle serve Qwen/Qwen3-0.6B --port 9000` serves
+    another model on another port, `bridle serve auto --models-dir ~/models` every model that a request names.
 
     Parameters
     ----------

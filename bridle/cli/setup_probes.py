@@ -1,6 +1,6 @@
 """What `bridle doctor` looks at around the program: packages, settings, files and limits of this machine.
 
-Each probe tells what is wrong and what to do about it; what is right it tells in a word, or not at all.
+Each probe reports what is wrong and what to do about it. It reports what is right in a word, or not at all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def packages() -> Iterator[Finding]:
     try:
         wanted = [Requirement(text) for text in metadata.requires("bridle") or ()]
     except metadata.PackageNotFoundError:
-        yield Finding("note", "package", "bridle runs from its sources, so that what it needs is not known")
+        yield Finding("note", "package", "bridle runs from its sources, so its requirements are not known")
         return
     for requirement in wanted:
         if "extra" in str(requirement.marker or "") or (requirement.marker and not requirement.marker.evaluate()):
@@ -68,7 +68,7 @@ def _problem_with(requirement: Any, level: Any) -> Iterator[Finding]:
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Variables that look like flags and are none: a misspelled one does nothing, and says nothing."""
+    """Variables that look like flags but are none: a misspelled variable would be ignored without a sign."""
     from bridle.cli.help_search import flag_names
 
     known = {_PREFIX + name.replace("-", "_").upper() for names in flag_names().values() for name in names}
@@ -76,7 +76,7 @@ def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
         if name.startswith(_PREFIX) and name not in known and name not in _OTHER_VARIABLES:
             near = difflib.get_close_matches(name, [one for one in known if len(one) > len(_PREFIX) + 2], 1)
             advice = f"is it {near[0]}?" if near else "see `bridle help`; unset it"
-            yield Finding("problem", name, "is no setting of bridle, and does nothing", advice)
+            yield Finding("problem", name, "is not a setting of bridle and has no effect", advice)
 
 
 def settings_file(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -126,7 +126,7 @@ def files() -> Iterator[Finding]:
         (folder / ".doctor").unlink()
     except OSError as error:
         advice = "set XDG_DATA_HOME to a folder that takes files"
-        yield Finding("problem", "data folder", f"{folder} takes no files: {error.strerror}", advice)
+        yield Finding("problem", "data folder", f"no file can be written to {folder}: {error.strerror}", advice)
     keys = folder / "keys.db"
     if keys.exists() and keys.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         yield Finding("problem", "keys", f"{keys} can be read by others", f"chmod 600 {keys}")
@@ -171,7 +171,7 @@ def surroundings(environment: Mapping[str, str] = os.environ) -> Iterator[Findin
     if telemetry.wants_traces(environment):
         if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
             advice = "pip install 'bridle[otel]', or unset the OTEL_* variables"
-            yield Finding("problem", "traces", "are asked for, and their packages are missing", advice)
+            yield Finding("problem", "traces", "are switched on, but their packages are missing", advice)
         else:
             yield Finding("ok", "traces", f"go to {environment.get(telemetry.ENDPOINT) or 'where OTEL_* says'}")
 

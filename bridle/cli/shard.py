@@ -27,9 +27,9 @@ class ListenOptions:
     tls_cert: Path | None = None
     "Certificate of this shard, PEM."
     tls_key: Path | None = None
-    "Its private key, PEM."
+    "Private key of that certificate, PEM."
     tls_ca: Path | None = None
-    "Authority that must have signed the router's certificate, PEM. Without it everybody who trusts ours may connect."
+    "Authority that must have signed the router's certificate, PEM. Without it, any router may connect."
     log_format: Literal["auto", "console", "json"] = "auto"
     "`console`, `json`, or `auto`."
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -30,7 +30,7 @@ def top(
 ) -> int:
     """Watch a server: its queue, batch, cache and controllers, and the requests that it works on. Ctrl-C ends.
 
-    With API keys this takes the key of an admin. `bridle top --once --json` is for scripts.
+    A server with API keys asks for the key of an admin. `bridle top --once --json` is for scripts.
 
     Parameters
     ----------

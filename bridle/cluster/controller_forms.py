@@ -30,8 +30,7 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
     if kind == "WasmController":
         return {"wasm": msgspec.to_builtins(controller)}
     raise UnsupportedFeature(
-        f"a {kind} is an object of this process; with several replicas constraints and Wasm controllers steer, "
-        "so use one replica",
+        f"a {kind} cannot be sent to a replica; only constraints and Wasm controllers can: use one replica",
         "controller",
     )
 
@@ -61,7 +60,7 @@ def unpack_controller(plain: dict[str, Any] | None, grammar: Grammar | None = No
         case {"free": dict() as form}:
             return _unpack_free(form, grammar)
         case _:
-            raise ProtocolError(f"a controller of the kind {next(iter(plain), '')!r} came, which is not known here")
+            raise ProtocolError(f"a controller of unknown kind {next(iter(plain), '')!r} came")
 
 
 def _pack_free(part: FreePart) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def _unpack_free(form: dict[str, Any], grammar: Grammar | None) -> FreePart:
         closing, gap = tuple(form["closing"]), tuple(form["gap"])
         return FreePart(form["end"], form["opening"], form["budget"], closing, gap, grammar, form["may_stop"])
     except (KeyError, TypeError) as error:
-        raise ProtocolError(f"a free part came that is none: {error!r}") from None
+        raise ProtocolError(f"a malformed free part came: {error!r}") from None
 
 
 def _unpack_wasm(form: dict[str, Any]) -> object:
@@ -83,4 +82,4 @@ def _unpack_wasm(form: dict[str, Any]) -> object:
     try:
         return msgspec.convert(form, WasmController)
     except msgspec.ValidationError as error:
-        raise ProtocolError(f"a Wasm controller came that is none: {error}") from None
+        raise ProtocolError(f"a malformed Wasm controller came: {error}") from None

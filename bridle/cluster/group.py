@@ -232,7 +232,7 @@ def follow(executor: Executor, source: BinaryIO) -> int:
         try:
             adapters.await_plan(plan)
         except Exception as error:
-            _log.error("this rank cannot have an adapter that rank 0 has: %s", error)
+            _log.error("this rank cannot load an adapter that rank 0 has loaded: %s", error)
             return MEMBER_LOST
         try:
             executor.forward(plan)

@@ -97,8 +97,8 @@ class LiveRequest:
         if is_same:
             return
         if is_repeatable(self.request.controller):
-            raise InternalError(f"an output that was begun again says {again} instead of {before}; it cannot go on")
+            raise InternalError(f"the output was begun again and gives {again} instead of {before}; it cannot go on")
         raise ControllerError(
-            "the replica under this request was lost, and its controller, run again, does something else than before; "
-            "the output cannot go on"
+            "the request lost its replica, and its controller does something else when it is run again: the output "
+            "cannot go on"
         )

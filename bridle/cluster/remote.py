@@ -98,7 +98,7 @@ class ShardExecutor:
         here."""
         link = self._reachable()
         if self._used not in (None, link):
-            raise ShardUnavailable(f"the shard at {self.address} was lost; another one is there")
+            raise ShardUnavailable(f"the shard at {self.address} was lost; another shard has its place")
         if self._used is None:
             self._used, self._names = link, SamplingNames()
         self._plan = plan.step, plan.num_tokens, time.monotonic()
@@ -108,7 +108,7 @@ class ShardExecutor:
         """Send the rows and wait for the drawn tokens. Raises the shard's error, or `ShardUnavailable`."""
         link = self._used
         if link is None:
-            raise InternalError(f"a batch of step {batch.step} without a forward pass")
+            raise InternalError(f"the batch of step {batch.step} came without a forward pass")
         step, num_tokens, began = self._plan
         reply = self._ask(link, batch.step, pb.StepRequest(batch=encode_batch(batch, self._names)), "result")
         if step == batch.step:
@@ -123,7 +123,7 @@ class ShardExecutor:
         `ShardUnavailable`."""
         link, size = self._used, self._info.embedding_size
         if link is None:
-            raise InternalError(f"embeddings of step {step} without a forward pass")
+            raise InternalError(f"embeddings of step {step} are asked for without a forward pass")
         most = max(MAX_NUMBERS // max(size, 1), 1)
         vectors: list[array[float]] = []
         for at in range(0, len(logits_rows), most):
@@ -243,7 +243,7 @@ class ShardExecutor:
         try:
             callback()
         except Exception:
-            _log.exception("telling of a shard failed")
+            _log.exception("a callback about the shard failed")
 
 
 def can_replace(new: ExecutorInfo, old: ExecutorInfo) -> bool:

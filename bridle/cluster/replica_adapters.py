@@ -73,7 +73,7 @@ class ReplicaAdapters:
         future: Future[None] = Future()
         with self._lock:
             if key not in self._known:
-                raise UnknownAdapter("there is no such adapter any more", "adapter")
+                raise UnknownAdapter("the adapter was removed", "adapter")
             self._fetches.setdefault(key, []).append(future)
             self._failed[key] = {}
             self._tell(FetchAdapter(key))

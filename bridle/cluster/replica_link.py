@@ -151,8 +151,8 @@ class ReplicaLink:
         except (ProtocolError, ShardUnavailable) as error:
             reason = str(error)
         except Exception as error:  # a bug of bridle, or a bad message: log it, and connect again all the same
-            _log.exception("what replica %d said was not understood", self.number)
-            reason = f"what it said was not understood: {error!r}"
+            _log.exception("a message of replica %d was not understood", self.number)
+            reason = f"its message was not understood: {error!r}"
         finally:
             self._socket = None
             self._outbox.put(None)
@@ -167,7 +167,9 @@ class ReplicaLink:
     def _read_hello(self, sock: socket.socket) -> Hello:
         message = read_by_router(self._read_frame(sock))
         if not isinstance(message, Hello) or message.protocol != PROTOCOL:
-            raise ProtocolError(f"the replica greets with {type(message).__name__}; protocol {PROTOCOL} is spoken here")
+            raise ProtocolError(
+                f"the replica greets with {type(message).__name__}; this router speaks protocol {PROTOCOL}"
+            )
         return message
 
     def _read_frame(self, sock: socket.socket) -> bytes:

@@ -220,7 +220,7 @@ class ReplicaSet:
         if self._hello is None:
             self._router = self._make_router(len(self._links), hello.info.block_size)
         elif not is_same_model(hello.info, self._hello.info):
-            raise ShardUnavailable(f"replica {number} is another one: {hello.info} instead of {self._hello.info}")
+            raise ShardUnavailable(f"replica {number} serves another model: {hello.info} instead of {self._hello.info}")
         if self._hello is None or hello.info.num_blocks < self._hello.info.num_blocks:
             self._hello = hello
             config = EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting)
@@ -233,7 +233,7 @@ class ReplicaSet:
         with self._first:
             if isinstance(message, Beat):
                 if not message.is_healthy:
-                    raise ShardUnavailable("its model is away")
+                    raise ShardUnavailable("its model is not available")
                 self._up[number] = message
                 self.adapters.note_news(number, message.adapters)
             elif isinstance(message, AdapterFetched):
@@ -261,7 +261,7 @@ class ReplicaSet:
                     self._end(live, FinishReason.CANCELLED, None)
                     continue
                 if live.num_losses >= _MAX_LOSSES:
-                    message = f"{live.num_losses} replicas were lost under this request, the last: {reason}"
+                    message = f"the request lost {live.num_losses} replicas, the last: {reason}"
                     self._end(live, FinishReason.ERROR, ShardUnavailable(message))
                     continue
                 if live.request.tell_resuming:

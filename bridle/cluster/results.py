@@ -58,7 +58,7 @@ def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> Ste
     what, tokens = f"result of step {result.step}", result.tokens
     check_lengths(what, len(batch.rows), tokens)
     if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:
-        raise ProtocolError(f"{what}: the tokens {min(tokens)} to {max(tokens)} came of a vocabulary of {vocab_size}")
+        raise ProtocolError(f"{what}: tokens from {min(tokens)} to {max(tokens)} came; the vocabulary has {vocab_size}")
     if result.mus:
         check_lengths(what, len(batch.rows), result.mus)
     check_lengths(what, len(batch.scores), result.scores)

@@ -60,7 +60,7 @@ class SamplingSlots:
     def learn(self, message: pb.Sampling) -> None:
         """Remember the object of a message. Raises `ProtocolError` if its slot or its values are not allowed."""
         if message.slot >= MAX_SLOTS:
-            raise ProtocolError(f"sampling slot {message.slot} is named; there are {MAX_SLOTS}")
+            raise ProtocolError(f"sampling slot {message.slot} is out of range; there are {MAX_SLOTS}")
         self._slots[message.slot] = decode_sampling(message)
 
     def get(self, slot: int) -> SamplingParams:

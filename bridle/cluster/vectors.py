@@ -20,7 +20,7 @@ def require_embedder(executor: Executor) -> Embedder:
     """Return the executor as one that gives vectors. Raises `UnsupportedFeature` if it gives none."""
     if isinstance(executor, Embedder) and executor.info.embedding_size:
         return executor
-    raise UnsupportedFeature("the model gives no embeddings here, only tokens", "model")
+    raise UnsupportedFeature("this model computes no embeddings here", "model")
 
 
 def answer_embed(executor: Executor, message: pb.Embed) -> pb.Vectors:

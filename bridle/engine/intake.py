@@ -38,7 +38,7 @@ class Intake:
         """Raise `InvalidRequest`, `ContextOverflow` or `UnsupportedFeature` if the request can never be served."""
         sampling, vocab_size = request.sampling, self._info.vocab_size
         if request.embeds and not self._info.embedding_size:
-            raise UnsupportedFeature("the model gives no embeddings here, only tokens", "model")
+            raise UnsupportedFeature("this model computes no embeddings here", "model")
         if not request.prompt:
             raise InvalidRequest("the prompt is empty; at least one token is needed", "prompt")
         low, high = min(request.prompt), max(request.prompt)

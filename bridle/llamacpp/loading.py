@@ -43,7 +43,7 @@ def load_executor(
     source = checkpoint.gguf
     if source is None:
         raise UnsupportedModel(
-            f"backend 'llamacpp' reads GGUF files, and {config.model!r} is none; `bridle quantize` writes them"
+            f"backend 'llamacpp' reads only GGUF files, and {config.model!r} is not one; `bridle quantize` writes them"
         )
     arch = source.text("general.architecture")
     trained = source.integer(f"{arch}.context_length", 2048, 1)
@@ -86,12 +86,12 @@ def load_executor(
 def _check(config: ModelConfig, has_gpu: bool) -> None:
     if config.quantization != "none":
         raise InvalidRequest(
-            f"quantization {config.quantization!r} is not for backend 'llamacpp': its files are quantized already",
+            f"backend 'llamacpp' does not take quantization {config.quantization!r}: its files are quantized already",
             "quantization",
         )
     for name in ("kernel", "adapter_kernel", "kv_cache_dtype"):
         if getattr(config, name) != "auto":
-            raise InvalidRequest(f"{name} {getattr(config, name)!r} is not for backend 'llamacpp'", name)
+            raise InvalidRequest(f"backend 'llamacpp' does not take {name} {getattr(config, name)!r}", name)
     if config.device not in ("auto", "cpu", "cuda"):
         raise InvalidRequest(f"device is {config.device!r}; backend 'llamacpp' takes auto, cpu and cuda", "device")
     if config.device == "cuda" and not has_gpu:

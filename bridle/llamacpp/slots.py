@@ -69,7 +69,7 @@ class Slots:
 
     def _take(self, seq_id: int) -> Held:
         if not self._free:
-            raise OutOfBlocks(f"all {self._num_slots} sequences that llama.cpp tells apart are in use")
+            raise OutOfBlocks(f"all {self._num_slots} sequences of llama.cpp are in use")
         held = self._held[seq_id] = Held(self._free.pop())
         return held
 
@@ -83,7 +83,7 @@ class Slots:
     def _fork(self, fork: ForkRow) -> None:
         parent = self[fork.parent]
         if fork.child in self._held or fork.num_tokens > len(parent.tokens):
-            raise InternalError(f"fork {fork.child} of {fork.parent} at {fork.num_tokens} fits nothing that is there")
+            raise InternalError(f"fork {fork.child} of {fork.parent} at {fork.num_tokens} tokens matches no sequence")
         child = self._take(fork.child)
         child.tokens = parent.tokens[: fork.num_tokens]
         child.num_prompt = min(parent.num_prompt, fork.num_tokens)

@@ -62,9 +62,9 @@ def _options(text: str, marks: list[re.Match[str]]) -> dict[str, Any]:
                 break
         else:
             first = text[mark.end() : ends[at]].strip()
-            raise InvalidRequest(f"{mark[1]}={first}: {first!r} is no literal; text needs quotes", mark[1])
+            raise InvalidRequest(f"{mark[1]}={first}: {first!r} is not a literal; text needs quotes", mark[1])
         if mark[1] in options:
-            raise InvalidRequest(f"{mark[1]}= is there twice", mark[1])
+            raise InvalidRequest(f"{mark[1]}= is given twice", mark[1])
         options[mark[1]] = value
         at = last + 1
     return options

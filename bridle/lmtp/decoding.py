@@ -25,7 +25,9 @@ def decode_request(message: str, loads: Callable[[str], Any] = json.loads) -> Re
     kind, _, text = message.partition(" ")
     begun = kind[:_MAX_KIND_CHARS]
     if kind not in _KINDS and (not text or not kind.isidentifier()):
-        return Rejected(begun, None, ProtocolError(f"{begun!r} is no message; one is TYPE, a space, and a JSON object"))
+        return Rejected(
+            begun, None, ProtocolError(f"{begun!r} is not a message; a message is TYPE, a space, and a JSON object")
+        )
     try:
         body = loads(text)
     except InvalidRequest as error:

@@ -176,7 +176,9 @@ class Session:
                 known, ProtocolError(f"stream_id {known.id!r} is in use; both of its requests are ended")
             )
         if self.state is SessionState.DRAINING and not isinstance(request, Resume):
-            return [Send(failure_of(request.stream_id, EngineClosed("the server is shutting down; ask another one")))]
+            return [
+                Send(failure_of(request.stream_id, EngineClosed("the server is shutting down; connect to another one")))
+            ]
         if len(self._streams) >= self._max_streams:
             full = Overloaded(f"the connection has {len(self._streams)} open streams; at most {self._max_streams}")
             return [Send(failure_of(request.stream_id, full))]

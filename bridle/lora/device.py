@@ -58,7 +58,7 @@ def check_fits(files: AdapterFiles, layers: Mapping[str, LayerShape]) -> None:
         shown = repr(name if len(name) <= _MAX_SHOWN_CHARS else name[:_MAX_SHOWN_CHARS] + "...")
         if layer is None:
             raise AdapterRefused(
-                f"the adapter changes layer {shown}, which is no linear layer of this model's attention or dense MLP",
+                f"the adapter changes layer {shown}, not a linear layer of this model's attention or dense MLP",
                 "source",
             )
         if (shape.in_features, shape.out_features) != (layer.in_features, layer.out_features):

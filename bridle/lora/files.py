@@ -136,7 +136,7 @@ def _opened(folder: Path, name: str, root: Path, limit: int) -> Iterator[tuple[B
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise AdapterRefused(f"{folder / name} is no plain file", "source")
+            raise AdapterRefused(f"{folder / name} is not a regular file", "source")
         if status.st_size > limit:
             raise AdapterRefused(f"{folder / name} has {status.st_size} bytes; at most {limit} are read", "source")
         with open(descriptor, "rb", closefd=False) as file:
@@ -154,4 +154,4 @@ def _why_missing(folder: Path, name: str) -> str:
                 return f"{folder} holds pickled weights ({path.name}), which are never loaded; save it as safetensors"
             if number >= _MAX_LISTED:
                 break
-    return f"{folder} has no {name}; it is no adapter that PEFT saved"
+    return f"{folder} has no {name}; it is not an adapter that PEFT saved"

@@ -31,7 +31,7 @@ def fetch_adapter(name: str, revision: str | None, limits: Mapping[str, int]) ->
     except AdapterRefused:
         raise
     except Exception as error:
-        raise AdapterRefused(f"adapter {name!r} cannot be had from the hub: {_reason(error)}", "source") from None
+        raise AdapterRefused(f"adapter {name!r} cannot be fetched from the hub: {_reason(error)}", "source") from None
     return Path(folder)
 
 

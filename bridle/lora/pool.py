@@ -164,7 +164,7 @@ class AdapterPool:
     def _find(self, key: str) -> Held:
         held = self._books.known.get(key)
         if held is None or key in self._books.removed:
-            raise UnknownAdapter(f"there is no adapter {key.partition('#')[0]!r} any more", "adapter")
+            raise UnknownAdapter(f"the adapter {key.partition('#')[0]!r} was removed", "adapter")
         return held
 
     def _failure_of(self, held: Held) -> BridleError | None:

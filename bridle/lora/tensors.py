@@ -66,7 +66,7 @@ def read_header(data: bytes, num_bytes: int) -> Header:
     header may have. Raises `AdapterRefused` if the file is damaged."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
-        raise AdapterRefused(f"the weights are no safetensors file, or cut off ({num_bytes} bytes)", "source")
+        raise AdapterRefused(f"the weights are not a safetensors file, or are cut off ({num_bytes} bytes)", "source")
     try:
         raw: Any = msgspec.json.decode(data[8 : 8 + length])
         if not isinstance(raw, dict):

@@ -205,7 +205,7 @@ def test_a_misspelled_variable_is_told(
     monkeypatch.setenv("BRIDLE_MAX_REQUSTS", "3")
     assert main(["serve"]) == 0 and served.calls[0].port == 9000
     assert capsys.readouterr().err == (
-        "bridle: BRIDLE_MAX_REQUSTS is no setting of bridle, and does nothing; is it BRIDLE_MAX_REQUESTS?\n"
+        "bridle: BRIDLE_MAX_REQUSTS is not a setting of bridle and has no effect; is it BRIDLE_MAX_REQUESTS?\n"
     )
 
 

@@ -83,7 +83,7 @@ async def test_a_replica_compiles_what_a_free_part_needs(tmp_path: Path) -> None
 
 
 def test_objects_of_a_process_do_not() -> None:
-    with pytest.raises(UnsupportedFeature, match="a Controller is an object of this process"):
+    with pytest.raises(UnsupportedFeature, match="a Controller cannot be sent to a replica"):
         pack_controller(Controller())
 
 

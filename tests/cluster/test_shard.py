@@ -259,7 +259,7 @@ def test_a_shard_that_gives_no_vectors_says_so(host: Host) -> None:
     executor = host.connect()
     assert executor.info.embedding_size == 0
     executor.forward(plan(1))
-    with pytest.raises(UnsupportedFeature, match="gives no embeddings"):
+    with pytest.raises(UnsupportedFeature, match="computes no embeddings"):
         executor.embed(1, [0])
     executor.close()
 

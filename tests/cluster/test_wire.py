@@ -150,7 +150,7 @@ def test_slots_are_bounded() -> None:
     names = SamplingNames(num_slots=3)
     slots = [names.name([SamplingParams()])[0][0] for _ in range(10)]
     assert set(slots) == {0, 1, 2}
-    with pytest.raises(ProtocolError, match=f"slot {MAX_SLOTS} is named"):
+    with pytest.raises(ProtocolError, match=f"slot {MAX_SLOTS} is out of range"):
         SamplingSlots().learn(encode_sampling(SamplingParams(), MAX_SLOTS))
 
 
@@ -225,8 +225,8 @@ def test_results_that_do_not_fit() -> None:
     ("result", "why"),
     [
         (StepResult(1, [1], [None], [[]]), "has 1 entries for 2 rows"),
-        (StepResult(1, [1, 9], [None, None], [[]]), "the tokens 1 to 9 came of a vocabulary of 9"),
-        (StepResult(1, [-2, 1], [None, None], [[]]), "the tokens -2 to 1 came"),
+        (StepResult(1, [1, 9], [None, None], [[]]), "tokens from 1 to 9 came; the vocabulary has 9"),
+        (StepResult(1, [-2, 1], [None, None], [[]]), "tokens from -2 to 1 came"),
         (StepResult(1, [1, -1], [None, None]), "has 0 entries for 1 rows"),
         (StepResult(1, [1, -1], [None, None], [[]]), "has 0 entries for 3 rows"),
     ],

@@ -66,6 +66,6 @@ def test_the_events_of_an_embedding() -> None:
 
 def test_an_executor_without_vectors_refuses() -> None:
     engine = Engine(ScriptedExecutor(8, 64, 4))
-    with pytest.raises(UnsupportedFeature, match="gives no embeddings"):
+    with pytest.raises(UnsupportedFeature, match="computes no embeddings"):
         engine.add(make_request([1], max_tokens=1, embeds=True))
     assert not engine.has_work

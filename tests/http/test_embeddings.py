@@ -144,7 +144,7 @@ def test_a_backend_without_hidden_states_says_so() -> None:
         answer = client.post(PATH, json={"input": "a"})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "unsupported_feature"
-    assert "gives no embeddings" in answer.json()["error"]["message"]
+    assert "computes no embeddings" in answer.json()["error"]["message"]
 
 
 def test_a_failure_breaks_the_call_off_and_leaves_nothing() -> None:

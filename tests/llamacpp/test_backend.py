@@ -171,8 +171,12 @@ def test_adapters_say_what_they_say_on_torch(family: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "error", "reason"),
     [
-        ({"model": "demo"}, UnsupportedModel, "reads GGUF files, and 'demo' is none; `bridle quantize` writes them"),
-        ({"quantization": "int8"}, InvalidRequest, "quantization 'int8' is not for backend 'llamacpp'"),
+        (
+            {"model": "demo"},
+            UnsupportedModel,
+            "reads only GGUF files, and 'demo' is not one; `bridle quantize` writes them",
+        ),
+        ({"quantization": "int8"}, InvalidRequest, "backend 'llamacpp' does not take quantization 'int8'"),
         ({"kernel": "reference"}, InvalidRequest, "kernel 'reference'"),
         ({"adapter_kernel": "torch"}, InvalidRequest, "adapter_kernel 'torch'"),
         ({"device": "cuda:1"}, InvalidRequest, "takes auto, cpu and cuda"),

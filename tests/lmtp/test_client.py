@@ -415,7 +415,7 @@ async def test_a_lost_stream_that_cannot_be_had_again_is_an_error() -> None:
     async with server.client() as client:
         stream = await client.generate([1], temperature=1.0, presence_penalty=0.5)
         assert (await anext(stream)).token == 7
-        with pytest.raises(ConnectionLost, match="cannot be had again"):
+        with pytest.raises(ConnectionLost, match="cannot be continued"):
             await anext(stream)
     assert len(server.sent("GENERATE")) == 1
 

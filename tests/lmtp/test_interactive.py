@@ -51,12 +51,12 @@ def test_lines(text: str, line: Line) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("a x=b", "'b' is no literal"),
-        ("a x=", "is no literal"),
-        ("a x=1 y", "'1 y' is no literal"),
-        ("a x=__import__('os').getcwd()", "is no literal"),
-        ("a x=" + "(" * 5000, "is no literal"),
-        ("a x=1 x=2", "is there twice"),
+        ("a x=b", "'b' is not a literal"),
+        ("a x=", "is not a literal"),
+        ("a x=1 y", "'1 y' is not a literal"),
+        ("a x=__import__('os').getcwd()", "is not a literal"),
+        ("a x=" + "(" * 5000, "is not a literal"),
+        ("a x=1 x=2", "is given twice"),
         ("a model='b'", "cannot be set here"),
         ("a stream_id=1", "cannot be set here"),
         ("a prompt='b'", "nothing before it"),
@@ -154,7 +154,7 @@ async def test_several_prompts_at_once_and_bad_lines_between(registry: ModelRegi
     screen = await run(registry, "One", "", "Two max_tokens=b", "Two foo=1", "Three x={1}", "Four", "quit", "Five")
     assert screen.texts(1) == screen.texts(3) == "General Kenobi"
     notes = [each[1] for each in screen.shown if each[0] == "note"]
-    assert "max_tokens=b: 'b' is no literal" in notes[0]
+    assert "max_tokens=b: 'b' is not a literal" in notes[0]
     assert "no JSON form" in notes[1]
     assert notes[2].startswith("[2]") and "foo" in notes[2]
     assert ("begin", 4, "Five") not in screen.shown

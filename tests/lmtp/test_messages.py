@@ -152,10 +152,10 @@ def test_whatever_comes_is_read_or_rejected(kind: str, payload: str) -> None:
     ("message", "stream_id", "error"),
     [
         ('GENERATE {"model": "t', None, "not JSON"),
-        ("PING", None, "'PING' is no message"),
+        ("PING", None, "'PING' is not a message"),
         ("GENERATE []", None, "one JSON object"),
         ('GENERATE {"prompt": [1], "stream_id": 9}', 9, "'model' is missing"),
-        ('GENERATE\n{"model": "m", "prompt": [1], "stream_id": 1}', None, "is no message"),
+        ('GENERATE\n{"model": "m", "prompt": [1], "stream_id": 1}', None, "is not a message"),
         ('GENERATE {"model": "m", "prompt": [1]}', None, "'stream_id' is missing"),
         ('GENERATE {"model": "m", "prompt": [1], "stream_id": true}', None, "must be an integer or a string"),
         ('GENERATE {"model": "m", "prompt": [1], "stream_id": 1.0}', None, "must be an integer or a string"),

@@ -157,14 +157,14 @@ def test_a_configuration_must_be_an_object(tmp_path: Path, text: str) -> None:
                 "base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight": torch.zeros(4, 32),
                 "base_model.model.model.layers.7.self_attn.q_proj.lora_B.weight": torch.zeros(32, 4),
             },
-            "layers.7.self_attn.q_proj', which is no linear layer",
+            "layers.7.self_attn.q_proj', not a linear layer",
         ),
         (
             {
                 "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 32),
                 "base_model.model.lm_head.lora_B.weight": torch.zeros(9, 4),
             },
-            "layer 'lm_head', which is no linear layer",
+            "layer 'lm_head', not a linear layer",
         ),
     ],
 )
@@ -320,7 +320,9 @@ def test_hub_ids_go_to_the_hub_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     """Offline, what is not in the cache cannot be had; nothing is made up for it."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(AdapterRefused, match="'owner/poet' cannot be had from the hub: it is not in the local cache"):
+    with pytest.raises(
+        AdapterRefused, match="'owner/poet' cannot be fetched from the hub: it is not in the local cache"
+    ):
         find_adapter("owner/poet", "main")
 
 

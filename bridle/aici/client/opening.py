@@ -19,7 +19,7 @@ def instantiation(request: Request, dialect: int) -> tuple[protocol.Instantiate,
     """The message, and the type of its reply. Raises `InvalidRequest` if the dialect cannot express the request."""
     controller = request.controller
     if not isinstance(controller, WasmController):
-        raise ControllerError(f"a {type(controller).__name__} is no Wasm controller")
+        raise ControllerError(f"a {type(controller).__name__} is not a Wasm controller")
     if dialect == 1 and request.sampling.n > 1:
         raise InvalidRequest("n is above 1; a runtime of dialect 1 cannot copy a controller for each output", "n")
     message = protocol.Instantiate(

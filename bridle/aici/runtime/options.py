@@ -157,7 +157,7 @@ def limits_of(options: argparse.Namespace) -> Limits:
     for text in options.limit:
         name, _, value = text.partition("=")
         if name not in DEFAULT_LIMITS.__dataclass_fields__ or not value.isdigit():
-            raise InvalidRequest(f"--limit {text!r}: NAME=N with one of the names in --help", "limit")
+            raise InvalidRequest(f"--limit is {text!r}; must be NAME=N with a NAME that --help lists", "limit")
         changes[name] = int(value)
     return replace(DEFAULT_LIMITS, **changes)
 

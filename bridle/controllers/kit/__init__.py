@@ -43,7 +43,7 @@ def new_controller(name: str, language: Language, parent: Path, *, as_module: bo
     if language not in LANGUAGES:
         raise InvalidRequest(f"the language is {language!r}; must be one of {', '.join(LANGUAGES)}", "lang")
     if as_module and language == "js":
-        raise InvalidRequest("JavaScript is a script; as a module, write it in assemblyscript", "lang")
+        raise InvalidRequest("JavaScript controllers are scripts; write a module in assemblyscript", "lang")
     if _NAME.match(name) is None:
         raise InvalidRequest(
             f"the name is {name[:80]!r}; must be 1 to 40 small letters, digits and dashes, a letter first", "NAME"

@@ -197,9 +197,9 @@ class ClusterClient:
     def _note_loss(self, live: LiveRequest, reason: str) -> None:
         self.num_losses += 1
         live.num_losses += 1
-        _log.warning("an engine was lost under request %s: %s", live.request.id, reason)
+        _log.warning("request %s lost its engine: %s", live.request.id, reason)
         if live.num_losses >= _MAX_LOSSES:
-            raise ShardUnavailable(f"{live.num_losses} engines were lost under this request, the last: {reason}")
+            raise ShardUnavailable(f"the request lost {live.num_losses} engines, the last: {reason}")
         if live.request.tell_resuming:
             self._put(live, [Resuming(live.request.id, index) for index in live.open_outputs])
 

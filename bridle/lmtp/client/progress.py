@@ -113,7 +113,7 @@ class Progress:
             return [Resume(stream_id=stream_id, key=self._key, position=self._position)]
         if self.can_begin_again:
             return self.begin(stream_id, can_resume=can_resume)
-        self.fail(ConnectionLost("the connection was lost, and the rest of the stream cannot be had again"))
+        self.fail(ConnectionLost("the connection was lost, and the stream cannot be continued"))
         return []
 
     @property

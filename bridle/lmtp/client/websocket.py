@@ -26,9 +26,9 @@ def endpoint_url(endpoint: str) -> str:
         parts = urlsplit(address)
         port = parts.port
     except ValueError as error:
-        raise InvalidRequest(f"{endpoint!r} is no address: {error}", "endpoint") from error
+        raise InvalidRequest(f"{endpoint!r} is not an address: {error}", "endpoint") from error
     if parts.scheme.lower() not in _SCHEMES or not parts.hostname:
-        raise InvalidRequest(f"{endpoint!r} is no address; write HOST:PORT or ws://HOST:PORT/PATH", "endpoint")
+        raise InvalidRequest(f"{endpoint!r} is not an address; write HOST:PORT or ws://HOST:PORT/PATH", "endpoint")
     scheme = _SCHEMES[parts.scheme.lower()]
     netloc = parts.netloc if port is not None or scheme == "wss" or "://" in endpoint else f"{parts.netloc}:8080"
     return urlunsplit((scheme, netloc, parts.path or "/", parts.query, ""))
@@ -64,7 +64,7 @@ class WebSocketCarrier:
         except InvalidStatus as error:
             raise self._refusal(error.response.status_code) from error
         except InvalidURI as error:
-            raise InvalidRequest(f"{self.name} is no WebSocket address: {error}", "endpoint") from error
+            raise InvalidRequest(f"{self.name} is not a WebSocket address: {error}", "endpoint") from error
         except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
             raise ConnectionLost(f"{self.name} cannot be reached: {error or type(error).__name__}") from error
         return _WebSocketLink(connection, self.name)

@@ -155,7 +155,7 @@ class Memory:
         if relay is None:
             return None
         if _content(asked) != relay.content:
-            raise InvalidRequest(f"key {key[1]!r} stands for another request; choose a new key", "key")
+            raise InvalidRequest(f"key {key[1]!r} belongs to another request; choose a new key", "key")
         return relay
 
     def add(self, outlet: Outlet, key: Key, asked: Generate) -> KeyedRelay:

@@ -114,7 +114,7 @@ def _options(asked: Generate) -> dict[str, Any]:
     for name, value in given.items():
         kinds = (int, float) if name in _IGNORED else OPTIONS.get(name)
         if kinds is None:
-            raise InvalidRequest(f"{name[:100]!r} is no field of GENERATE", name[:100])
+            raise InvalidRequest(f"{name[:100]!r} is not a field of GENERATE", name[:100])
         if type(value) not in kinds:
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise InvalidRequest(f"{name} is a {type(value).__name__}; must be {expected}", name)
