@@ -76,7 +76,7 @@ class Runner:
             raise ControllerError(f"the control runtime is gone: {error}") from None
         self._freed = []
 
-    def finish(self, timeout: float = 10.0) -> dict[int, Answer]:
+    def finish(self, timeout: float = 60.0) -> dict[int, Answer]:
         """The answers to the last `begin`, by sequence."""
         try:
             answers = self._exchange.receive(timeout)
