@@ -49,7 +49,7 @@ def model(checkpoint: Path) -> Any:
 
 
 def config(checkpoint: Path, store: Path, **options: Any) -> RuntimeConfig:
-    args = ("--store", str(store), "--wasm-max-step-time", "2000")
+    args = ("--store", str(store), "--wasm-max-step-time", "20000", "--wasm-max-pre-step-time", "20000")
     num_logits = VOCAB_SIZE if options.get("dialect", 2) == 2 else None
     return RuntimeConfig(str(checkpoint), num_logits=num_logits, extra_args=args, json_size=8, **options)
 
