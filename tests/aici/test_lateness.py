@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from tests.aici.conftest import CAPABLE, VOCAB_SIZE, Start
 from tests.aici.guests import END, LOOP, guest1, guest2, mask, result, sample
 from tests.aici.llm_side import Llm
+from tests.waiting import until
 
 #: Step limits that pass by the clock, more than a guest may be late.
 MANY = 50
@@ -26,9 +28,19 @@ def stopped(start: Start) -> tuple[Llm, int]:
     llm = start(*HURRIED)
     llm.start(llm.upload(guest2([sample([65], VOCAB_SIZE), sample([66], VOCAB_SIZE)])), 1)
     (worker,) = llm.workers()
-    os.kill(worker, signal.SIGSTOP)
+    stop(worker)
     assert is_waiting(llm.answer(llm.mid({"id": 1, "tokens": [65], "sampled": 65}), 1))
     return llm, worker
+
+
+def stop(pid: int) -> None:
+    """Take the processor from a process. Its threads go on until one of them was there to take the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: {state_of(task) for task in Path(f"/proc/{pid}/task").iterdir()} == {"T"}, "that all threads stop")
+
+
+def state_of(task: Path) -> str:
+    return (task / "stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 def is_waiting(answer: dict[str, Any]) -> bool:
@@ -58,7 +70,7 @@ def test_a_worker_that_stands_still_for_good_is_lost(start: Start) -> None:
     while llm.start(module, seq)["error"]:  # lost already: on a busy machine it stands still by itself
         seq += 1
     for worker in llm.workers():
-        os.kill(worker, signal.SIGSTOP)
+        stop(worker)
     answer = llm.answer(llm.mid({"id": seq, "tokens": [65], "sampled": 65}), seq)
     while is_waiting(answer):
         answer = llm.answer(llm.mid({"id": seq}), seq)
