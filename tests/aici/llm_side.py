@@ -9,6 +9,7 @@ import base64
 import contextlib
 import ctypes
 import json
+import math
 import mmap
 import os
 import signal
@@ -201,13 +202,14 @@ class Llm:
         found: dict[str, Any] = data["seqs"][str(seq)]
         return found
 
-    def settle(self, data: dict[str, Any], seq: int) -> dict[str, Any]:
-        """Ask again for as long as the sequence is only told that it is late."""
+    def settle(self, data: dict[str, Any], seq: int, limit: float = math.inf) -> dict[str, Any]:
+        """Ask again, up to so many times, for as long as the sequence is only told that it is late."""
         answer = self.answer(data, seq)
         logs = ""
         end = time.monotonic() + PATIENCE
-        while answer["result"] and answer["logs"].startswith("\u23f3") and time.monotonic() < end:
+        while answer["result"] and answer["logs"].startswith("\u23f3") and limit and time.monotonic() < end:
             answer = self.answer(self.mid({"id": seq}), seq)
+            limit -= 1
         answer["logs"] = logs + answer["logs"]
         return answer
 

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -53,11 +54,19 @@ class Engine:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.line()
+        assert self.process.stdout is not None and self.process.stdout.readline() == "begun\n"
+        self._told: Future[str] = Future()
+        self._reader = threading.Thread(target=lambda: self._told.set_result(self.process.stdout.readline()))  # type: ignore[union-attr]
+        self._reader.start()
 
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
+    @property
+    def is_over(self) -> bool:
+        """Whether it has started, or has ended before."""
+        return self._told.done()
+
+    def num_calls(self) -> int:
+        """How many calls a whole start took."""
+        return int(self._told.result())
 
     @property
     def names(self) -> list[str]:
@@ -84,6 +93,7 @@ class Engine:
 
     def close(self) -> None:
         self.process.kill()
+        self._reader.join()
         self.process.communicate()
 
 
@@ -91,7 +101,7 @@ def a_whole_start(tokenizer: Path, store: Path) -> tuple[int, float]:
     """How many calls the engine makes for it, and how much processor time the runtime takes."""
     engine = Engine(tokenizer, store, moment=-1)
     try:
-        return int(engine.line()), engine.cpu_of_the_runtime()
+        return engine.num_calls(), engine.cpu_of_the_runtime()
     finally:
         engine.close()
         engine.check_nothing_is_left()
@@ -100,6 +110,8 @@ def a_whole_start(tokenizer: Path, store: Path) -> tuple[int, float]:
 def end_at_a_call(tokenizer: Path, store: Path, moment: int, number: int) -> None:
     engine = Engine(tokenizer, store, moment, number)
     try:
+        until(lambda: engine.is_over)
+        engine.process.send_signal(number)  # if it got by with fewer calls
         assert engine.process.wait(PATIENCE) == -number
         engine.check_nothing_is_left()
     finally:
@@ -107,10 +119,10 @@ def end_at_a_call(tokenizer: Path, store: Path, moment: int, number: int) -> Non
 
 
 def end_once_the_runtime_had(seconds: float, tokenizer: Path, store: Path, number: int) -> None:
-    """At a moment of the runtime's start: when it has used so much processor time."""
+    """At a moment of the runtime's start: when it has used so much processor time, or has started with less."""
     engine = Engine(tokenizer, store)
     try:
-        until(lambda: engine.cpu_of_the_runtime() >= seconds)
+        until(lambda: engine.cpu_of_the_runtime() >= seconds or engine.is_over)
         engine.process.send_signal(number)
         assert engine.process.wait(PATIENCE) == -number
         engine.check_nothing_is_left()
