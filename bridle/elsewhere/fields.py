@@ -60,7 +60,7 @@ FIELDS: tuple[Field, ...] = (
     absent("vLLM TGI", "early_stopping", "it belongs to beam search"),
     absent("TGI", "num_beams", "there is no beam search; `best_of` draws several and keeps the likeliest", 4, (1,)),
     absent("TGI", "no_repeat_ngram_size", _SAMPLER, 3, (0,)),
-    absent("llama.cpp", "banned_strings", "`bad_words` are never completed", ["x"]),
+    named("llama.cpp", "banned_strings", "banned_phrases", ["x"]),
     *same(
         "llama.cpp", "dynatemp_range dynatemp_exponent dry_multiplier dry_base dry_allowed_length dry_penalty_last_n"
     ),
