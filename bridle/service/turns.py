@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from bridle.errors import InvalidRequest, ProtocolError
 
-#: Seconds of processor time that may be spent at once before users have to wait.
+#: Seconds that may be spent at once before users have to wait.
 BURST = 0.005
 SHARE = 0.25
 _MIN_PAUSE = 0.001  # seconds; timers are no finer
@@ -75,7 +75,8 @@ class Turns:
         return sum(map(len, self._waiting.values()))
 
     def charge(self, seconds: float) -> None:
-        """Count `seconds` of processor time as spent from the share."""
+        """Count `seconds` as spent from the share. Frames cost the time that passed, since a loop that gets no processor
+        time has none to share; refusals cost processor time, so that they are quick where a server is busiest."""
         self._left -= seconds
 
     def ask(self, user: str, go_on: Callable[[], object]) -> None:

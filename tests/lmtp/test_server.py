@@ -570,7 +570,7 @@ def test_a_flood_of_messages_that_are_no_requests_ends_in_a_reason(monkeypatch: 
                     told.append((await wire.next())[1])
             ends = [each for each in told if said in each.get("error", "")]
             assert [each["stream_id"] for each in ends] == [None, 1] and reasons == [said]
-            assert sum("'NONE' is no message" in each.get("error", "") for each in told) > MAX_USELESS
+            assert sum("'NONE' is not a message" in each.get("error", "") for each in told) > MAX_USELESS
             assert len(await other.ask("GENERATE", prompt=[5], max_tokens=3)) == 3
             await setup.settle()
 
@@ -588,7 +588,7 @@ def test_immediate_answers_are_charged_and_tokens_are_not(monkeypatch: pytest.Mo
 
     charged: list[float] = []
     monkeypatch.setattr("bridle.lmtp.server.connection.encode_answers", written)
-    monkeypatch.setattr("bridle.lmtp.server.connection.time", SimpleNamespace(thread_time=lambda: seconds))
+    monkeypatch.setattr("bridle.lmtp.server.connection.time", SimpleNamespace(monotonic=lambda: seconds))
 
     async def main() -> None:
         async with running() as setup:

@@ -113,13 +113,13 @@ class _BoundedFrames(WebSocketsSansIOProtocol):
         if not self.writable.is_set():
             self._read(False)
             return
-        began = time.thread_time()
+        began = time.monotonic()
         self._num_frames, size = 0, _PIECE
         while self._rest and self._num_frames < MAX_FRAMES and not self.transport.is_closing():
             piece, self._rest = self._rest[:size], self._rest[size:]
             super().data_received(piece)
             size = min(2 * size, _MAX_PIECE)  # it is a long message, so far
-        self.shares.charge(time.thread_time() - began)
+        self.shares.charge(time.monotonic() - began)
         is_taken = self.queue.empty() or self.close_sent  # after the close nobody takes anything
         self._read(is_taken and not self._rest)
         if self._rest and is_taken and not self._is_due:

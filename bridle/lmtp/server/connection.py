@@ -109,9 +109,9 @@ class Connection:
                 if self._echo is not None:
                     self._echo(text)
                 large = await self._decode_large(text) if len(text) > MAX_INLINE_BYTES else None
-                began = time.thread_time()
+                began = time.monotonic()
                 self._take(large or decode_request(text, _loads))
-                turns.charge(time.thread_time() - began)
+                turns.charge(time.monotonic() - began)
                 await self._room()
                 await turns.wait(self._user)
         except ProtocolError as error:
@@ -179,11 +179,11 @@ class Connection:
             answers, self._outbox = self._outbox, []
             num_replies, self._num_replies = self._num_replies, 0
             self._has_room.set()
-            began = time.thread_time()
+            began = time.monotonic()
             for message in encode_answers(answers):
                 await self._link.send(message)
             if num_replies:
-                took = min(time.thread_time() - began, BURST)  # others may have run while the client took nothing
+                took = min(time.monotonic() - began, BURST)  # others may have run while the client took nothing
                 self._home.host.turns.charge(took * num_replies / len(answers))
             if self._is_ending and not self._outbox:
                 return
