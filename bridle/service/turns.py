@@ -75,7 +75,7 @@ class Turns:
         return sum(map(len, self._waiting.values()))
 
     def charge(self, seconds: float) -> None:
-        """Count `seconds` as spent from the share. Frames cost the time that passed, since a loop that gets no processor
+        """Count `seconds` as spent from the share. Frames cost the time that passed, as a loop that gets no processor
         time has none to share; refusals cost processor time, so that they are quick where a server is busiest."""
         self._left -= seconds
 
