@@ -20,7 +20,8 @@ import pytest
 
 from tests.waiting import until
 
-_NAME = re.compile(r"bt-(\d+)-.*")
+_NAME = re.compile(r"(?:sem\.)?bt-(\d+)-.*")
+_MEMORY = Path("/dev/shm")
 _FOREIGN = ("torchinductor_",)  # folders that libraries keep for the next process
 
 _kept: list[Path] = []
@@ -38,10 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     root = Path(tempfile.gettempdir())
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(root))  # `tmp_path` is kept for a look at what failed
-    for path in root.glob("bt-*"):  # of sessions that were killed
-        match = _NAME.fullmatch(path.name)
-        if match and not psutil.pid_exists(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
+    _sweep(root)
     folder = tempfile.mkdtemp(prefix=f"bt-{os.getpid()}-")  # short: names of sockets may not be long
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
@@ -55,6 +53,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     yield
     if _is_worker(session.config):
         return
+    _sweep(_MEMORY)
     folder = Path(tempfile.gettempdir())
     try:
         until(lambda: not left_in(folder), "an empty folder for temporary files", 60)
@@ -64,6 +63,17 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
         print(f"\nERROR: tests left behind temporary files: {', '.join(left_in(folder))}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes of tests left that were killed."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _NAME.fullmatch(path.name)
+        if match and not psutil.pid_exists(int(match[1])):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def left_in(folder: Path) -> list[str]:

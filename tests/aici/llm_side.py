@@ -47,7 +47,7 @@ class Llm:
         bin_size: int = 1,
         command: tuple[str, ...] = (sys.executable, "-m", "bridle.aici.runtime"),
     ) -> None:
-        self.prefix = f"/t{uuid.uuid4().hex[:8]}-"
+        self.prefix = f"/bt-{os.getpid()}-{uuid.uuid4().hex[:8]}-"  # what a killed test leaves is swept by it
         self.futex = futex
         self.json_size, self.bin_size = json_size * MIB, bin_size * MIB
         self._maps: dict[str, mmap.mmap] = {}
