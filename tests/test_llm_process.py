@@ -99,7 +99,7 @@ class Trap:
 
     def __init__(self, line: int) -> None:
         self.num_left = line
-        self.is_sent = threading.Event()
+        self.is_sent, self.is_there = threading.Event(), threading.Event()
 
     def trace(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
         if f"{os.sep}bridle{os.sep}llm{os.sep}" not in frame.f_code.co_filename:
@@ -108,7 +108,10 @@ class Trap:
             self.num_left -= 1
             if self.num_left < 0 and not self.is_sent.is_set():
                 self.is_sent.set()
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                try:
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                finally:
+                    self.is_there.set()
         return self.trace
 
     def spring(self, call: Callable[[], object]) -> None:
@@ -119,8 +122,9 @@ class Trap:
         try:
             with contextlib.suppress(KeyboardInterrupt):
                 call()
-                if self.is_sent.wait(0):
-                    time.sleep(PATIENCE)  # it is on its way
+                if self.is_sent.is_set():
+                    self.is_there.wait(PATIENCE)
+                    time.sleep(0.001)  # the system delivers it now at the latest, if no finalizer has swallowed it
         finally:
             sys.settrace(before)
             threading.settrace(None)  # type: ignore[arg-type]
