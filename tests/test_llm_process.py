@@ -151,6 +151,7 @@ def generate(llm: LLM, controller: Controller) -> object:
     return llm.generate(["hello", "and", "more"], SHORT, controller=controller)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("run", [in_a_script, in_a_notebook])
 @pytest.mark.parametrize("call", [generate, say])
