@@ -29,7 +29,7 @@ MAX_BAD_WORD_TOKENS = 1 << 14  # of all of them together
 MAX_BREAKER_IDS = 1 << 20
 #: The most tokens that are drafted at once, and the number that leaves it to the engine.
 MAX_DRAFTS = 64
-MAX_PREDICTION_CHARS = 1 << 18
+MAX_PREDICTION_CHARS = 1 << 16
 AUTO_DRAFTS = -1
 
 

@@ -208,17 +208,21 @@ class ConstraintPool:
         return answers
 
     def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """The masks after each of `tokens`, up to one that is not allowed, or after which there is no choice."""
+        """The masks after each of `tokens`, up to one that is not allowed, after which there is no choice, or until
+        that has taken longer than a commit may."""
         instance = self._live.get(seq_id)
         if instance is None or instance.is_slow or seq_id in self._under_way:
             return []
         ahead, known = _Instance(instance.matcher.copy()), []
+        began = time.thread_time()
         for token in tokens:
             answer = self._advance(ahead, Ask(seq_id, (token,))) or self._masked(ahead)
             if answer.decision is None or not answer.decision.is_draw:
                 break
             known.append(answer.decision)
-            if ahead.is_slow:
+            spent = time.thread_time() - began
+            instance.is_slow = spent > _SLOW_MASK
+            if spent > _SLOW:  # the engine waits
                 break
         return known
 

@@ -183,7 +183,9 @@ class Branching:
                 self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu)
         for item in scheduled:
             if item.drafts:
-                self._scheduler.settle_drafts(item, num_right.get(item.seq.id, 0))
+                right = num_right.get(item.seq.id, 0)
+                self._progress.count_drafts(item.seq, len(item.drafts), right)
+                self._scheduler.settle_drafts(item, right)
 
     def _accept_drafts(self, draw: Draw, row: int, result: StepResult) -> int:
         """Apply the draws of a row with drafts in order, up to the first that is not what was drafted. Returns how many
@@ -197,8 +199,6 @@ class Branching:
             if draw.seq.is_finished:
                 break
             self._scheduler.advance(draw.seq)
-        self._progress.count_drafts(draw.seq, len(item.drafts), num_right)
-        self._scheduler.speculation.learn(draw.seq, min(len(item.drafts), draw.num_ahead + 1), num_right)
         return num_right
 
     def _settle(self, item: Scheduled, scores: list[Logprob]) -> None:

@@ -251,7 +251,8 @@ class Engine:
         if self._statistics.num_failed_steps:
             self._blame.clear([item.seq for item in scheduled])
         self._statistics.add_times(*times)
-        self._note_cost(plan, scheduled, *times)
+        if self._scheduler.speculation.is_used:
+            self._note_cost(plan, scheduled, *times)
         self._statistics.num_computed_tokens += plan.num_tokens
         self._branching.commit(scheduled, branched, result, vectors)
 

@@ -151,6 +151,8 @@ class Scheduler:
 
     def _draft(self, picked: list[_Pick], plan: StepPlan) -> Drafts:
         """Drafts behind the picked tokens, as far as the step and the free blocks have room for them."""
+        if not self.speculation.is_wanted(seq for seq, _, _ in picked):
+            return {}
         num_tokens = sum(count for _, count, _ in picked)
         room = min(self.max_num_batched_tokens - num_tokens, max(self.max_num_seqs, _DRAFTED_ROWS) - len(picked))
         complete = {seq.id: (seq, count) for seq, count, _ in picked if seq.kv.num_computed + count == len(seq.tokens)}
@@ -353,6 +355,7 @@ class Scheduler:
         """Take a running sequence's blocks. It waits, and is computed again later, mostly from the cache."""
         del self.running[seq.id]
         self.blocks.free(seq)
+        self.speculation.forget(seq)
         seq.kv.forget()
         if self._by_sequence:
             seq.forget_mirror()
@@ -378,9 +381,12 @@ class Scheduler:
         self.blocks.publish(seq)
 
     def settle_drafts(self, item: Scheduled, num_right: int) -> None:
-        """Forget the drafts of a row but the first `num_right`, which were drawn."""
+        """Forget the drafts of a row but the first `num_right`, which were drawn. Where all tokens are computed by now,
+        because less was foreseen than was drafted, the last is computed again for its logits."""
         seq = item.seq
+        self.speculation.learn(seq, len(item.drafts), num_right)
         if not seq.is_finished:
+            seq.clamp_computed()
             seq.kv.num_mirrored_tokens = min(seq.kv.num_mirrored_tokens, item.end + num_right)
             if not self._by_sequence:
                 self.blocks.truncate(seq)

@@ -85,16 +85,25 @@ class Speculation:
         if not AUTO_DRAFTS <= default <= MAX_DRAFTS:
             raise InvalidRequest(f"speculate is {default}; must be between {AUTO_DRAFTS} and {MAX_DRAFTS}", "speculate")
         self._default = default
+        self.is_used = default != 0  # whether any request has asked for drafts
         self.cost = StepCost()
+
+    def is_wanted(self, sequences: Iterable[Sequence]) -> bool:
+        """Whether any of the sequences asks for drafts. Costs are learned from then on."""
+        self.is_used = self.is_used or any(map(self._wish, sequences))
+        return self.is_used
+
+    def _wish(self, seq: Sequence) -> int:
+        """How many drafts the request of `seq` asks for."""
+        wanted = seq.sampling.speculate
+        if wanted is None:
+            return AUTO_DRAFTS if seq.sampling.prediction_ids else self._default
+        return wanted
 
     def limit(self, seq: Sequence) -> int:
         """How many tokens of `seq` may be drafted now; `AUTO_DRAFTS` if that is for the engine to say."""
-        wanted = seq.sampling.speculate
-        if wanted is None:
-            wanted = AUTO_DRAFTS if seq.sampling.prediction_ids else self._default
-        if not wanted or not _may_draft(seq):
-            return 0
-        return wanted
+        wanted = self._wish(seq)
+        return wanted if wanted and _may_draft(seq) else 0
 
     def draft(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> Drafts:
         """Drafts for a step that computes `num_tokens` tokens and gives one of each sequence: at most `room` in all."""
@@ -111,7 +120,7 @@ class Speculation:
     def _guess(self, seq: Sequence, limit: int) -> _Guess | None:
         drafts = seq.drafts
         if drafts.lookup is None:
-            drafts.lookup = Lookup(seq.sampling.prediction_ids)
+            drafts.lookup = Lookup(seq.sampling.prediction_ids[: seq.max_len])
         drafts.lookup.follow(seq.tokens, seq.num_prompt, _MOST_INDEXED)
         if len(drafts.lookup) < len(seq.tokens):
             return None
@@ -130,6 +139,10 @@ class Speculation:
         drafts = seq.drafts
         drafts.num_right = _MEMORY * drafts.num_right + num_right
         drafts.num_tried = _MEMORY * drafts.num_tried + min(num_right + 1, num_drafted)
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop what can be looked up in a sequence that gives up its room: so much is kept as KV is."""
+        seq.drafts.lookup = None
 
     def cut(self, seq: Sequence) -> None:
         """Note that tokens of `seq` were taken back."""

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import Future
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.engine.decision import Decision, mask_allows
 from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError, InvalidRequest
-from bridle.outputs import FinishReason
+from bridle.outputs import FinishReason, TokenEvent
 from tests.constraints.kit import EOS, Lab, Output, matcher, spell, text_vocabulary, vocabulary
 from tests.waiting import PATIENCE
 
@@ -354,6 +355,44 @@ def test_right_predictions_take_fewer_steps_under_a_constraint() -> None:
         assert lab.executor.num_forwards - num_plain < num_plain / 2
         assert drafted.finished is not None
         assert drafted.finished.usage.accepted_tokens > 10
+
+
+@pytest.mark.parametrize("num_known", [0, 1, 2])
+def test_what_is_foreseen_in_part_is_enough(num_known: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool may know less than was drafted: the last draft that is right then waits to be computed again."""
+    real = ConstraintPool.foresee
+    monkeypatch.setattr(ConstraintPool, "foresee", lambda *given: real(*given)[:num_known])
+    with Lab(text_vocabulary()) as lab:
+        plain = lab.run_one(Regex("[a-f0-9]{24}"), max_tokens=40)
+        request = lab.request(Regex("[a-f0-9]{24}"), max_tokens=40, speculate=8, prediction_ids=tuple(plain.tokens))
+        lab.engine.add(request)
+        tokens: list[int] = []
+        num_idle = 0
+        while lab.engine.has_work:
+            events = lab.engine.step()
+            tokens += [event.token for event in events if isinstance(event, TokenEvent)]
+            num_idle = num_idle + 1 if tokens and not events else 0
+            assert num_idle < 100_000, "the output does not go on"
+        assert tokens == plain.tokens
+
+
+def test_slow_masks_are_not_foreseen_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine waits while a pool foresees: it stops once that has taken processor time."""
+    seconds = iter(range(1_000_000))
+    with Lab(text_vocabulary()) as lab:
+        lab.engine.add(lab.request(Regex("[a-f]{8}"), max_tokens=20))
+        while not lab.pool._live:
+            lab.engine.step()
+        (seq_id,) = lab.pool._live
+        lab.pool.collect([seq_id], time.monotonic() + 300)
+        mask = lab.pool._live[seq_id].matcher.mask()
+        likely = [token for token in range(lab.vocab.size) if mask_allows(mask, token)][:1] * 4
+        monkeypatch.setattr("bridle.constraints.pool.time", SimpleNamespace(thread_time=lambda: next(seconds)))
+        assert len(lab.pool.foresee(seq_id, likely)) == 1
+        assert lab.pool.foresee(seq_id, likely) == []
+        monkeypatch.undo()
+        lab.engine.cancel(*lab.engine.request_ids)
+        list(lab.events())
 
 
 def test_what_is_foreseen_leaves_no_trace() -> None:
