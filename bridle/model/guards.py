@@ -54,6 +54,24 @@ KNOWN_FAMILIES = frozenset(
     }
 )
 
+#: Families that also take images, whose text part is one of a plain decoder.
+VISION_FAMILIES = frozenset(
+    {
+        "aya_vision",
+        "glm4v",
+        "idefics3",
+        "internvl",
+        "llava",
+        "llava_next",
+        "llava_onevision",
+        "mistral3",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3_vl",
+        "smolvlm",
+    }
+)
+
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _LAYER_REASONS = {
     "chunked_attention": "its attention is cut into chunks by a mask that the paged cache does not know",
@@ -75,7 +93,8 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     name = checkpoint.config.get("model_type")
     if checkpoint.gguf is not None and REFUSED in checkpoint.config:
         raise UnsupportedModel(str(checkpoint.config[REFUSED]))
-    if "auto_map" in checkpoint.config and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    known = name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or name in VISION_FAMILIES
+    if "auto_map" in checkpoint.config and not known:
         raise UnsupportedModel(f"model type {name!r} needs Python code from the checkpoint, which bridle never runs")
     try:
         config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False, local_files_only=True)
@@ -85,15 +104,33 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     return config
 
 
+def takes_images(config: PreTrainedConfig) -> bool:
+    """Whether the model is of a family that takes images beside text, and is served."""
+    return config.model_type in VISION_FAMILIES
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of the part that reads and writes text; of most models that is all of it."""
+    return config.get_text_config() if takes_images(config) else config
+
+
 def check_structure(config: PreTrainedConfig) -> None:
-    """Refuse a model that is not a plain decoder of text."""
+    """Refuse a model that is not a plain decoder of text, or has none as its text part."""
     name = config.model_type
+    if takes_images(config):
+        _check_text_part(name, text_config(config))
+        if getattr(config, "quantization_config", None) is not None:
+            raise UnsupportedModel(f"model type {name!r} takes images; such models are served from weights in floats")
+        return
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"model type {name!r} is an encoder-decoder; bridle serves decoder-only models")
     for part in ("vision_config", "audio_config", "vq_config"):
         if getattr(config, part, None) is not None:
             kind = part.removesuffix("_config")
-            raise UnsupportedModel(f"model type {name!r} also takes {kind} input; bridle serves text-only models")
+            raise UnsupportedModel(
+                f"model type {name!r} also takes {kind} input, and is none of those that are served: "
+                f"{', '.join(sorted(VISION_FAMILIES))}"
+            )
     if name in _REFUSED:
         raise UnsupportedModel(f"model type {name!r} cannot be served: {_REFUSED[name]}")
     if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -102,6 +139,17 @@ def check_structure(config: PreTrainedConfig) -> None:
         raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
     if getattr(config, "quantization_config", None) is not None:
         read_scheme(config.quantization_config)
+    _check_layer_types(name, config)
+
+
+def _check_text_part(name: str, config: PreTrainedConfig) -> None:
+    if config.model_type in _REFUSED:
+        raise UnsupportedModel(
+            f"model type {name!r} writes text by {config.model_type!r}, which cannot be served: "
+            f"{_REFUSED[config.model_type]}"
+        )
+    if getattr(config, "alibi", False):
+        raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
     _check_layer_types(name, config)
 
 
@@ -114,6 +162,7 @@ def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
 
 def max_positions(config: PreTrainedConfig) -> int:
     """The longest sequence that the configuration allows; 2,048 where it does not say."""
+    config = text_config(config)
     for field in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
         value = getattr(config, field, None)
         if isinstance(value, int) and value > 0:
@@ -129,7 +178,7 @@ def choose_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
     limit = max_positions(config)
     if wanted is None or wanted <= limit:
         return wanted or limit
-    if "dynamic" in rope_types(config):
+    if "dynamic" in rope_types(text_config(config)):
         return wanted
     raise InvalidRequest(
         f"max_model_len (or max_total_tokens) is {wanted}; the model has {limit} positions", "max_model_len"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 from transformers.utils import logging as library_logging
 
 from bridle.config import ModelConfig, Quantization
@@ -35,6 +35,7 @@ from bridle.model.parity import compare_with_eager
 from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
+from bridle.model.text_part import PARTS, TextPart
 from bridle.threads import run_apart
 
 Progress = Callable[[str, float], None]
@@ -84,7 +85,7 @@ def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> Loc
     if plan is not None:
         tensor_parallel.split_model(model, plan)
     report("checking the attention layers", 0.7)
-    geometry = discover_geometry(model, settings.num_hidden_layers, device)
+    geometry = discover_geometry(model, guards.text_config(settings).num_hidden_layers, device)
     _check_unknown_family(model, settings, geometry, device)
     if plan is None:  # lean layers and packed weights cannot be split over processes
         lower_model(model, geometry)
@@ -154,13 +155,14 @@ def read_model(
     if getattr(settings, "quantization_config", None) is not None:
         return _read_packed(checkpoint, settings, dtype, device)
     attention.register()
+    sees = guards.takes_images(settings)
     try:
         with _quiet_library():
-            model, loading = AutoModelForCausalLM.from_pretrained(
+            model, loading = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
                 checkpoint.folder,
                 config=settings,
                 dtype=dtype,
-                attn_implementation=attention.ATTENTION_NAME,
+                attn_implementation=PARTS if sees else attention.ATTENTION_NAME,
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
@@ -179,8 +181,8 @@ def read_model(
     if loading["mismatched_keys"]:
         name, found, wanted = sorted(loading["mismatched_keys"])[0]
         raise UnsupportedModel(f"weight {name!r} has shape {tuple(found)}, but config.json implies {tuple(wanted)}")
-    model.requires_grad_(False)
-    return model.eval().to(device)  # type: ignore[no-any-return]
+    model = model.requires_grad_(False).eval().to(device)
+    return TextPart(model) if sees else model
 
 
 def _read_gguf(source: GgufModel, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
@@ -309,7 +311,7 @@ def _check_unknown_family(
     model: nn.Module, settings: PreTrainedConfig, geometry: Geometry, device: torch.device
 ) -> None:
     """Compare a family's results with its own eager attention, if that was never done for this family."""
-    if settings.model_type in guards.KNOWN_FAMILIES:
+    if guards.text_config(settings).model_type in guards.KNOWN_FAMILIES:
         return
     report = compare_with_eager(model, geometry, device, max_tokens=64)
     if not report.is_equal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from bridle.model.dense_model import try_lower_model
 from bridle.model.forward_context import attention_handler
 from bridle.model.hidden import HeadInput
 from bridle.model.packing import PackedStep
+from bridle.model.text_part import TextPart
 
 
 class ModelRunner:
@@ -69,6 +71,6 @@ class ModelRunner:
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    for module in model.modules():
+    for module in chain(model.modules(), model.rest() if isinstance(model, TextPart) else ()):
         for values in (module._parameters, module._buffers, vars(module)):
             yield from (value for value in values.values() if isinstance(value, Tensor))

@@ -1,0 +1,76 @@
+"""The text part of a model that also takes images, as a model of its own: the same logits for text, and a place where
+features of images go in.
+
+Embedding, layers and head are those of the whole model, which is kept: its tower turns images into features. What
+follows here (geometry, lean layers, forms of weights, adapters) sees the text part alone, so the tower stays as the
+library made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor, nn
+
+from bridle.errors import UnsupportedModel
+from bridle.model.attention import ATTENTION_NAME
+
+#: Which attention each part of such a model is loaded with: ours is for tokens with a cache.
+PARTS = {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
+
+
+class TextPart(nn.Module):
+    """Embedding, layers and head of `whole`, a model of images and text."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        inner = whole.model
+        body = getattr(inner, "language_model", None) or getattr(inner, "text_model", None)
+        if body is None or not isinstance(getattr(whole, "lm_head", None), nn.Module):
+            raise UnsupportedModel(f"{type(whole).__name__} has no language model under a name that is known")
+        self.config = whole.config.get_text_config()
+        self.model = body
+        self.lm_head = whole.lm_head
+        vars(self)["inner"] = inner  # no module of this one: see above
+
+    @property
+    def device(self) -> Any:
+        return self.get_input_embeddings().weight.device
+
+    @property
+    def base_model(self) -> nn.Module:
+        found: nn.Module = self.model
+        return found
+
+    def get_input_embeddings(self) -> nn.Module:
+        found: nn.Module = self.model.get_input_embeddings()
+        return found
+
+    def get_output_embeddings(self) -> nn.Module:
+        found: nn.Module = self.lm_head
+        return found
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.model.set_attn_implementation(name)
+
+    def rest(self) -> Iterator[nn.Module]:
+        """The modules that only images need."""
+        mine = {id(module) for module in self.modules()}
+        yield from (module for module in vars(self)["inner"].modules() if id(module) not in mine)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        use_cache: bool = False,
+        logits_to_keep: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **extra: Any,
+    ) -> SimpleNamespace:
+        """Ids [1, T], or rows [1, T, hidden] in their place -> `logits` [1, T or R, V]."""
+        rows = self.model(
+            input_ids=input_ids, inputs_embeds=inputs_embeds, position_ids=position_ids, use_cache=use_cache, **extra
+        ).last_hidden_state
+        return SimpleNamespace(logits=self.lm_head(rows if logits_to_keep is None else rows[:, logits_to_keep]))

@@ -1,0 +1,225 @@
+"""Real checkpoints that take images, tiny and random: a Hugging Face folder per family, with the file that says how
+pictures become its input.
+
+The weights are those of `tiny`: the next token depends on the whole context, images included, and wins by a wide
+margin.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lab.doubles import tiny
+
+#: The id that stands for a row of an image, the last of the vocabulary; and those around it where a family has them.
+IMAGE = tiny.VOCAB_SIZE - 1
+_START, _END, _VIDEO = IMAGE - 1, IMAGE - 2, IMAGE - 3
+NAMES = {IMAGE: "<image>", _START: "<image_start>", _END: "<image_end>", _VIDEO: "<video>"}
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": tiny.VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": tiny.PAD,
+    "bos_token_id": tiny.BOS,
+    "eos_token_id": tiny.EOS,
+    "tie_word_embeddings": False,
+}
+_EYE: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+_CLIP = {"model_type": "clip_vision_model", "projection_dim": 16, **_EYE}
+_SIGLIP = {"model_type": "siglip_vision_model", **_EYE}
+_SECTIONS = {"type": "default", "rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+_QWEN_IDS = {
+    "image_token_id": IMAGE,
+    "video_token_id": _VIDEO,
+    "vision_start_token_id": _START,
+    "vision_end_token_id": _END,
+}
+_QWEN_EYE = {"num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+_PINPOINTS = [[16, 32], [32, 16], [32, 32]]
+
+#: Each family's configuration, and that of its image processor.
+FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llava": (
+        {"text_config": {"model_type": "llama", **_TEXT}, "vision_config": _CLIP, "image_token_index": IMAGE},
+        {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 16}, "crop_size": 16},
+    ),
+    "llava_next": (
+        {
+            "text_config": {"model_type": "mistral", **_TEXT},
+            "vision_config": _CLIP,
+            "image_token_index": IMAGE,
+            "image_grid_pinpoints": _PINPOINTS,
+        },
+        {
+            "image_processor_type": "LlavaNextImageProcessor",
+            "size": {"shortest_edge": 16},
+            "crop_size": 16,
+            "image_grid_pinpoints": _PINPOINTS,
+        },
+    ),
+    "llava_onevision": (
+        {
+            "text_config": {"model_type": "qwen2", **_TEXT},
+            "vision_config": _SIGLIP,
+            "image_token_index": IMAGE,
+            "video_token_index": _VIDEO,
+            "image_grid_pinpoints": _PINPOINTS,
+            "vision_feature_select_strategy": "full",
+        },
+        {
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "size": {"height": 16, "width": 16},
+            "image_grid_pinpoints": _PINPOINTS,
+        },
+    ),
+    "internvl": (
+        {
+            "text_config": {"model_type": "qwen2", **_TEXT},
+            "vision_config": {"model_type": "internvl_vision", **_EYE, "image_size": [16, 16], "patch_size": [4, 4]},
+            "image_token_id": IMAGE,
+            "downsample_ratio": 0.5,
+        },
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 16, "width": 16},
+            "crop_to_patches": True,
+            "min_patches": 1,
+            "max_patches": 4,
+        },
+    ),
+    "aya_vision": (
+        {
+            "text_config": {"model_type": "cohere2", **_TEXT, "sliding_window": 16},
+            "vision_config": _SIGLIP,
+            "image_token_index": IMAGE,
+            "downsample_factor": 2,
+            "vision_feature_select_strategy": "full",
+        },
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 16, "width": 16},
+            "crop_to_patches": True,
+            "min_patches": 1,
+            "max_patches": 4,
+        },
+    ),
+    "qwen2_vl": (
+        {
+            **_QWEN_IDS,
+            "text_config": {**_TEXT, "rope_parameters": _SECTIONS},
+            "vision_config": {**_QWEN_EYE, "embed_dim": 16, "hidden_size": 32, "depth": 2, "mlp_ratio": 2},
+        },
+        {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "min_pixels": 64, "max_pixels": 1024},
+    ),
+    "qwen2_5_vl": (
+        {
+            **_QWEN_IDS,
+            "text_config": {**_TEXT, "rope_parameters": _SECTIONS},
+            "vision_config": {
+                **_QWEN_EYE,
+                "hidden_size": 16,
+                "out_hidden_size": 32,
+                "intermediate_size": 32,
+                "depth": 2,
+                "window_size": 16,
+                "fullatt_block_indexes": [1],
+            },
+        },
+        {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "min_pixels": 64, "max_pixels": 1024},
+    ),
+    "qwen3_vl": (
+        {
+            **_QWEN_IDS,
+            "text_config": {**_TEXT, "rope_parameters": _SECTIONS},
+            "vision_config": {
+                **_QWEN_EYE,
+                "hidden_size": 16,
+                "out_hidden_size": 32,
+                "intermediate_size": 32,
+                "depth": 2,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0, 1],
+            },
+        },
+        {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "min_pixels": 64, "max_pixels": 1024},
+    ),
+    "glm4v": (
+        {
+            **_QWEN_IDS,
+            "image_start_token_id": _START,
+            "image_end_token_id": _END,
+            "text_config": {**_TEXT, "rope_parameters": {**_SECTIONS, "partial_rotary_factor": 1.0}},
+            "vision_config": {
+                "hidden_size": 16,
+                "out_hidden_size": 32,
+                "intermediate_size": 32,
+                "depth": 2,
+                "num_heads": 2,
+                "patch_size": 4,
+                "image_size": 16,
+            },
+        },
+        {
+            "image_processor_type": "Glm4vImageProcessor",
+            "patch_size": 4,
+            "size": {"shortest_edge": 64, "longest_edge": 2048},
+        },
+    ),
+    "mistral3": (
+        {
+            "text_config": {"model_type": "mistral", **_TEXT},
+            "vision_config": {"model_type": "pixtral", **_EYE, "head_dim": 8},
+            "image_token_index": IMAGE,
+        },
+        {"image_processor_type": "PixtralImageProcessor", "patch_size": 4, "size": {"longest_edge": 32}},
+    ),
+    "smolvlm": (
+        {
+            "text_config": {"model_type": "llama", **_TEXT},
+            "vision_config": {**_EYE, "image_size": 16},
+            "image_token_id": IMAGE,
+            "scale_factor": 2,
+        },
+        {
+            "image_processor_type": "SmolVLMImageProcessor",
+            "size": {"longest_edge": 32},
+            "max_image_size": {"longest_edge": 16},
+        },
+    ),
+}
+FAMILIES["idefics3"] = (
+    FAMILIES["smolvlm"][0],
+    {**FAMILIES["smolvlm"][1], "image_processor_type": "Idefics3ImageProcessor"},
+)
+
+
+def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a checkpoint of `family` into `folder` and give `folder`; `overrides` replace fields of its text part."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers.utils import logging
+
+    fields, processor = FAMILIES[family]
+    fields = {**fields, "text_config": {**fields["text_config"], **overrides}, "tie_word_embeddings": False}
+    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **fields))
+    tiny.randomize(model, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    tiny.save_tokenizer(folder)
+    return folder

@@ -1,0 +1,62 @@
+"""Models that also take images answer text as the library's own eager pass does, and as whole engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
+
+from bridle.errors import UnsupportedModel
+from bridle.model import tensor_parallel
+from bridle.model.check import check_model
+from bridle.model.guards import VISION_FAMILIES
+from bridle.service.export import quantize_model
+from lab.doubles import seeing
+from tests.model.driver import NaiveDriver, load
+
+PROMPTS = [[1, *range(20, 44)], [1, 77, 90, 78], [1, 50, 51]]
+
+
+def test_every_family_is_tried() -> None:
+    assert set(seeing.FAMILIES) == VISION_FAMILIES
+
+
+@pytest.mark.parametrize("family", seeing.FAMILIES)
+def test_text_equals_the_library(family: str, tmp_path: Path) -> None:
+    report = check_model(seeing.make_seeing(family, tmp_path), max_tokens=48)
+    assert report.is_equal
+    assert report.max_error < 1e-4  # of logits above 15
+
+
+def test_text_is_generated_as_by_the_library(tmp_path: Path) -> None:
+    folder = seeing.make_seeing("llava", tmp_path)
+    executor = load(folder)
+    found = NaiveDriver(executor, PROMPTS).generate(6)
+    whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    assert executor.num_bytes > sum(weight.numel() * 4 for weight in whole.parameters())  # the tower counts
+    for prompt, drawn in zip(PROMPTS, found, strict=True):
+        with torch.inference_mode():
+            logits = whole(input_ids=torch.tensor([[*prompt, *drawn]])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == drawn
+    executor.close()
+
+
+def test_weights_that_the_tower_lacks_are_named(tmp_path: Path) -> None:
+    folder = seeing.make_seeing("llava", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    gone = next(name for name in weights if "vision" in name)
+    save_file({name: t for name, t in weights.items() if name != gone}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match="lacks 1 weights of LlavaForConditionalGeneration"):
+        load(folder)
+
+
+def test_what_is_not_served_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = seeing.make_seeing("internvl", tmp_path / "model")
+    with pytest.raises(UnsupportedModel, match="written in none of these types"):
+        quantize_model(str(folder), tmp_path / "out.gguf", "Q8_0")
+    monkeypatch.setattr(tensor_parallel, "num_ranks", lambda: 2)
+    with pytest.raises(UnsupportedModel, match="is not split over shards"):
+        load(folder)
