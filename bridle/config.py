@@ -138,7 +138,8 @@ class EngineConfig:
     `adapter_memory` bytes where the model computes, those that were read `adapter_host_memory` bytes on the host (None:
     1 and 4 GiB; where memory is set aside for them, an eighth of what is free if that is less).
 
-    Requests that do not say how many tokens to draft get `speculate`: a number, 0 for none, -1 for as many as pay.
+    Requests that do not say how many tokens to draft get `speculate`: a number, 0 for none, -1 for as many as pay
+    (None: as many as pay if there is a draft model, else none).
     """
 
     max_num_batched_tokens: int | None = None
@@ -161,7 +162,7 @@ class EngineConfig:
     max_step_adapters: int = 64
     adapter_memory: int | None = None
     adapter_host_memory: int | None = None
-    speculate: int = 0
+    speculate: int | None = None
 
     def __post_init__(self) -> None:
         _check_positive(self, _ENGINE_COUNTS)

@@ -97,7 +97,7 @@ class EngineOptions:
     "Most requests that wait; further ones are refused until there is room."
     priority_seconds: float = 10.0
     "Seconds that a step of priority is worth: a request that has waited longer than that comes first all the same."
-    speculate: Annotated[int, Parameter(converter=drafts)] = 0
+    speculate: Annotated[int | None, Parameter(converter=drafts)] = None
     (
         "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It "
         "changes the time and no token."

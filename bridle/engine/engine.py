@@ -22,6 +22,7 @@ from bridle.engine.batching import Batching
 from bridle.engine.blame import Blame
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.branching import Branched, Branching, Outputs, draws_next
+from bridle.engine.draft_model import ModelDrafter
 from bridle.engine.endings import Endings
 from bridle.engine.intake import Intake, Openings
 from bridle.engine.interfaces import (
@@ -57,7 +58,8 @@ class Engine:
     """Continuous batching over one `Executor`.
 
     `pools` run the controllers, `decoder` turns tokens into text (None: events carry none), `adapters` brings adapters
-    to the device (None: the executor has all that requests name). All methods but `cancel` belong to one thread.
+    to the device (None: the executor has all that requests name), `draft` computes a smaller model that guesses tokens
+    ahead, of the same vocabulary. All methods but `cancel` belong to one thread.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Engine:
         pools: Seq[ControllerPool] = (),
         decoder: TextDecoder | None = None,
         adapters: AdapterStore | None = None,
+        draft: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config or EngineConfig()
@@ -82,7 +85,9 @@ class Engine:
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = Intake(self.info, self.config)
         self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
-        self._scheduler = _make_scheduler(self.info, self.config, self.batching, clock, self._rotation)
+        drafter = None if draft is None else ModelDrafter(draft, self.info.vocab_size, clock)
+        speculation = Speculation(self.config.speculate, drafter)
+        self._scheduler = _make_scheduler(self.info, self.config, self.batching, clock, self._rotation, speculation)
         self._progress = Progress(self._scheduler, self._statistics, decoder, self._on_finish)
         self._steering = Steering(
             pools,
@@ -198,6 +203,7 @@ class Engine:
             for pool in self._steering.pools:
                 pool.shutdown()
             self._rotation.close()
+            self._scheduler.speculation.close()
             self._executor.close()
 
     # -- the step ----------------------------------------------------------------------------------------
@@ -351,7 +357,12 @@ class Engine:
 
 
 def _make_scheduler(
-    info: ExecutorInfo, config: EngineConfig, batching: Batching, clock: Callable[[], float], rotation: AdapterRotation
+    info: ExecutorInfo,
+    config: EngineConfig,
+    batching: Batching,
+    clock: Callable[[], float],
+    rotation: AdapterRotation,
+    speculation: Speculation,
 ) -> Scheduler:
     caching = config.enable_prefix_caching and info.kv == "paged"
     blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
@@ -366,5 +377,5 @@ def _make_scheduler(
         gate=PromptGate(batching.waiting_served_ratio, batching.max_waiting_tokens),
         priority_seconds=config.priority_seconds,
         rotation=rotation,
-        speculation=Speculation(config.speculate),
+        speculation=speculation,
     )

@@ -19,10 +19,11 @@ from typing import Literal
 
 from bridle.engine.adapter_rotation import AdapterRotation
 from bridle.engine.block_manager import BlockManager
+from bridle.engine.drafters import Drafts
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
-from bridle.engine.speculation import Drafts, Speculation
+from bridle.engine.speculation import Speculation
 from bridle.engine.waiting import PromptGate, admission_order, overtaken_levels
 
 _Pick = tuple[Sequence, int, list[BlockCopy]]  # a sequence, how many tokens, block copies for it
@@ -109,6 +110,7 @@ class Scheduler:
         elif seq.queue.status is SequenceStatus.WAITING:
             self.waiting.remove(seq)
         self.blocks.free(seq)
+        self.speculation.forget(seq)
         self._suspects.discard(seq.id)
         self._freed.append(seq.id)
         seq.queue.status = SequenceStatus.FINISHED

@@ -10,8 +10,8 @@ from enum import Enum, auto
 
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Ask, ControllerPool
-from bridle.engine.lookup import Lookup
 from bridle.engine.output_text import OutputText
+from bridle.engine.step_cost import Tally
 from bridle.outputs import FinishReason, Logprob, TokenEvent, Usage
 
 
@@ -108,11 +108,14 @@ class DrawState:
 
 @dataclass(slots=True)
 class DraftState:
-    """What is expected to come next, and how often that was right of late. Written by `Speculation`."""
+    """How often drafts were right of late, by what they came from. Written by `Speculation`."""
 
-    lookup: Lookup | None = None
-    num_right: float = 0.0  # drafted tokens that were drawn; old ones count less and less
-    num_tried: float = 0.0
+    copied: Tally = field(default_factory=Tally)
+    modelled: Tally = field(default_factory=Tally)
+    source: Tally = field(init=False)  # that of the drafts of the step under way
+
+    def __post_init__(self) -> None:
+        self.source = self.copied
 
 
 @dataclass(slots=True)

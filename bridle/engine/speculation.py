@@ -1,12 +1,13 @@
 """How many tokens of which sequences are drafted, so that one pass may give several tokens of one sequence.
 
-A draft costs a row of the step, and gives a token if it is the one that is drawn. It never changes what is drawn: each
-drafted position draws with its own number and key, as it would have later, and a draft that is not what was drawn is
-forgotten, with all that follow it (`Branching`). So this module decides about time alone.
+A draft costs a row of the step, and the time of its drafter; it gives a token if it is the one that is drawn. It never
+changes what is drawn: each drafted position draws with its own number and key, as it would have later, and a draft that
+is not what was drawn is forgotten, with all that follow it (`Branching`). So this module decides about time alone.
 
 A request may ask for a number of drafts at once. Left to the engine (`AUTO`), a draft is worth its row if the chance
 that it is right, by what was right of late, exceeds the share of the step that a row takes, times the tokens that the
-step gives anyway. A full batch, whose rows are not cheap and whose tokens are many, thus gets none.
+step gives anyway. A full batch, whose rows are not cheap and whose tokens are many, thus gets none. What is copied from
+the text costs no time, so that it is guessed first and then weighed; a draft model is weighed before it is run.
 """
 
 from __future__ import annotations
@@ -14,140 +15,141 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bridle.engine.drafters import Drafter, Drafts, LookupDrafter
 from bridle.engine.interfaces import ForesightedPool
-from bridle.engine.lookup import Lookup
 from bridle.engine.sequence import Sequence
+from bridle.engine.step_cost import StepCost
 from bridle.errors import InvalidRequest
 from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
 
 #: The most tokens that are drafted at once where the engine decides.
 _MOST = 16
-#: What is known of a sequence's drafts before there was any: as if one of two had been right.
-_PRIOR_RIGHT, _PRIOR_TRIED = 0.6, 1.0
-#: What old drafts still count after another one, and after a step in which none was tried.
-_MEMORY, _FADING = 0.95, 0.99
-#: Tokens of a text that are made searchable in one step.
-_MOST_INDEXED = 4096
-
-Drafts = dict[int, tuple[int, ...]]
 
 
-class StepCost:
-    """Seconds of a step as a line over its tokens, fitted to the steps of late."""
+@dataclass(slots=True)
+class _Wish:
+    """A sequence that may get up to `limit` drafts; how many are worth it is for the engine to say if it `is_free`."""
 
-    #: A row is taken to cost this share of a step until steps of different sizes were seen.
-    FIRST_SHARE = 0.1
-
-    def __init__(self) -> None:
-        self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
-
-    def note(self, num_tokens: int, seconds: float) -> None:
-        """Take one step in."""
-        for name, value in (
-            ("_weight", 1.0),
-            ("_tokens", num_tokens),
-            ("_seconds", seconds),
-            ("_squares", num_tokens * num_tokens),
-            ("_products", num_tokens * seconds),
-        ):
-            setattr(self, name, 0.98 * getattr(self, name) + value)
-
-    def of_row(self) -> float:
-        """Seconds that one more token costs."""
-        if not self._weight:
-            return self.FIRST_SHARE
-        tokens, seconds = self._tokens / self._weight, self._seconds / self._weight
-        spread = self._squares / self._weight - tokens * tokens
-        if spread < 0.25:
-            return self.FIRST_SHARE * seconds
-        return max((self._products / self._weight - tokens * seconds) / spread, 0.0)
-
-    def of_step(self, num_tokens: int) -> float:
-        """Seconds of a step of so many tokens."""
-        if not self._weight:
-            return 1.0
-        return max(self._seconds / self._weight + (num_tokens - self._tokens / self._weight) * self.of_row(), 1e-9)
+    seq: Sequence
+    limit: int
+    is_free: bool
 
 
 @dataclass(slots=True)
 class _Guess:
-    seq: Sequence
+    wish: _Wish
     tokens: tuple[int, ...]
     chance: float  # that a drafted token is right if those before it are
-    is_free: bool  # how many are worth it is for the engine to say
+    is_paid: bool = False  # its drafter took its time for it, after it was weighed
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step that drafts are added to: its seconds and those of one more row, and the tokens that it gives anyway."""
+
+    seconds: float
+    row: float
+    num_sure: int
+    room: int
 
 
 class Speculation:
     """Drafts for the sequences of a step. `default` is for requests that leave it to the server: a number of drafts,
-    or `AUTO_DRAFTS`."""
+    `AUTO_DRAFTS`, or None: as many as pay if there is a draft `model`, else none."""
 
-    def __init__(self, default: int = 0) -> None:
-        if not AUTO_DRAFTS <= default <= MAX_DRAFTS:
+    def __init__(self, default: int | None = None, model: Drafter | None = None) -> None:
+        if default is not None and not AUTO_DRAFTS <= default <= MAX_DRAFTS:
             raise InvalidRequest(f"speculate is {default}; must be between {AUTO_DRAFTS} and {MAX_DRAFTS}", "speculate")
-        self._default = default
-        self.is_used = default != 0  # whether any request has asked for drafts
+        self._default = default if default is not None else AUTO_DRAFTS if model is not None else 0
+        self._lookup = LookupDrafter()
+        self._model = model
+        self.is_used = self._default != 0  # whether any request has asked for drafts
         self.cost = StepCost()
 
     def is_wanted(self, sequences: Iterable[Sequence]) -> bool:
         """Whether any of the sequences asks for drafts. Costs are learned from then on."""
-        self.is_used = self.is_used or any(map(self._wish, sequences))
+        self.is_used = self.is_used or any(map(self._wanted, sequences))
         return self.is_used
 
-    def _wish(self, seq: Sequence) -> int:
+    def _wanted(self, seq: Sequence) -> int:
         """How many drafts the request of `seq` asks for."""
         wanted = seq.sampling.speculate
         if wanted is None:
             return AUTO_DRAFTS if seq.sampling.prediction_ids else self._default
         return wanted
 
-    def limit(self, seq: Sequence) -> int:
-        """How many tokens of `seq` may be drafted now; `AUTO_DRAFTS` if that is for the engine to say."""
-        wanted = self._wish(seq)
-        return wanted if wanted and _may_draft(seq) else 0
-
     def draft(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> Drafts:
         """Drafts for a step that computes `num_tokens` tokens and gives one of each sequence: at most `room` in all."""
         chosen = list(sequences)
-        wanted = [(seq, limit) for seq in chosen if (limit := self.limit(seq))]
-        if not wanted or room <= 0:
+        wishes = [wish for seq in chosen if (wish := self._wish(seq)) is not None]
+        if not wishes or room <= 0:
             return {}
-        row, step = self.cost.of_row(), self.cost.of_step(num_tokens)
-        if row * len(chosen) >= step:
-            wanted = [(seq, limit) for seq, limit in wanted if limit != AUTO_DRAFTS]
-        guesses = [guess for seq, limit in wanted if (guess := self._guess(seq, limit)) is not None]
-        return _worth_while(guesses, row, step, len(chosen), room)
+        step = _Step(self.cost.of_step(num_tokens), self.cost.of_row(), len(chosen), room)
+        if step.row * len(chosen) >= step.seconds:
+            wishes = [wish for wish in wishes if not wish.is_free]
+        guesses = self._look_up(wishes)
+        if self._model is not None:
+            guessed = {guess.wish.seq.id for guess in guesses}
+            guesses += self._ask(self._model, [wish for wish in wishes if wish.seq.id not in guessed], step)
+        return _worth_while(guesses, step)
 
-    def _guess(self, seq: Sequence, limit: int) -> _Guess | None:
-        drafts = seq.drafts
-        if drafts.lookup is None:
-            drafts.lookup = Lookup(seq.sampling.prediction_ids[: seq.max_len])
-        drafts.lookup.follow(seq.tokens, seq.num_prompt, _MOST_INDEXED)
-        if len(drafts.lookup) < len(seq.tokens):
+    def _wish(self, seq: Sequence) -> _Wish | None:
+        wanted = self._wanted(seq)
+        if not wanted or not _may_draft(seq):
             return None
-        is_free = limit == AUTO_DRAFTS
-        most = min(_MOST if is_free else limit, seq.max_len - len(seq.tokens) - 1)
-        tokens = drafts.lookup.draft(most) if most > 0 else ()
-        if not tokens:
-            return None
-        chance = (drafts.num_right + _PRIOR_RIGHT) / (drafts.num_tried + _PRIOR_TRIED)
-        drafts.num_right *= _FADING
-        drafts.num_tried *= _FADING
-        return _Guess(seq, tokens, min(chance, 1.0), is_free)
+        is_free = wanted == AUTO_DRAFTS
+        limit = min(_MOST if is_free else wanted, seq.max_len - len(seq.tokens) - 1)
+        return _Wish(seq, limit, is_free) if limit > 0 else None
+
+    def _look_up(self, wishes: list[_Wish]) -> list[_Guess]:
+        """What the text itself says, where that was right as often as the draft model is."""
+        found = self._lookup.draft((wish.seq, wish.limit) for wish in wishes)
+        guesses = []
+        for wish in wishes:
+            drafts, tokens = wish.seq.drafts, found.get(wish.seq.id)
+            if tokens is None:
+                continue
+            chance = drafts.copied.chance
+            drafts.copied.fade()
+            if self._model is None or chance >= drafts.modelled.chance:
+                drafts.source = drafts.copied
+                guesses.append(_Guess(wish, tokens, chance))
+        return guesses
+
+    def _ask(self, model: Drafter, wishes: list[_Wish], step: _Step) -> list[_Guess]:
+        """What the draft model says, as far ahead as it is worth its time."""
+        counts = _worth_asking(wishes, model, step)
+        found = model.draft((wish.seq, counts[wish.seq.id]) for wish in wishes if wish.seq.id in counts)
+        guesses = []
+        for wish in wishes:
+            drafts = wish.seq.drafts
+            if wish.seq.id in found:
+                drafts.source = drafts.modelled
+                guesses.append(_Guess(wish, found[wish.seq.id], drafts.modelled.chance, is_paid=True))
+            drafts.modelled.fade()
+        return guesses
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
         """Note how many of the drafts of a step were drawn."""
-        drafts = seq.drafts
-        drafts.num_right = _MEMORY * drafts.num_right + num_right
-        drafts.num_tried = _MEMORY * drafts.num_tried + min(num_right + 1, num_drafted)
+        seq.drafts.source.note(num_drafted, num_right)
 
     def forget(self, seq: Sequence) -> None:
-        """Drop what can be looked up in a sequence that gives up its room: so much is kept as KV is."""
-        seq.drafts.lookup = None
+        """Drop what drafters keep of a sequence that is over or gives up its room."""
+        for drafter in self._drafters():
+            drafter.forget(seq)
 
     def cut(self, seq: Sequence) -> None:
         """Note that tokens of `seq` were taken back."""
-        if seq.drafts.lookup is not None:
-            seq.drafts.lookup.cut(len(seq.tokens))
+        for drafter in self._drafters():
+            drafter.cut(seq)
+
+    def close(self) -> None:
+        """Release what drafters hold."""
+        for drafter in self._drafters():
+            drafter.close()
+
+    def _drafters(self) -> tuple[Drafter, ...]:
+        return (self._lookup,) if self._model is None else (self._lookup, self._model)
 
 
 def _may_draft(seq: Sequence) -> bool:
@@ -165,24 +167,48 @@ def _may_draft(seq: Sequence) -> bool:
     return seq.draws.was_forked or seq.sampling.n == 1
 
 
-def _worth_while(guesses: list[_Guess], row: float, step: float, num_sure: int, room: int) -> Drafts:
-    """What of the guesses is computed: the number that was asked for, and of the others the likeliest tokens, as long
-    as each gives more tokens a second than the step would without it."""
+def _worth_asking(wishes: list[_Wish], model: Drafter, step: _Step) -> dict[int, int]:
+    """How many tokens a draft model is to guess for each sequence: as long as another one for all of them, with its row
+    and the model's time, gives more tokens a second than the step would without."""
     counts: dict[int, int] = {}
-    expected = float(num_sure)
+    expected, seconds, room = float(step.num_sure), step.seconds, step.room
+    going, place = wishes, 0
+    while going:
+        place += 1
+        each = step.row + model.seconds(len(going)) / len(going)
+        chances = [wish.seq.drafts.modelled.chance**place for wish in going]
+        kept = [
+            (wish, chance)
+            for wish, chance in zip(going, chances, strict=True)
+            if place <= wish.limit and (not wish.is_free or chance * seconds > each * expected)
+        ][:room]
+        for wish, chance in kept:
+            counts[wish.seq.id] = place
+            expected += chance
+        seconds += each * len(kept)
+        room -= len(kept)
+        going = [wish for wish, _ in kept]
+    return counts
+
+
+def _worth_while(guesses: list[_Guess], step: _Step) -> Drafts:
+    """What of the guesses is computed: the number that was asked for or weighed before, and of the others the likeliest
+    tokens, as long as each gives more tokens a second than the step would without it."""
+    counts: dict[int, int] = {}
+    expected, seconds, room = float(step.num_sure), step.seconds, step.room
     free: list[tuple[float, int]] = []
     for guess in guesses:
         chances = [guess.chance ** (place + 1) for place in range(len(guess.tokens))]
-        if guess.is_free:
-            free += [(-chance, guess.seq.id) for chance in chances]
+        if guess.wish.is_free and not guess.is_paid:
+            free += [(-chance, guess.wish.seq.id) for chance in chances]
             continue
-        counts[guess.seq.id] = taken = min(len(chances), room)
+        counts[guess.wish.seq.id] = taken = min(len(chances), room)
         room -= taken
         expected += sum(chances[:taken])
-        step += row * taken
+        seconds += step.row * taken
     for chance, seq_id in sorted(free):
-        if room <= 0 or -chance * step <= row * expected:
+        if room <= 0 or -chance * seconds <= step.row * expected:
             break
         counts[seq_id] = counts.get(seq_id, 0) + 1
-        room, expected, step = room - 1, expected - chance, step + row
-    return {guess.seq.id: guess.tokens[:count] for guess in guesses if (count := counts.get(guess.seq.id, 0))}
+        room, expected, seconds = room - 1, expected - chance, seconds + step.row
+    return {guess.wish.seq.id: guess.tokens[:n] for guess in guesses if (n := counts.get(guess.wish.seq.id, 0))}

@@ -7,6 +7,7 @@ the token list.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -75,7 +76,7 @@ def random_request(random: Random, delays: tuple[float, ...] = ON_TIME, **fields
     return make_request(prompt, **{**chosen, **fields})
 
 
-def random_lab(random: Random, kv: object, **options: object) -> Lab:
+def random_lab(random: Random, kv: object, make: Callable[..., Lab] = Lab, **options: object) -> Lab:
     """An engine that is sometimes ample, sometimes cramped in one respect or another."""
     chosen: dict[str, object] = {
         "kv": kv,
@@ -90,7 +91,7 @@ def random_lab(random: Random, kv: object, **options: object) -> Lab:
         "enable_prefix_caching": random.random() < 0.8,
         "max_forks": 100_000,
     }
-    return Lab(**{**chosen, **options})
+    return make(**{**chosen, **options})
 
 
 def run_staggered(lab: Lab, requests: list[Request], random: Random) -> dict[str, Replay]:

@@ -17,7 +17,7 @@ from tests.sources import PACKAGE, tree
 #: The files that write each part. `Sequence` itself keeps its parts in step with its tokens.
 OWNERS = {
     "queue": {"scheduler", "adapter_rotation"},
-    "kv": {"scheduler", "block_manager"},
+    "kv": {"scheduler", "block_manager", "draft_model"},
     "control": {"steering", "intake"},
     "draws": {"branching"},
     "drafts": {"speculation"},

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
 from bridle.engine.lookup import NGRAM, Lookup
-from bridle.engine.speculation import Speculation, StepCost
+from bridle.engine.speculation import Speculation
+from bridle.engine.step_cost import StepCost
 from bridle.outputs import Rewind, TokenEvent
 from bridle.sampling import AUTO_DRAFTS
 from tests.engine.support import Lab, check_against_reference, make_request, make_sequence, more, replay

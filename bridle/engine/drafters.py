@@ -1,0 +1,79 @@
+"""What guesses how sequences go on: one interface, and the guesses that need no model.
+
+A drafter is asked for tokens before each step, for many sequences at once. What it guesses decides about time alone,
+since each guess is held against what is then drawn (`Branching`). `LookupDrafter` copies from the client's prediction
+and from the text itself; `ModelDrafter` in `draft_model` asks a smaller model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from bridle.engine.lookup import Lookup
+from bridle.engine.sequence import Sequence
+
+#: Tokens of a text that are made searchable in one step.
+_MOST_INDEXED = 4096
+
+#: A sequence, and how many tokens are wanted for it at most.
+Wish = tuple[Sequence, int]
+#: Guessed tokens by sequence id; a sequence for which there is no guess is not in it.
+Drafts = dict[int, tuple[int, ...]]
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of sequences. What it keeps of one follows its tokens, and goes with its KV."""
+
+    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+        """Guess the tokens that follow those of each sequence."""
+        raise NotImplementedError
+
+    def seconds(self, num_sequences: int) -> float:
+        """How long one token for each of so many sequences takes; 0 if that is nothing beside a step."""
+        raise NotImplementedError
+
+    def cut(self, seq: Sequence) -> None:
+        """Note that tokens of `seq` were taken back."""
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop what is kept for a sequence that is over, or gives up its room."""
+
+    def close(self) -> None:
+        """Release what the drafter holds. Idempotent."""
+
+
+class LookupDrafter:
+    """Drafts what followed where the same few tokens stood before: in the client's prediction, prompt and output."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, Lookup] = {}
+
+    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+        """Copy on, for the sequences whose whole text is searchable by now."""
+        found: Drafts = {}
+        for seq, limit in wishes:
+            text = self._texts.get(seq.id)
+            if text is None:
+                text = self._texts[seq.id] = Lookup(seq.sampling.prediction_ids[: seq.max_len])
+            text.follow(seq.tokens, seq.num_prompt, _MOST_INDEXED)
+            if len(text) == len(seq.tokens) and (tokens := text.draft(limit)):
+                found[seq.id] = tokens
+        return found
+
+    def seconds(self, num_sequences: int) -> float:
+        """Microseconds: nothing."""
+        return 0.0
+
+    def cut(self, seq: Sequence) -> None:
+        """Take the same tokens back in the text."""
+        if seq.id in self._texts:
+            self._texts[seq.id].cut(len(seq.tokens))
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop the text: so much is kept as KV is."""
+        self._texts.pop(seq.id, None)
+
+    def close(self) -> None:
+        """Drop all texts."""
+        self._texts.clear()
