@@ -9,6 +9,7 @@
     │   ├── UnknownModel      no model of that name is served here
     │   ├── UnknownAdapter    the model has no adapter of that name
     │   ├── AdapterRefused    an adapter's files are damaged, hostile, or not for this model
+    │   ├── MediaRefused      a picture cannot be read, or not by this model
     │   └── UnknownStream     no stream can be resumed under that key, or not from there
     ├── UnsupportedModel      the checkpoint would be wrong or cannot be loaded
     ├── ModelUnavailable      a known model that cannot be had now: still loading, failed, or no room for it
@@ -96,6 +97,16 @@ class AdapterRefused(InvalidRequest):
     wrong results. The message says which part, and why."""
 
     code = "adapter_refused"
+
+
+class MediaRefused(InvalidRequest):
+    """A picture cannot be used: it is damaged, hostile, of a kind that is not read, or beyond a limit. The message says
+    which, and never repeats what a library said of it."""
+
+    code = "media_refused"
+
+    def __init__(self, message: str, param: str | None = "image") -> None:
+        super().__init__(message, param)
 
 
 class UnknownStream(InvalidRequest):

@@ -23,15 +23,18 @@ from bridle.cluster.controller_forms import pack_controller, unpack_controller
 from bridle.cluster.faults import pack_error, unpack_error
 from bridle.controllers.free_part import Grammar
 from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.media import Medium, Runs
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
-from bridle.errors import ProtocolError, UnsupportedFeature
+from bridle.errors import MediaRefused, ProtocolError, UnsupportedFeature
 from bridle.lora import AdapterLimits
 from bridle.outputs import Event
 from bridle.sampling import SamplingParams
 
 PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 20
+#: What the pictures of a request may take of a frame, as the numbers that a model reads.
+MAX_MEDIA_BYTES = 48 << 20
 HEADER = struct.Struct(">I")
 
 
@@ -59,6 +62,8 @@ class Submit(_Wire):
     generated: tuple[int, ...]
     metadata: dict[str, str] = {}
     embeds: bool = False
+    media: tuple[Medium, ...] = ()
+    runs: Runs = ()
 
 
 class Cancel(_Wire):
@@ -198,9 +203,15 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
 
 
 def pack_request(request: Request) -> Submit:
-    """The request as a message. Raises `UnsupportedFeature` if its controller exists in this process only."""
+    """The request as a message. Raises `UnsupportedFeature` for what exists in this process only, and
+    `MediaRefused` for pictures that are too large to be sent."""
     if request.stopping:
         raise UnsupportedFeature("stopping criteria of your own need an engine in this process", "stopping")
+    num_bytes = sum(medium.num_bytes for medium in request.media)
+    if num_bytes > MAX_MEDIA_BYTES:
+        raise MediaRefused(
+            f"the pictures make {num_bytes} bytes for the model; at most {MAX_MEDIA_BYTES} can be sent to a replica"
+        )
     values = {name: getattr(request, name) for name in Submit.__struct_fields__}
     return Submit(**values | {"controller": pack_controller(request.controller)})
 

@@ -184,7 +184,8 @@ class ReplicaSet:
         """Send a request to a replica, if one is there. With the lock held."""
         assert self._router is not None
         tokens = live.tokens
-        salt = live.request.tenant, live.request.adapter
+        pictures = tuple(medium.key for medium in live.request.media)
+        salt = live.request.tenant, live.request.adapter, *pictures
         prompt = (*live.request.prompt, *tokens)
         choice = self._router.choose(prompt, salt, self._loads)
         if choice is None:

@@ -7,8 +7,9 @@ Position p of a sequence lives in slot `block_table[p // B] * B + p % B`. Rules 
 2. A block has a hash only if it is full and its KV was computed.
 3. Every block is free or referenced; free blocks with a hash are the prefix cache.
 
-The hash of a full block covers all tokens up to its end: blake2b over (parent's hash, token ids), and the chain
-starts at (model, adapter, tenant). At 128 bits and unforgeable, equal hashes mean equal tokens.
+The hash of a full block covers all tokens up to its end, and the pictures among them: blake2b over (parent's hash,
+token ids, marks), and the chain starts at (model, adapter, tenant). At 128 bits and unforgeable, equal hashes mean
+equal tokens and pictures.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from bridle.engine.free_blocks import FreeBlocks
+from bridle.engine.media import marks
 from bridle.engine.plan import BlockCopy
 from bridle.engine.sequence import Sequence
 from bridle.errors import InternalError
@@ -35,9 +37,9 @@ def root_hash(*parts: str) -> bytes:
     return digest.digest()
 
 
-def block_hash(parent: bytes, tokens: Iterable[int]) -> bytes:
-    """Hash of a full block of `tokens` that follows the chain `parent`."""
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+def block_hash(parent: bytes, tokens: Iterable[int], media: bytes = b"") -> bytes:
+    """Hash of a full block of `tokens` that follows the chain `parent`; `media` are the marks of its pictures."""
+    return blake2b(parent + array("q", tokens).tobytes() + media, digest_size=16).digest()
 
 
 class BlockManager:
@@ -227,7 +229,8 @@ class BlockManager:
             request = seq.request
             parent = hashes[-1] if hashes else root_hash(self._model, request.adapter or "", request.tenant)
             start = len(hashes) * size
-            hashes.append(block_hash(parent, seq.tokens[start : start + size]))
+            media = marks(seq.runs, start, start + size) if seq.runs else b""
+            hashes.append(block_hash(parent, seq.tokens[start : start + size], media))
 
     # -- checks ------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""Ends requests before their outputs are complete: cancelled, too late, or without the adapter that they name.
+"""Ends requests before their outputs are complete: cancelled, too late, or without the adapter or the picture
+that they need.
 
 Endings that other threads ask for are applied between two steps. This module knows nothing of plans, nor whether
 anybody still reads the events.
@@ -22,17 +23,20 @@ _MAX_STALE = 64
 
 
 class Endings:
-    """Ends requests of `live`. `take_failures` gives the adapters that cannot be loaded, with the reasons."""
+    """Ends requests of `live`. `take_failures` gives the adapters that cannot be loaded, with the reasons, and
+    `take_media_failures` the pictures that cannot be encoded."""
 
     def __init__(
         self,
         live: Mapping[str, Outputs],
         progress: Progress,
         take_failures: Callable[[], Mapping[str, BridleError]],
+        take_media_failures: Callable[[], Mapping[bytes, BridleError]] = dict,
     ) -> None:
         self._live = live
         self._progress = progress
         self._take_failures = take_failures
+        self._take_media_failures = take_media_failures
         self._deadlines = Deadlines()
         self._cancelled: list[str] = []
 
@@ -52,7 +56,7 @@ class Endings:
         self._cancelled.append(request_id)
 
     def apply(self, now: float) -> None:
-        """End the requests whose time has come by `now`, that were cancelled, or whose adapter failed."""
+        """End the requests whose time has come by `now`, that were cancelled, or whose adapter or picture failed."""
         while self._cancelled:
             for seq in self._sequences_of(self._cancelled.pop()):
                 self._progress.finish(seq, FinishReason.CANCELLED)
@@ -63,6 +67,11 @@ class Endings:
             for request_id in tuple(self._live):
                 for seq in self._sequences_of(request_id):
                     if seq.request.adapter == key:
+                        self._progress.fail(seq, error)
+        for medium, error in self._take_media_failures().items():
+            for request_id in tuple(self._live):
+                for seq in self._sequences_of(request_id):
+                    if any(run.key == medium for run in seq.runs):
                         self._progress.fail(seq, error)
 
     def _sequences_of(self, request_id: str) -> list[Sequence]:

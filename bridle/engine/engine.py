@@ -32,8 +32,10 @@ from bridle.engine.interfaces import (
     Executor,
     ExecutorInfo,
     Interruptible,
+    MediaStore,
     TextDecoder,
 )
+from bridle.engine.media_turns import MediaTurns
 from bridle.engine.plan import SampleBatch, StepPlan
 from bridle.engine.progress import Progress
 from bridle.engine.request import Request
@@ -58,8 +60,9 @@ class Engine:
     """Continuous batching over one `Executor`.
 
     `pools` run the controllers, `decoder` turns tokens into text (None: events carry none), `adapters` brings adapters
-    to the device (None: the executor has all that requests name), `draft` computes a smaller model that guesses tokens
-    ahead, of the same vocabulary. All methods but `cancel` belong to one thread.
+    to the device (None: the executor has all that requests name), `media` encodes pictures (None: there are none),
+    `draft` computes a smaller model that guesses tokens ahead, of the same vocabulary. All methods but `cancel` belong
+    to one thread.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Engine:
         decoder: TextDecoder | None = None,
         adapters: AdapterStore | None = None,
         draft: Executor | None = None,
+        media: MediaStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config or EngineConfig()
@@ -85,9 +89,12 @@ class Engine:
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = Intake(self.info, self.config)
         self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
+        self._media = MediaTurns(media, self.batching.max_step_tokens)
         drafter = None if draft is None else ModelDrafter(draft, self.info.vocab_size, clock)
         speculation = Speculation(self.config.speculate, drafter)
-        self._scheduler = _make_scheduler(self.info, self.config, self.batching, clock, self._rotation, speculation)
+        self._scheduler = _make_scheduler(
+            self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
+        )
         self._progress = Progress(self._scheduler, self._statistics, decoder, self._on_finish)
         self._steering = Steering(
             pools,
@@ -110,7 +117,12 @@ class Engine:
             self.config.max_forks,
         )
         self._live: dict[str, Outputs] = {}
-        self._endings = Endings(self._live, self._progress, dict if adapters is None else adapters.take_failures)
+        self._endings = Endings(
+            self._live,
+            self._progress,
+            dict if adapters is None else adapters.take_failures,
+            self._media.take_failures,
+        )
         self._blame = Blame()
         self._is_lost = False  # the device is away, and the clients were told
         self._closed = False
@@ -160,6 +172,8 @@ class Engine:
             raise InvalidRequest(f"no controller pool here runs a {kind}", "controller")
         if request.adapter is not None:
             self._rotation.check(request.adapter)
+        if request.media:
+            self._media.check(request)
 
     def add(self, request: Request) -> None:
         """Accept a request, to begin with the next step.
@@ -176,6 +190,8 @@ class Engine:
         self.check(request)
         if request.adapter is not None:
             self._rotation.open(request.adapter)
+        if request.media:
+            self._media.open(request)
         self._endings.watch(request)
         seq = self._intake.new_sequence(request, next(self._ids))
         self._live[request.id] = Outputs({seq.id: seq})
@@ -204,6 +220,7 @@ class Engine:
                 pool.shutdown()
             self._rotation.close()
             self._scheduler.speculation.close()
+            self._media.close()
             self._executor.close()
 
     # -- the step ----------------------------------------------------------------------------------------
@@ -300,6 +317,8 @@ class Engine:
             self._endings.forget(seq.request.id)
             if seq.request.adapter is not None:
                 self._rotation.leave(seq.request.adapter)
+            if seq.request.media:
+                self._media.leave(seq.request)
         self._progress.events.append(replace(event, is_last=is_last))
 
     # -- failure -----------------------------------------------------------------------------------------
@@ -344,6 +363,7 @@ class Engine:
             num_free_blocks=blocks.num_free,
             num_cached_blocks=blocks.num_cached,
             **self._rotation.counts(),
+            **self._media.counts(),
         )
 
     def check_integrity(self) -> None:
@@ -362,6 +382,7 @@ def _make_scheduler(
     batching: Batching,
     clock: Callable[[], float],
     rotation: AdapterRotation,
+    media: MediaTurns,
     speculation: Speculation,
 ) -> Scheduler:
     caching = config.enable_prefix_caching and info.kv == "paged"
@@ -378,4 +399,5 @@ def _make_scheduler(
         priority_seconds=config.priority_seconds,
         rotation=rotation,
         speculation=speculation,
+        media=media,
     )

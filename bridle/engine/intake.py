@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from bridle.config import EngineConfig
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Ask, ExecutorInfo
+from bridle.engine.media import check_media
 from bridle.engine.progress import Progress
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, root_key
@@ -50,6 +51,8 @@ class Intake:
             raise InvalidRequest(f"logit_bias names token {wrong}; the vocabulary has {vocab_size}", "logit_bias")
         if sampling.n > self._config.max_forks:
             raise InvalidRequest(f"n is {sampling.n}; at most {self._config.max_forks}", "n")
+        if request.runs or request.media:
+            check_media(request.media, request.runs, len(request.prompt))
         max_len = self.max_len(len(request.prompt), sampling)
         if request.generated:
             self._check_generated(request, max_len)
@@ -94,6 +97,7 @@ class Intake:
             max_len=0,
             key=root_key(sampling.seed or 0),
             stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
+            runs=request.runs,
         )
         self._set_prompt(seq, request.prompt)
         return seq
@@ -102,6 +106,8 @@ class Intake:
         """Give the sequence the prompt that its controller wants. Raises `ControllerError` or `ContextOverflow`."""
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise ControllerError("the controller's prompt is empty or holds tokens outside the vocabulary")
+        if seq.runs:
+            raise ControllerError("the controller has another prompt; one with pictures cannot be replaced")
         self._set_prompt(seq, prompt)
 
     def _set_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:

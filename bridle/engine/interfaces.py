@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from bridle.engine.decision import Decision
+from bridle.engine.media import Medium
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError
@@ -232,6 +233,39 @@ class AdapterStore(Protocol):
 
     def close(self) -> None:
         """Stop bringing adapters to the device. Idempotent."""
+
+
+# -- seeing ------------------------------------------------------------------------------------------------
+
+
+class MediaStore(Protocol):
+    """Encodes pictures and keeps their features where the model computes, by key. None of its calls may block. The
+    engine's thread calls all but `check` and `counts`."""
+
+    def check(self, media: Sequence[Medium]) -> None:
+        """Raise `InvalidRequest` for a picture that can never be encoded here. Any thread may ask."""
+
+    def open(self, medium: Medium) -> None:
+        """Note that a request uses the medium from now on."""
+
+    def leave(self, key: bytes) -> None:
+        """Note that a request that used the medium is over."""
+
+    def begin_step(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Return the media among `keys`, the most urgent first, whose features are there; they stay until the next
+        call. Others are encoded meanwhile, the first of them in any case."""
+        raise NotImplementedError
+
+    def take_failures(self) -> Mapping[bytes, BridleError]:
+        """Media in use that cannot be encoded, and why; each is returned once."""
+        raise NotImplementedError
+
+    def counts(self) -> Mapping[str, int]:
+        """Fields of `EngineStatistics`. Any thread may ask."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop encoding. Idempotent."""
 
 
 # -- spelling ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bridle.engine.media import Runs
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 
@@ -43,7 +44,8 @@ class PlanRow:
     `new_blocks`. KV before `start` is valid; KV at or after it is rewritten, so a backend that keeps KV by sequence
     truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A step's logits rows are
     numbered in row order. The last of the new tokens may be drafts, which the sequence does not have yet: each is
-    computed like any other, and the next row does not keep those that were not drawn.
+    computed like any other, and the next row does not keep those that were not drawn. `runs` are the pictures among the
+    new tokens; those among tokens that are not kept are forgotten with them.
     """
 
     seq_id: int
@@ -56,6 +58,7 @@ class PlanRow:
     new_blocks: tuple[int, ...] = ()
     num_prompt: int = 0
     adapter: str | None = None
+    runs: Runs = ()
 
 
 @dataclass(slots=True)

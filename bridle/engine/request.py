@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from bridle.engine.media import Medium, Runs
 from bridle.outputs import FinishReason
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 
@@ -88,7 +89,8 @@ class Request:
     `detokenize` False leaves text out of the events. `stopping` are user-made criteria beside the ones in `sampling`.
     `tell_resuming` asks for a `Resuming` event when the device is lost. `generated` are tokens that the output got on
     another engine and that its client has; the output continues after them. It is allowed only for a single output
-    without a controller. A request that `embeds` asks for the vector of the prompt, and for no token.
+    without a controller. `media` are the pictures of the prompt, `runs` where they stand in it. A request that `embeds`
+    asks for the vector of the prompt, and for no token.
     """
 
     id: str
@@ -105,6 +107,8 @@ class Request:
     tell_resuming: bool = False
     generated: tuple[int, ...] = ()
     embeds: bool = False
+    media: tuple[Medium, ...] = ()
+    runs: Runs = ()
     metadata: dict[str, str] = field(default_factory=dict)
 
     @property

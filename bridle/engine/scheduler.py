@@ -20,6 +20,7 @@ from typing import Literal
 from bridle.engine.adapter_rotation import AdapterRotation
 from bridle.engine.block_manager import BlockManager
 from bridle.engine.drafters import Drafts
+from bridle.engine.media_turns import MediaTurns
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
@@ -60,11 +61,13 @@ class Scheduler:
         gate: PromptGate | None = None,
         priority_seconds: float = 10.0,
         rotation: AdapterRotation | None = None,
+        media: MediaTurns | None = None,
         speculation: Speculation | None = None,
     ) -> None:
         self.blocks = blocks
         self.speculation = speculation or Speculation()
         self.rotation = rotation or AdapterRotation(max_num_seqs)
+        self.media = media or MediaTurns()
         self._priority_seconds = priority_seconds
         self._clock = clock
         self._by_sequence = kv == "sequences"
@@ -131,6 +134,8 @@ class Scheduler:
         self._step += 1
         if self.rotation.num_users:
             self.rotation.begin_step(self.running.values(), self._next_in_line(), self.waiting)
+        if self.media.num_users:
+            self.media.begin_step(self.running.values(), self._next_in_line(), self.waiting, self.blocks.match_prefix)
         picked = self._pick_suspect() if self._suspects else self._pick()
         plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
         self._forks, self._freed = [], []
@@ -223,7 +228,7 @@ class Scheduler:
                 continue  # preempted a moment ago
             if self._by_sequence:
                 self.blocks.truncate(seq)
-            num_tokens = min(seq.target - kv.num_computed, max(budget - unserved, 1))
+            num_tokens = min(self.media.reach(seq) - kv.num_computed, max(budget - unserved, 1))
             num_own = 0 if kv.is_prefilling else 1
             num_tokens = min(num_tokens, num_own + self._prompt_budget)
             if num_tokens == 0:
@@ -264,8 +269,9 @@ class Scheduler:
             else:
                 if level < seq.queue.level:
                     self._raise_to(level, seq)
-                num_tokens = min(seq.target - seq.kv.num_computed, budget)
-                picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)
+                num_tokens = min(self.media.reach(seq) - seq.kv.num_computed, budget)
+                if num_tokens > 0:  # else less is cached by now than was, and a picture is needed again
+                    picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)
                 budget -= num_tokens
             num_seen += 1
         self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=_urgency)
@@ -319,7 +325,7 @@ class Scheduler:
                     return []
                 self.preempt(victim)
             self.waiting.remove(seq)
-        num_tokens = min(seq.target - seq.kv.num_computed, self.max_batch_prefill_tokens)
+        num_tokens = min(self.media.reach(seq) - seq.kv.num_computed, self.max_batch_prefill_tokens)
         num_tokens = self._make_room(seq, num_tokens, {})
         if not num_tokens:
             return []

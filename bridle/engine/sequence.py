@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bridle.engine.media import Runs, before
 from bridle.engine.plan import PlanRow
 from bridle.engine.request import Request
 from bridle.engine.sequence_state import (
@@ -64,6 +65,7 @@ class Sequence:
     max_len: int  # of tokens, prompt included
     key: int
     stop_ids: frozenset[int] = frozenset()
+    runs: Runs = ()  # pictures among the tokens
     queue: QueueState = field(init=False)
     kv: KvState = field(default_factory=KvState)
     control: ControlState = field(default_factory=ControlState)
@@ -94,9 +96,9 @@ class Sequence:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has tokens to compute, and neither its controller nor its adapter holds it up."""
-        control = self.control
-        return not (control.is_late or control.is_suspended or self.queue.sits_out)
+        """Whether it has tokens to compute, and neither its controller nor its adapter nor a picture holds it up."""
+        control, queue = self.control, self.queue
+        return not (control.is_late or control.is_suspended or queue.sits_out or queue.awaits_media)
 
     @property
     def target(self) -> int:
@@ -128,6 +130,7 @@ class Sequence:
     def cut(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens. The caller trims the blocks."""
         del self.tokens[num_tokens:]
+        self.runs = before(self.runs, num_tokens)
         self.num_prompt = min(self.num_prompt, num_tokens)
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, num_tokens)
         self.output.num_scored = min(self.output.num_scored, num_tokens)
@@ -175,6 +178,7 @@ class Sequence:
             new_blocks=tuple(blocks[kv.num_mirrored_blocks :]),
             num_prompt=self.num_prompt,
             adapter=self.request.adapter,
+            runs=tuple(run for run in self.runs if run.end > kv.num_mirrored_tokens) if self.runs else (),
         )
         kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens) + len(drafts), len(blocks)
         return row
@@ -205,6 +209,7 @@ class Sequence:
             max_len=self.max_len,
             key=fork_key(self.key, self.draws.num_forks, branch),
             stop_ids=self.stop_ids,
+            runs=self.runs,
             kv=KvState(num_computed=kv.num_computed, block_hashes=kv.block_hashes.copy(), num_hashed=kv.num_hashed),
             control=ControlState(control.pool, control.max_moves, control.num_moves),
             draws=DrawState(self.draws.num_draws, mus=self.draws.mus.copy(), was_forked=True),

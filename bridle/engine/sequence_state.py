@@ -43,6 +43,7 @@ class QueueState:
     level: int  # of urgency, smaller ones first: its request's, until it overtakes a higher one
     status: SequenceStatus = SequenceStatus.OPENING
     sits_out: bool = False  # its adapter is not in the step under way
+    awaits_media: bool = False  # what comes next is a picture that is not encoded; written by `MediaTurns`
     queued_at: float | None = None  # of the engine's clock
     seconds: float | None = None  # until it was first given room
 

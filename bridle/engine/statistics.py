@@ -35,6 +35,9 @@ class EngineStatistics:
     num_adapter_placements: int = 0  # from the host to the device
     num_adapter_host_evictions: int = 0  # to make room for others
     num_adapter_device_evictions: int = 0
+    num_media_encoded: int = 0
+    num_media_found: int = 0  # encoded before, for another step or request
+    media_seconds: float = 0.0  # spent encoding
 
     num_running: int = 0
     num_waiting: int = 0

@@ -14,6 +14,7 @@ from dataclasses import replace
 from bridle.engine.deadlock import DeadlockWatch
 from bridle.engine.decision import Branch, Decision, mask_is_empty, mask_words
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool
+from bridle.engine.media import splits
 from bridle.engine.progress import Progress
 from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
@@ -380,6 +381,8 @@ class Steering:
                 f"backtrack takes {backtrack} tokens back and appends {len(tokens)}; the sequence has "
                 f"{len(seq.tokens)} and keeps at least one"
             )
+        if seq.runs and splits(seq.runs, len(seq.tokens) - backtrack):
+            raise ControllerError(f"backtrack takes {backtrack} tokens back, and a part of a picture with them")
         for token in tokens:
             self._check_token(token, "ff_tokens")
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.media import Runs, before
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
 from bridle.errors import InternalError
 from bridle.testing.logits import ScriptedModel
@@ -33,6 +34,7 @@ class Mirror:
     digests: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     num_prompt: int = 0
+    runs: Runs = ()
 
     def cut(self, num_tokens: int, num_blocks: int) -> None:
         """Keep the first tokens and blocks."""
@@ -44,6 +46,7 @@ class Mirror:
             num_blocks <= len(self.blocks),
             f"sequence {self.seq_id} keeps {num_blocks} blocks of {len(self.blocks)}",
         )
+        self.runs = before(self.runs, num_tokens)
         del self.tokens[num_tokens:], self.digests[num_tokens:], self.blocks[num_blocks:]
 
 
@@ -80,6 +83,7 @@ class Mirrors:
             list(parent.digests),
             list(parent.blocks),
             parent.num_prompt,
+            parent.runs,
         )
         child.cut(row.num_tokens, row.num_blocks)
         child.num_prompt = min(child.num_prompt, row.num_tokens)
@@ -111,10 +115,26 @@ class Mirrors:
                 f"sequence {row.seq_id} has token {token}, not in the vocabulary",
             )
         last = mirror.digests[-1] if mirror.digests else self.model.root(mirror.adapter)
-        mirror.digests += self.model.extend(last, row.new_tokens)
+        mirror.digests += self.model.extend(last, self._seen(row))
+        mirror.runs += row.runs
         mirror.tokens += row.new_tokens
         mirror.blocks += row.new_blocks
         mirror.num_prompt = row.num_prompt
+
+    def _seen(self, row: PlanRow) -> Sequence[int]:
+        """The new tokens, and at the places of pictures a number for what is seen there."""
+        seen = list(row.new_tokens)
+        for run in row.runs:
+            first = run.position - row.num_kept
+            require(
+                first >= 0 and first + run.length <= len(seen),
+                f"sequence {row.seq_id} has a picture at {run.position}, which is not among its new tokens",
+            )
+            place = int.from_bytes(run.key[:6], "little")
+            seen[first : first + run.length] = [
+                self.info.vocab_size + place + run.offset + i for i in range(run.length)
+            ]
+        return seen
 
     def _check_row(self, mirror: Mirror, row: PlanRow) -> None:
         name, end = f"sequence {row.seq_id}", row.start + row.num_scheduled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import msgspec
 import pytest
@@ -23,8 +23,9 @@ from bridle.cluster.replica_messages import (
     unpack_event,
     unpack_request,
 )
+from bridle.engine.media import MediaArray, MediaRun, Medium
 from bridle.engine.request import Request
-from bridle.errors import BridleError, ContextOverflow, ControllerError, InvalidRequest
+from bridle.errors import BridleError, ContextOverflow, ControllerError, InvalidRequest, MediaRefused
 from bridle.outputs import Embedded, Event, Finished, FinishReason, PromptEvent, Usage
 from tests.engine.support import make_request
 
@@ -116,3 +117,15 @@ def test_an_event_with_a_new_field_travels() -> None:
 def test_all_of_a_request_goes_along() -> None:
     """But for its stopping criteria: they are code of one process."""
     assert {*Submit.__struct_fields__, "stopping"} == {field.name for field in fields(Request)}
+
+
+def test_pictures_go_along_within_a_limit() -> None:
+    numbers = MediaArray("pixel_values", "float32", (1, 2), bytes(8))
+    medium = Medium(b"k" * 16, (numbers,), 2)
+    request = Request("r", (1, 2, 2), media=(medium,), runs=(MediaRun(1, 2, medium.key, grid=(1, 1, 2)),))
+    message = read_by_replica(frame(pack_request(request))[4:])
+    assert isinstance(message, Submit)
+    assert unpack_request(message) == request
+    huge = replace(medium, arrays=(replace(numbers, data=bytes(replica_messages.MAX_MEDIA_BYTES + 1)),))
+    with pytest.raises(MediaRefused, match="can be sent to a replica"):
+        pack_request(replace(request, media=(huge,)))

@@ -1,0 +1,98 @@
+"""What requests hold beside tokens: pictures, as the numbers that a model's tower reads, and the places in the prompt
+where their features go.
+
+A `Medium` is one picture, made ready for a model. A `MediaRun` says that rows of it stand at positions of a prompt; one
+picture may have several runs. The tokens at these positions are placeholders: what is computed there depends on the
+picture, so whoever compares tokens for equality has to compare runs as well (`marks`). Runs say it, not token ids: a
+placeholder's id that was drawn or typed is text. Plain data; knows nothing of how pictures are read or encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bridle.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class MediaArray:
+    """Numbers that a tower reads: `data` are those of `shape`, row-major, in numpy's type `dtype`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """One picture. Equal keys mean equal arrays; they are unforgeable, and differ between tenants. Its features have
+    `num_rows` rows."""
+
+    key: bytes
+    arrays: tuple[MediaArray, ...]
+    num_rows: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(array.data) for array in self.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRun:
+    """Rows `offset .. offset+length-1` of the medium `key` stand at positions `position .. position+length-1`. `grid`
+    (time, height, width) is how the rows lie in the picture, for models whose positions have three coordinates."""
+
+    position: int
+    length: int
+    key: bytes
+    offset: int = 0
+    grid: tuple[int, int, int] | None = None
+
+    @property
+    def end(self) -> int:
+        return self.position + self.length
+
+
+Runs = tuple[MediaRun, ...]
+
+
+def marks(runs: Runs, start: int, end: int) -> bytes:
+    """What distinguishes tokens `start .. end-1` from the same tokens with other pictures: for every run among them
+    which rows of which medium stand where."""
+    parts = []
+    for run in runs:
+        first, last = max(run.position, start), min(run.end, end)
+        if first < last:
+            numbers = (first - start, last - start, run.offset + first - run.position)
+            parts.append(run.key + b"".join(number.to_bytes(8, "little") for number in numbers))
+    return b"".join(parts)
+
+
+def before(runs: Runs, num_tokens: int) -> Runs:
+    """The runs within the first `num_tokens` tokens."""
+    return runs if not runs or runs[-1].end <= num_tokens else tuple(run for run in runs if run.end <= num_tokens)
+
+
+def splits(runs: Runs, num_tokens: int) -> bool:
+    """Whether the first `num_tokens` tokens end inside a run."""
+    return any(run.position < num_tokens < run.end for run in runs)
+
+
+def check_media(media: Iterable[Medium], runs: Runs, num_prompt: int) -> None:
+    """Raise `InvalidRequest` unless runs are in order, within the prompt and within their media."""
+    rows = {medium.key: medium.num_rows for medium in media}
+    last = 0
+    for run in runs:
+        if run.length < 1 or run.position < last or run.end > num_prompt:
+            raise InvalidRequest(
+                f"a picture stands at positions {run.position} to {run.end - 1}; it must come after {last - 1} and "
+                f"before {num_prompt}",
+                "media",
+            )
+        if run.key not in rows or run.offset < 0 or run.offset + run.length > rows[run.key]:
+            raise InvalidRequest(
+                "a place in the prompt names rows of a picture that the request does not have", "media"
+            )
+        last = run.end

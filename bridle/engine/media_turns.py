@@ -1,0 +1,108 @@
+"""Chooses how far each sequence may be computed, while its pictures are being encoded.
+
+Encoding a picture takes far longer than a step, so it happens beside the steps, in a `MediaStore`. Only pictures that
+the next chunk of a sequence touches are asked for: what the prefix cache holds is not encoded again. A chunk ends
+before a picture that is not ready, and a sequence whose next token belongs to one sits the step out. While no request
+has pictures, all of this costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+
+from bridle.engine.interfaces import MediaStore
+from bridle.engine.request import Request
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import SequenceStatus
+from bridle.errors import BridleError, UnsupportedFeature
+
+
+class MediaTurns:
+    """Asks `store` (None: this model reads text alone) for what the next step needs; a step has `window` tokens at
+    most."""
+
+    def __init__(self, store: MediaStore | None = None, window: int = 1) -> None:
+        self._store = store
+        self._window = window
+        #: Live requests by the key of a medium. While there are none, no step is looked at.
+        self.num_users: Counter[bytes] = Counter()
+        self._ready: set[bytes] = set()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Raise `UnsupportedFeature` if no pictures can be encoded here, and `InvalidRequest` for one that never can.
+        Safe from any thread."""
+        if self._store is None:
+            raise UnsupportedFeature("this model reads text alone, as it is served here", "media")
+        self._store.check(request.media)
+
+    def open(self, request: Request) -> None:
+        """Note that a request with pictures begins."""
+        assert self._store is not None  # else it was refused
+        for medium in request.media:
+            self._store.open(medium)
+            self.num_users[medium.key] += 1
+
+    def leave(self, request: Request) -> None:
+        """Note that a request that had begun is over."""
+        assert self._store is not None
+        for medium in request.media:
+            self._store.leave(medium.key)
+            self.num_users[medium.key] -= 1
+            if not self.num_users[medium.key]:
+                del self.num_users[medium.key]
+
+    def take_failures(self) -> Mapping[bytes, BridleError]:
+        """Media in use that cannot be encoded, and why; each is returned once."""
+        return self._store.take_failures() if self.num_users and self._store is not None else {}
+
+    def counts(self) -> Mapping[str, int]:
+        """Counts about pictures for the statistics. Safe from any thread."""
+        return {} if self._store is None else self._store.counts()
+
+    def close(self) -> None:
+        """Stop encoding. Idempotent."""
+        if self._store is not None:
+            self._store.close()
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def begin_step(
+        self,
+        running: Iterable[Sequence],
+        next_in_line: Iterable[Sequence],
+        waiting: Iterable[Sequence],
+        cached: Callable[[Sequence], int],
+    ) -> None:
+        """Ask for what the next step needs, and let the others sit it out. `cached` says how much of a waiting
+        sequence, such as those of `next_in_line`, need not be computed."""
+        assert self._store is not None
+        starts: dict[int, int] = {}
+        wanted: dict[bytes, None] = {}
+        running = list(running)
+        for seq in chain(running, next_in_line):
+            if not seq.runs or seq.is_held:
+                continue
+            is_running = seq.queue.status is SequenceStatus.RUNNING
+            start = starts[seq.id] = seq.kv.num_computed if is_running else cached(seq)
+            stop = min(start + self._window, seq.target)
+            wanted.update((run.key, None) for run in seq.runs if run.position < stop and run.end > start)
+        self._ready = self._store.begin_step(list(wanted))
+        for seq in chain(running, waiting):
+            if seq.runs:
+                begin = starts.get(seq.id)
+                seq.queue.awaits_media = begin is None or self._reach(seq, begin) <= begin
+
+    def reach(self, seq: Sequence) -> int:
+        """How many tokens of `seq` may be computed by the end of this step: up to the first picture that is not
+        ready."""
+        return self._reach(seq, seq.kv.num_computed) if seq.runs else seq.target
+
+    def _reach(self, seq: Sequence, start: int) -> int:
+        for run in seq.runs:
+            if run.end > start and run.key not in self._ready:
+                return max(min(run.position, seq.target), start)
+        return seq.target
