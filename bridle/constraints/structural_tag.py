@@ -1,6 +1,8 @@
 """Reads structural tags, a form of vLLM's and SGLang's: free text in which a trigger begins something of a known form.
 
 {"structures": [{"begin": "<call=add>", "schema": {...}, "end": "</call>"}], "triggers": ["<call="]}
+
+The later form has a `format` instead, which `structural_format` reads.
 """
 
 from __future__ import annotations
@@ -10,23 +12,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridle.constraints import limits
-from bridle.constraints.bounded import bounded
 from bridle.constraints.checks import PARAM, check_count
-from bridle.constraints.spec import Constraint, JsonSchema, Lark
-from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.constraints.spec import Constraint, Lark
+from bridle.constraints.structural_format import format_grammar, json_part, quoted
+from bridle.errors import InvalidRequest
 from bridle.shown import shown
-
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def structural_tag(value: Any) -> Constraint:
     """The constraint of such a form, an object or its JSON text. Raises `InvalidRequest` that names the part."""
     form = _object(value)
     structures, triggers = form.get("structures"), form.get("triggers")
-    if "format" in form:
-        raise UnsupportedFeature("structural_tag has 'format'; this server takes 'structures' and 'triggers'", PARAM)
+    if form.get("format") is not None:
+        return Lark(format_grammar(form["format"]))
     if not isinstance(structures, list) or not isinstance(triggers, list):
-        raise InvalidRequest("structural_tag needs 'structures' and 'triggers', which are lists", PARAM)
+        raise InvalidRequest("structural_tag needs 'format', or 'structures' and 'triggers', which are lists", PARAM)
     check_count(len(structures), limits.MAX_PARTS, "structural_tag", "structures")
     check_count(len(triggers), limits.MAX_PARTS, "structural_tag", "triggers")
     if not all(isinstance(each, str) and each for each in triggers):
@@ -59,10 +59,7 @@ def _body(structure: Any, triggers: list[str], where: str) -> tuple[str, str]:
     trigger = max(filter(begin.startswith, triggers), key=len, default=None)
     if trigger is None:
         raise InvalidRequest(f"{where} begins with {shown(begin)}; no trigger does", PARAM)
-    known = bounded(json.loads(JsonSchema(schema).schema))
-    given = known.get("x-guidance")
-    known["x-guidance"] = _LAYOUT | (given if isinstance(given, dict) else {})
-    words = (_quoted(begin[len(trigger) :]), "%json " + json.dumps(known, ensure_ascii=False), _quoted(end))
+    words = (quoted(begin[len(trigger) :]), json_part(schema), quoted(end))
     return trigger, " ".join(filter(None, words))
 
 
@@ -70,12 +67,8 @@ def _grammar(bodies: Mapping[str, list[str]]) -> str:
     rules: list[str] = []
     for number, (trigger, structures) in enumerate(bodies.items()):
         parts = [f"tag_{number}_{i}" for i in range(len(structures))]
-        rules.append(f"head_{number}[lazy]: TEXT {_quoted(trigger)}")
+        rules.append(f"head_{number}[lazy]: TEXT {quoted(trigger)}")
         rules.append(f"tag_{number}: head_{number} ({' | '.join(parts)})")
         rules += [f"{part}: {body}" for part, body in zip(parts, structures, strict=True)]
     tags = " | ".join(f"tag_{number}" for number in range(len(bodies)))
     return "\n".join([f"start: ({tags})* rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *rules, ""])
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""

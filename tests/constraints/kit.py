@@ -46,6 +46,17 @@ def text_vocabulary() -> Vocabulary:
     return vocabulary([*map(chr, range(1, 128)), *longer], size=1 + 127 + len(longer) + 5)
 
 
+def allows(vocab: Vocabulary, constraint: Constraint, text: str) -> bool:
+    """Whether a whole text, character by character, is one that the constraint allows."""
+    walk = matcher(vocab, constraint)
+    for char in text:
+        token = ord(char)
+        if walk.is_complete or not tokens_of(walk.mask()) & {token}:
+            return False
+        walk.commit([token])
+    return walk.is_complete or walk.is_accepting
+
+
 def matcher(vocab: Vocabulary, constraint: Constraint) -> Matcher:
     """Compiled in this process."""
     return Matcher(vocab, grammar_of(constraint))

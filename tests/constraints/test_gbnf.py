@@ -14,7 +14,7 @@ from bridle.constraints.gbnf import gbnf_to_lark, is_gbnf
 from bridle.constraints.named import constraint_named
 from bridle.constraints.structural_tag import structural_tag
 from bridle.errors import InvalidRequest
-from tests.constraints.kit import matcher, text_vocabulary, tokens_of
+from tests.constraints.kit import allows, text_vocabulary
 
 VOCABULARY = text_vocabulary()
 JSON = r"""
@@ -35,13 +35,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 
 def accepts(constraint: Gbnf, text: str) -> bool:
     """Whether a whole text, character by character, is one that the constraint allows."""
-    walk = matcher(VOCABULARY, constraint)
-    for char in text:
-        token = ord(char)
-        if walk.is_complete or not tokens_of(walk.mask()) & {token}:
-            return False
-        walk.commit([token])
-    return walk.is_complete or walk.is_accepting
+    return allows(VOCABULARY, constraint, text)
 
 
 @pytest.mark.parametrize(

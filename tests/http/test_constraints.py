@@ -100,6 +100,7 @@ def test_plain_text_is_no_constraint(steered: openai.OpenAI) -> None:
         ({"structured_outputs": {"json": {"type": "boolean"}, "json_object": False}}, "true|false"),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, "a"),
         ({"json_schema": '{"type": "boolean"}'}, "true|false"),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}}}, "ab"),
         ({"constraint": {"sequence": ["x", {"regex": "[0-9]"}]}}, "x[0-9]"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}}, "null"),
     ],
@@ -113,8 +114,11 @@ def test_every_field_on_completions(steered: openai.OpenAI, fields: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag needs 'structures' and 'triggers'"),
-        ({"response_format": {"type": "structural_tag", "format": {}}}, "structural_tag has 'format'; this server"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag needs 'format', or 'structures' and"),
+        (
+            {"response_format": {"type": "structural_tag", "format": {}}},
+            "structural_tag.format.type is None; this server",
+        ),
         ({"response_format": TAGS | {"triggers": ["x"]}}, "begins with '<call=add>'; no trigger does"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs has 'regex, choice'"),
         ({"structured_outputs": {}}, "structured_outputs has nothing"),
