@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bridle.errors import BridleError
+from bridle.traced import Record, Trace
 
 
 class FinishReason(str, Enum):
@@ -152,6 +153,14 @@ class Resuming(Event):
 
 
 @dataclass(slots=True)
+class Traced(Event):
+    """A record of the output's trace, sent as it happens to requests that ask for one. There may be several for one
+    token, and they come before the events that they are about."""
+
+    record: Record
+
+
+@dataclass(slots=True)
 class Finished(Event):
     """The output is complete; no event follows for it. `text` is text held back until now. `stop` is the token or the
     string that ended it, `error` the error that did. `is_last` ends the whole request. `held` is how long, in seconds,
@@ -213,6 +222,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     storage: dict[str, bytes] = field(default_factory=dict)
     embedding: array[float] | None = None
+    trace: Trace | None = None
 
     @property
     def text(self) -> str:

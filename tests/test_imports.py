@@ -31,11 +31,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.llamacpp",),
     ("bridle.model",),
     ("bridle.engine",),
+    ("bridle.traces",),
     ("bridle.lora",),
     ("bridle.gguf",),
     ("bridle.native",),
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.sampling"),
+    ("bridle.traced",),
     ("bridle.telemetry",),
     ("bridle.elsewhere",),
     ("bridle.failures",),
@@ -71,6 +73,7 @@ STANDARD_ONLY = (
     "bridle.errors",
     "bridle.sampling",
     "bridle.outputs",
+    "bridle.traced",
 )
 ENGINE_FORBIDDEN = {
     "torch",

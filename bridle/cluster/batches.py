@@ -35,6 +35,8 @@ def encode_batch(batch: SampleBatch, names: SamplingNames) -> pb.Batch:
         message.mus.extend([math.nan if row.mu is None else row.mu for row in rows])
     if any(row.num_ahead for row in rows):
         message.num_ahead.extend([row.num_ahead for row in rows])
+    if any(row.num_traced for row in rows):
+        message.num_traced.extend([row.num_traced for row in rows])
     if batch.scores:
         _add_scores(message, batch.scores)
     return message
@@ -72,7 +74,8 @@ def decode_batch(message: pb.Batch, slots: SamplingSlots) -> SampleBatch:
         _masks(message, num_rows, what),
         _biases(message, num_rows, what),
         _mus(message, num_rows, what),
-        _nums_ahead(message, num_rows, what),
+        _counts(message.num_ahead, num_rows, what),
+        _counts(message.num_traced, num_rows, what),
     )
     return SampleBatch(message.step, list(rows), _scores(message, what))
 
@@ -100,11 +103,11 @@ def _mus(message: pb.Batch, num_rows: int, what: str) -> Sequence[float | None]:
     return [None if math.isnan(mu) else mu for mu in message.mus]
 
 
-def _nums_ahead(message: pb.Batch, num_rows: int, what: str) -> Sequence[int]:
-    if not message.num_ahead:
+def _counts(column: Sequence[int], num_rows: int, what: str) -> Sequence[int]:
+    if not column:
         return [0] * num_rows
-    check_lengths(what, num_rows, message.num_ahead)
-    return list(message.num_ahead)
+    check_lengths(what, num_rows, column)
+    return list(column)
 
 
 def _scores(message: pb.Batch, what: str) -> list[ScoreRun]:

@@ -30,6 +30,7 @@ from bridle.errors import MediaRefused, ProtocolError, UnsupportedFeature
 from bridle.lora import AdapterLimits
 from bridle.outputs import Event
 from bridle.sampling import SamplingParams
+from bridle.traces import decode_record, encode_record
 
 PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 20
@@ -64,6 +65,7 @@ class Submit(_Wire):
     embeds: bool = False
     media: tuple[Medium, ...] = ()
     runs: Runs = ()
+    trace: bool = False
 
 
 class Cancel(_Wire):
@@ -85,13 +87,14 @@ class Hello(_Wire):
 
 
 #: Fields of events that have another form on the wire: the type there, and the functions to that form and back. A
-#: vector is : 32-bit numbers in this machine's order.
+#: record is a line of its file, a vector 32-bit numbers in this machine's order.
 _FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "error": (
         tuple[str, str, str | None] | None,
         lambda error: None if error is None else pack_error(error),
         lambda form: None if form is None else unpack_error(*form),
     ),
+    "record": (bytes, encode_record, decode_record),
     "vector": (bytes, lambda vector: vector.tobytes(), lambda data: array("f", data)),
 }
 

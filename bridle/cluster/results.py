@@ -10,6 +10,7 @@ from bridle.cluster.proto import shard_pb2 as pb
 from bridle.engine.plan import SampleBatch, StepResult
 from bridle.errors import ProtocolError
 from bridle.outputs import Logprob
+from bridle.traced import Draw, Odds
 
 
 def encode_result(result: StepResult) -> pb.Result:
@@ -22,7 +23,24 @@ def encode_result(result: StepResult) -> pb.Result:
     if result.scores:
         message.num_scores.extend([len(run) for run in result.scores])
         message.scores.CopyFrom(_encode_logprobs(list(chain.from_iterable(result.scores))))
+    if result.draws:
+        _add_draws(message, result)
     return message
+
+
+def _add_draws(message: pb.Result, result: StepResult) -> None:
+    traced = [(row, draw) for row, draw in enumerate(result.draws) if draw is not None]
+    changed = [(row, draw, draw.after) for row, draw in traced if draw.after is not None]
+    message.traced_rows.extend([row for row, _ in traced])
+    message.before.CopyFrom(_encode_logprobs([_logprob(draw.before) for _, draw in traced]))
+    message.changed_rows.extend([row for row, _, _ in changed])
+    message.after.CopyFrom(_encode_logprobs([_logprob(after) for _, _, after in changed]))
+    message.num_allowed.extend([draw.num_allowed or 0 for _, draw, _ in changed])
+    message.taken.extend([draw.taken for _, draw, _ in changed])
+
+
+def _logprob(odds: Odds) -> Logprob:
+    return Logprob(0, odds.logprob, odds.top, odds.rank)
 
 
 def _encode_logprobs(logprobs: Sequence[Logprob]) -> pb.Logprobs:
@@ -50,7 +68,29 @@ def decode_result(message: pb.Result) -> StepResult:
     scores: list[list[Logprob]] = []
     if message.num_scores:
         scores = [list(run) for run in shares(_decode_logprobs(message.scores, what), message.num_scores, what)]
-    return StepResult(message.step, tokens, logprobs, scores, list(message.mus))
+    return StepResult(message.step, tokens, logprobs, scores, list(message.mus), _decode_draws(message, what))
+
+
+def _decode_draws(message: pb.Result, what: str) -> list[Draw | None]:
+    if not message.traced_rows:
+        return []
+    before, after = _decode_odds(message.before, what), _decode_odds(message.after, what)
+    check_lengths(what, len(message.traced_rows), before)
+    check_lengths(what, len(message.changed_rows), after, message.num_allowed, message.taken)
+    draws: list[Draw | None] = [None] * len(message.tokens)
+    for row, odds in zip(message.traced_rows, before, strict=True):
+        item(draws, row, what)
+        draws[row] = Draw(odds)
+    for row, *rest in zip(message.changed_rows, after, message.num_allowed, message.taken, strict=True):
+        draw, (odds, num_allowed, taken) = item(draws, row, what), rest
+        if draw is None:
+            raise ProtocolError(f"{what}: row {row} was changed by its mask, but is not traced")
+        draws[row] = Draw(draw.before, odds, num_allowed or None, taken)
+    return draws
+
+
+def _decode_odds(message: pb.Logprobs, what: str) -> list[Odds]:
+    return [Odds(each.logprob, each.rank, each.top) for each in _decode_logprobs(message, what)]
 
 
 def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> StepResult:
@@ -59,8 +99,9 @@ def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> Ste
     check_lengths(what, len(batch.rows), tokens)
     if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:
         raise ProtocolError(f"{what}: tokens from {min(tokens)} to {max(tokens)} came; the vocabulary has {vocab_size}")
-    if result.mus:
-        check_lengths(what, len(batch.rows), result.mus)
+    for column in (result.mus, result.draws):
+        if column:
+            check_lengths(what, len(batch.rows), column)
     check_lengths(what, len(batch.scores), result.scores)
     for run, scores in zip(batch.scores, result.scores, strict=True):
         check_lengths(what, len(run.tokens), scores)

@@ -23,6 +23,7 @@ from bridle.engine.steering import PLAIN, Steering
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
+from bridle.traced import NUM_CANDIDATES
 
 Tokens = tuple[tuple[int, ...], ...]
 
@@ -173,11 +174,13 @@ class Branching:
             self._progress.announce_fork(parent, child)
         num_right: dict[int, int] = {}
         for draw in out.draws:
+            if draw.row is not None and draw.seq.trace is not None:
+                self._progress.tracer.drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)
             if draw.row is None:
                 splice = draw.branch.splices[0]
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
             elif draw.num_ahead:
-                num_right[draw.seq.id] = self._accept_drafts(draw, draw.row, result)
+                num_right[draw.seq.id] = self._accept_drafts(draw, draw.row, out.batch, result)
             else:
                 mu = result.mus[draw.row] if result.mus else None
                 self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu)
@@ -187,11 +190,13 @@ class Branching:
                 self._progress.count_drafts(item.seq, len(item.drafts), right)
                 self._scheduler.settle_drafts(item, right)
 
-    def _accept_drafts(self, draw: Draw, row: int, result: StepResult) -> int:
+    def _accept_drafts(self, draw: Draw, row: int, batch: SampleBatch, result: StepResult) -> int:
         """Apply the draws of a row with drafts in order, up to the first that is not what was drafted. Returns how many
         drafts were drawn."""
         item, num_right = draw.item, 0
         for place, draft in enumerate((*item.drafts, None)[: draw.num_ahead + 1]):
+            if place and draw.seq.trace is not None:
+                self._progress.tracer.drawn(draw.seq, batch.rows[row + place], result, row + place, is_draft=True)
             self._accept(draw, result.tokens[row + place], result.logprobs[row + place])
             if result.tokens[row + place] != draft:
                 break
@@ -225,6 +230,8 @@ class Branching:
         splice = _matching(draw.branch.splices, token) if draw.branch.splices else None
         if splice is not None and splice.backtrack:
             self._progress.count_replaced(seq)
+            if seq.trace is not None:
+                self._progress.tracer.replaced(seq, token)
             self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token, candidates)
             return
         if mu is not None and draw_has_mirostat(seq, draw.branch):
@@ -275,7 +282,8 @@ def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int) ->
     mu = owner.draws.mus[-1][1] if owner.draws.mus else None
     number, num_ahead = owner.draws.num_draws + place, len(item.drafts) - place
     index = item.last_logit + place
-    return SampleRow(item.seq.id, index, sampling, owner.key, number, branch.mask, bias, mu, num_ahead)
+    num_traced = 0 if owner.trace is None else NUM_CANDIDATES
+    return SampleRow(item.seq.id, index, sampling, owner.key, number, branch.mask, bias, mu, num_ahead, num_traced)
 
 
 def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:

@@ -196,6 +196,8 @@ class Engine:
         seq = self._intake.new_sequence(request, next(self._ids))
         self._live[request.id] = Outputs({seq.id: seq})
         self._statistics.num_requests += 1
+        if request.trace:
+            self._progress.tracer.begin(seq)
         if request.controller is None:
             self._begin(seq)
         else:
@@ -228,6 +230,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Compute one batch; returns the events, in order."""
         began = self.clock()
+        if self._progress.tracer.num_live:
+            self._progress.tracer.begin_step(self._scheduler.step + 1)
         self._endings.apply(began)
         self._openings.take()
         self._steering.apply_early()
@@ -276,6 +280,8 @@ class Engine:
         self._statistics.add_times(*times)
         if self._scheduler.speculation.is_used:
             self._note_cost(plan, scheduled, *times)
+        if self._progress.tracer.num_live:
+            self._progress.tracer.compute(scheduled, plan.num_tokens, times)
         self._statistics.num_computed_tokens += plan.num_tokens
         self._branching.commit(scheduled, branched, result, vectors)
 
@@ -319,7 +325,10 @@ class Engine:
                 self._rotation.leave(seq.request.adapter)
             if seq.request.media:
                 self._media.leave(seq.request)
-        self._progress.events.append(replace(event, is_last=is_last))
+        event = replace(event, is_last=is_last)
+        if seq.trace is not None:
+            self._progress.tracer.end(seq, event)
+        self._progress.events.append(event)
 
     # -- failure -----------------------------------------------------------------------------------------
 

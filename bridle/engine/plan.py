@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from bridle.engine.media import Runs
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
+from bridle.traced import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,8 @@ class SampleRow:
     of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token, addend) pairs,
     -inf forbids; it comes on top of `sampling.logit_bias`. The random number is a pure function of (`key`, `draw`).
     `mu` is the state of Mirostat after the sequence's last draw, None before the first. The mirror's last `num_ahead`
-    tokens are drafts that follow the row's position: for this draw they do not exist.
+    tokens are drafts that follow the row's position: for this draw they do not exist. A traced row tells what it drew
+    from, with the best `num_traced` tokens.
     """
 
     seq_id: int
@@ -105,6 +107,7 @@ class SampleRow:
     bias: tuple[tuple[int, float], ...] = ()
     mu: float | None = None
     num_ahead: int = 0
+    num_traced: int = 0
 
     def history(self, tokens: list[int]) -> list[int]:
         """Those of the mirror's `tokens` that precede the draw."""
@@ -139,7 +142,8 @@ class StepResult:
 
     `tokens[i]` answers `rows[i]`; -1 means that nothing could be drawn (the mask and bias left no token). `logprobs[i]`
     is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch. `mus[i]` is Mirostat's
-    state after the draw of `rows[i]`; there are none if no row uses it.
+    state after the draw of `rows[i]`; there are none if no row uses it. `draws[i]` says what a traced row drew from;
+    there are none if no row is traced.
     """
 
     step: int
@@ -147,3 +151,4 @@ class StepResult:
     logprobs: list[Logprob | None] = field(default_factory=list)
     scores: list[list[Logprob]] = field(default_factory=list)
     mus: list[float] = field(default_factory=list)
+    draws: list[Draw | None] = field(default_factory=list)

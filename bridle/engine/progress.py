@@ -17,6 +17,7 @@ from bridle.engine.scheduler import Scheduled, Scheduler
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import UnsentToken
 from bridle.engine.statistics import EngineStatistics
+from bridle.engine.tracing import Tracer
 from bridle.errors import BridleError, InvalidRequest
 from bridle.outputs import Embedded, Event, Finished, FinishReason, Forked, Logprob, PromptEvent, Rewind, TokenEvent
 
@@ -45,6 +46,7 @@ class Progress:
         self._decoder = decoder
         self._on_finish = on_finish
         self.events: list[Event] = []
+        self.tracer = Tracer(lambda event: self.events.append(event), decoder)
 
     # -- tokens ------------------------------------------------------------------------------------------
 
@@ -83,6 +85,8 @@ class Progress:
         seq.tokens.append(token)
         self._count(seq, forced)
         text, stop, num_taken, num_banned = output.text.push(token, forced) if output.text else _NO_TEXT
+        if seq.trace is not None:
+            self.tracer.token(seq, token, text, forced=forced)
         if wants_logprobs and not forced:
             output.num_scored = len(seq.tokens)
             logprob = self._spelled(seq, logprob)
@@ -100,6 +104,8 @@ class Progress:
         if num_taken:
             self._flush_held(seq)
             self.events.append(Rewind(seq.request.id, seq.index, 0, num_taken))
+            if seq.trace is not None:
+                self.tracer.rewind(seq, 0, num_taken)
         return self._check_stop(seq, stop)
 
     def _hold(self, seq: Sequence, event: TokenEvent) -> None:
@@ -207,6 +213,8 @@ class Progress:
         output.usage.rewound_tokens += num_generated
         self._statistics.num_rewound_tokens += num_generated
         num_told = num_generated - num_unsent - num_held
+        if seq.trace is not None:
+            self.tracer.rewind(seq, num_generated, num_chars + num_hidden, num_tokens - num_generated)
         if num_told or num_chars:
             self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
 
@@ -239,6 +247,8 @@ class Progress:
         if seq.output.prompt_sent or (wants_scores and seq.output.num_scored < seq.num_prompt):
             return
         seq.output.prompt_sent = True
+        if seq.trace is not None:
+            self.tracer.prompt(seq)
         logprobs: tuple[Logprob | None, ...] = ()
         if wants_scores:
             logprobs = (*[None] * (seq.num_prompt - len(seq.output.prompt_logprobs)), *seq.output.prompt_logprobs)
@@ -352,6 +362,8 @@ class Progress:
         if child.output.text is not None and parent.output.text is not None:
             child.output.text.num_told = parent.output.text.num_told
         child.output.held = [replace(event, index=child.index) for event in held]
+        if child.trace is not None:
+            self.tracer.fork(parent, child)
         self.events.append(Forked(child.request.id, child.index, parent.index, num_told, text))
 
     def take_events(self) -> list[Event]:

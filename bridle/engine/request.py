@@ -9,6 +9,7 @@ ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -16,6 +17,8 @@ from typing import Protocol, runtime_checkable
 from bridle.engine.media import Medium, Runs
 from bridle.outputs import FinishReason
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
+
+_MAX_NAME_CHARS = 64
 
 # -- when an output is complete ----------------------------------------------------------------------------
 
@@ -76,6 +79,13 @@ class StopOnRepetition:
         return "repetition"
 
 
+def name_of(controller: object) -> str:
+    """What steers a request, in a word or two: for logs and traces."""
+    kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(controller).__name__).lower()
+    name = getattr(controller, "module", None) or getattr(controller, "__name__", None) or kind
+    return str(name)[:_MAX_NAME_CHARS]
+
+
 # -- what was asked for ------------------------------------------------------------------------------------
 
 
@@ -90,7 +100,8 @@ class Request:
     `tell_resuming` asks for a `Resuming` event when the device is lost. `generated` are tokens that the output got on
     another engine and that its client has; the output continues after them. It is allowed only for a single output
     without a controller. `media` are the pictures of the prompt, `runs` where they stand in it. A request that `embeds`
-    asks for the vector of the prompt, and for no token.
+    asks for the vector of the prompt, and for no token. With `trace` each thing that happens to an output gives
+    a `Traced` event.
     """
 
     id: str
@@ -109,7 +120,13 @@ class Request:
     embeds: bool = False
     media: tuple[Medium, ...] = ()
     runs: Runs = ()
+    trace: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def controller_name(self) -> str | None:
+        """What steers it, in a word or two."""
+        return None if self.controller is None else name_of(self.controller)
 
     @property
     def is_plain(self) -> bool:

@@ -129,6 +129,11 @@ class Scheduler:
 
     # -- planning ----------------------------------------------------------------------------------------
 
+    @property
+    def step(self) -> int:
+        """The number of the step that was planned last."""
+        return self._step
+
     def schedule(self) -> tuple[StepPlan, list[Scheduled]]:
         """The next plan and its rows with their sequences, in the same order."""
         self._step += 1

@@ -20,6 +20,7 @@ from bridle.engine.sequence_state import (
     OutputState,
     QueueState,
     SequenceStatus,
+    TraceState,
 )
 from bridle.outputs import Usage
 from bridle.sampling import SamplingParams
@@ -72,6 +73,7 @@ class Sequence:
     draws: DrawState = field(default_factory=DrawState)
     drafts: DraftState = field(default_factory=DraftState)
     output: OutputState = field(default_factory=OutputState)
+    trace: TraceState | None = None  # None: nobody asked for one
 
     def __post_init__(self) -> None:
         self.queue = QueueState(self.request.priority)
@@ -226,5 +228,6 @@ class Sequence:
                 ),
             ),
         )
+        child.trace = None if self.trace is None else self.trace.fork()
         child.queue = QueueState(self.queue.level, SequenceStatus.RUNNING)
         return child

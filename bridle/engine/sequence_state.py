@@ -11,8 +11,10 @@ from enum import Enum, auto
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Ask, ControllerPool
 from bridle.engine.output_text import OutputText
+from bridle.engine.plan import SampleRow
 from bridle.engine.step_cost import Tally
 from bridle.outputs import FinishReason, Logprob, TokenEvent, Usage
+from bridle.traced import MAX_RECORDS, MAX_SAID, Draw, Wait
 
 
 class SequenceStatus(Enum):
@@ -117,6 +119,35 @@ class DraftState:
 
     def __post_init__(self) -> None:
         self.source = self.copied
+
+
+@dataclass(slots=True)
+class TraceRoom:
+    """What may still be recorded of a request, all outputs together, and how many records had no room."""
+
+    num_records: int = MAX_RECORDS
+    num_said: int = MAX_SAID
+    num_cut: int = 0
+
+
+@dataclass(slots=True)
+class TraceState:
+    """What is known of the next record of a traced sequence. Written by `Tracer`."""
+
+    room: TraceRoom
+    by: str | None  # what steers it
+    num_seen: int = 0  # tokens that went through the model, as far as they were not taken back
+    row: SampleRow | None = None  # of the draw under way, and what it drew from
+    draw: Draw | None = None
+    is_draft: bool = False
+    asked_at: float | None = None
+    answered: float = 0.0  # seconds that its controller took since the last token
+    wait: Wait | None = None  # the wait under way
+    waits_since: float = 0.0
+
+    def fork(self) -> TraceState:
+        """The state of a copy, which shares the room."""
+        return TraceState(self.room, self.by, self.num_seen)
 
 
 @dataclass(slots=True)

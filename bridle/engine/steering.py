@@ -120,6 +120,8 @@ class Steering:
                 control.news, control.is_dismissed = replace(control.news, final=True), True
             asks.setdefault(control.pool, []).append(control.news)
             control.news, control.asked = None, True
+            if seq.trace is not None:
+                self._progress.tracer.asked(seq, self._clock())
             self._watch.note_ask(seq)
         for seq in self._goodbyes:
             if seq.control.pool is not None:
@@ -169,6 +171,8 @@ class Steering:
         if seq is None:
             self._hear_last_words(seq_id, answer)
             return
+        if seq.trace is not None:
+            self._progress.tracer.heard(seq, answer, self._clock())
         if answer.log or answer.stored:
             self._tell(seq, answer)
         seq.control.asked = False
@@ -185,6 +189,8 @@ class Steering:
     def _hear_last_words(self, seq_id: int, answer: Answer) -> None:
         held = self._held.pop(seq_id, None)
         if held is not None:
+            if held[0].trace is not None:
+                self._progress.tracer.heard(held[0], answer, self._clock())
             self._tell(held[0], answer)
             self._let_go(held[0], held[1])
 
@@ -243,8 +249,7 @@ class Steering:
         elif decision.is_wait or decision.is_noop:
             self.suspend(seq)
         else:
-            seq.control.is_suspended = False
-            seq.control.num_idle_steps = 0
+            self._go_on(seq)
             if decision.is_forced and self.check(seq, decision):
                 splice = decision.branches[0].splices[0]
                 self.force(seq, splice.backtrack, splice.ff_tokens)
@@ -282,10 +287,10 @@ class Steering:
 
     def suspend(self, seq: Sequence) -> None:
         """Suspend a sequence whose controller waits: keep the KV, compute nothing, ask again."""
-        seq.control.answer = None
+        decision, seq.control.answer = seq.control.answer, None
         seq.control.is_suspended = True
         seq.clamp_computed()
-        self.idle(seq)
+        self.idle(seq, decision)
 
     def miss(self, seq: Sequence) -> None:
         """Note that the sequence's controller did not answer in time for its row."""
@@ -294,9 +299,11 @@ class Steering:
         seq.clamp_computed()
         self.idle(seq)
 
-    def idle(self, seq: Sequence) -> None:
-        """Count a step without progress; too many in a row end the output."""
+    def idle(self, seq: Sequence, decision: Decision | None = None) -> None:
+        """Count a step without progress, by `decision` or for the lack of one; too many in a row end the output."""
         now = self._clock()
+        if seq.trace is not None:
+            self._progress.tracer.held(seq, decision, now)
         seq.control.held_seconds += now - seq.control.held_at if seq.control.num_idle_steps else 0.0
         seq.control.held_at = now
         seq.control.num_idle_steps += 1
@@ -322,9 +329,15 @@ class Steering:
                 return ()
         if not self.check(seq, decision):
             return ()
-        seq.control.num_idle_steps = 0
-        seq.control.is_suspended = False
+        self._go_on(seq)
         return decision.branches
+
+    def _go_on(self, seq: Sequence) -> None:
+        """Note that the controller holds the sequence no longer."""
+        seq.control.is_suspended = False
+        seq.control.num_idle_steps = 0
+        if seq.trace is not None:
+            self._progress.tracer.resumed(seq, self._clock())
 
     def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
         """How `seq` would go on after each of `drafts`, as far as that is known: draws that obey the rules."""

@@ -24,6 +24,7 @@ from bridle.model.sampling.dry import Dry
 from bridle.model.sampling.filters import apply_filters, on_rows
 from bridle.model.sampling.logprobs import describe, parts, score
 from bridle.model.sampling.mirostat import cut_surprising, next_mus
+from bridle.model.sampling.origins import traced_draws
 from bridle.model.sampling.penalties import Histories
 from bridle.model.sampling.rows import BiasTable, apply_masks, gather, pick
 from bridle.model.sampling.uniform import uniforms
@@ -31,6 +32,7 @@ from bridle.model.sampling.watermark import apply_watermarks
 from bridle.model.uploads import upload, upload_list
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
+from bridle.traced import Draw
 
 #: The token of a row from which nothing can be drawn.
 NOTHING = -1
@@ -57,20 +59,23 @@ class StandardSampler:
         limit = self._max_elements or _MAX_ELEMENTS.get(logits.device.type, _MAX_ELEMENTS["cuda"])
         result = StepResult(batch.step)
         mus: dict[int, float] = {}
+        draws: list[Draw | None] = []
         for rows in parts(batch.rows, logits.shape[-1], limit):
             tokens, processed, moved = self._tokens(logits, rows, history)
             mus |= {len(result.tokens) + i: mu for i, mu in moved.items()}
             result.tokens += tokens
             result.logprobs += _logprobs(logits, rows, tokens, processed)
+            draws += traced_draws(logits, rows, tokens, processed)
         result.scores = score(logits, batch.scores, limit)
+        result.draws = draws if any(row.num_traced for row in batch.rows) else []
         result.mus = [mus.get(i, 0.0) for i in range(len(batch.rows))] if mus else []
         return result
 
     def _tokens(
         self, logits: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup
     ) -> tuple[list[int], _Processed, dict[int, float]]:
-        """Tokens of `rows`, copies of the rows whose processed log-probabilities are wanted, and the states of Mirostat
-        after the draw."""
+        """Tokens of `rows`, copies of the rows that mask or bias changed if that is to be told, and the states of
+        Mirostat after the draw."""
         indices = [row.logits_index for row in rows]
         if all(_is_plain_greedy(row) for row in rows):
             best, token = pick(logits, indices).max(dim=-1)  # the first of equals
@@ -78,7 +83,7 @@ class StandardSampler:
         work = gather(logits, indices)  # [len(rows), W]
         self._biases.apply(work, rows, logits.shape[-1])
         apply_masks(work, rows)
-        processed = {i: work[i].clone() for i, row in enumerate(rows) if _wants_processed(row)}
+        processed = {i: work[i].clone() for i, row in enumerate(rows) if _is_changed(row) and _tells_processed(row)}
         self._histories.apply(work, rows, history, logits.shape[-1])
         self._dry.apply(work, rows, history, self._histories, logits.shape[-1])
         apply_watermarks(work, rows, history, logits.shape[-1])
@@ -109,7 +114,11 @@ def _is_changed(row: SampleRow) -> bool:
 
 def _wants_processed(row: SampleRow) -> bool:
     sampling = row.sampling
-    return sampling.logprobs is not None and sampling.logprobs_mode == "processed" and _is_changed(row)
+    return sampling.logprobs is not None and sampling.logprobs_mode == "processed"
+
+
+def _tells_processed(row: SampleRow) -> bool:
+    return row.num_traced > 0 or _wants_processed(row)
 
 
 def _draw(work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[torch.Tensor, dict[int, float]]:
@@ -169,7 +178,7 @@ def _logprobs(
         return answers
     work = gather(logits, [rows[i].logits_index for i in asked])
     for slot, i in enumerate(asked):
-        if i in processed:
+        if i in processed and _wants_processed(rows[i]):
             work[slot] = processed[i]
     num_top = [rows[i].sampling.logprobs or 0 for i in asked]
     found = describe(work, [tokens[i] for i in asked], num_top, logits.shape[-1])

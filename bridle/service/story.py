@@ -8,13 +8,13 @@ and nothing else is done.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bridle.constraints.spec import Constraint
+from bridle.engine.request import name_of
 from bridle.outputs import Event, Finished, Forked, PromptEvent, Rewind, TokenEvent
 from bridle.service.terms import DEFAULT_TERMS, Terms
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 #: How many forks and rewinds are remembered one by one; beyond that they are only counted.
 MAX_MOMENTS = 64
-_MAX_NAME_CHARS = 64
 _MAX_ERROR_CHARS = 300
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
@@ -159,11 +158,8 @@ def names_of(controller: object | None) -> tuple[str | None, str | None]:
     """The names of the request's controller and of its constraint; it has at most one of the two."""
     if controller is None:
         return None, None
-    kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(controller).__name__).lower()
-    if isinstance(controller, Constraint):
-        return None, kind
-    name = getattr(controller, "module", None) or getattr(controller, "__name__", None) or kind
-    return str(name)[:_MAX_NAME_CHARS], None
+    name = name_of(controller)
+    return (None, name) if isinstance(controller, Constraint) else (name, None)
 
 
 def _counts(usage: Usage) -> dict[str, int]:

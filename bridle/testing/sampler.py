@@ -18,6 +18,7 @@ from bridle.engine.plan import SampleRow
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 from bridle.testing.logits import Logits, uniform
+from bridle.traced import Draw, Odds
 
 
 def sample_row(logits: Logits, row: SampleRow, history: Sequence[int], num_prompt: int) -> tuple[int, Logprob | None]:
@@ -55,6 +56,24 @@ def logprob_of(logits: Logits, token: int, num_top: int) -> Logprob:
     top = tuple((i, float(logprobs[i])) for i in best)
     rank = 1 + int(np.count_nonzero(logits > logits[token]))
     return Logprob(token, float(logprobs[token]), top, rank)
+
+
+def draw_of(logits: Logits, row: SampleRow, token: int) -> Draw:
+    """What `token` was drawn from, for a traced row."""
+    before, steered = _odds(logits, token, row.num_traced), _steer(logits, row)
+    if row.mask is None and not row.bias and not row.sampling.logit_bias:
+        return Draw(before)
+    probs = np.exp(logits - logits.max())
+    is_allowed = np.isfinite(steered)
+    num_allowed = int(is_allowed.sum())
+    taken = float(probs[~is_allowed].sum() / probs.sum())
+    after = _odds(steered, token, row.num_traced)
+    return Draw(before, after, None if num_allowed == len(logits) else num_allowed, taken)
+
+
+def _odds(logits: Logits, token: int, num_top: int) -> Odds:
+    found = logprob_of(logits, token, num_top)
+    return Odds(found.logprob, found.rank, found.top)
 
 
 def _descending(values: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -27,7 +27,8 @@ from bridle.testing.device import PlayedDevice
 from bridle.testing.kv import Contents, PagedKV, SequenceKV
 from bridle.testing.logits import Logits, NextToken, ScriptedModel
 from bridle.testing.mirror import Mirror, Mirrors, check_plan, check_writes, require
-from bridle.testing.sampler import logprob_of, next_mu, sample_row
+from bridle.testing.sampler import draw_of, logprob_of, next_mu, sample_row
+from bridle.traced import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,9 @@ class ScriptedExecutor:
             scores = [self._score(run) for run in batch.scores]
             tokens = [token for token, _ in drawn]
             mus = list(map(self._next_mu, batch.rows, tokens))
-        return StepResult(batch.step, tokens, [logprob for _, logprob in drawn], scores, mus if any(mus) else [])
+            draws = [self._trace(row, token) for row, token in zip(batch.rows, tokens, strict=True)]
+        logprobs = [logprob for _, logprob in drawn]
+        return StepResult(batch.step, tokens, logprobs, scores, mus if any(mus) else [], draws if any(draws) else [])
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """A vector of length 1 for each row: a hash of all that was read from the KV cache for it."""
@@ -248,6 +251,11 @@ class ScriptedExecutor:
         for token, _ in row.bias:
             require(0 <= token < self._info.vocab_size, f"bias of token {token}, which is not in the vocabulary")
         return sample_row(source.logits, row, row.history(mirror.tokens), mirror.num_prompt)
+
+    def _trace(self, row: SampleRow, token: int) -> Draw | None:
+        if token < 0 or not row.num_traced:
+            return None
+        return draw_of(self._logits_of(row.logits_index, row.seq_id).logits, row, token)
 
     def _next_mu(self, row: SampleRow, token: int) -> float:
         if token < 0 or not row.sampling.has_mirostat:

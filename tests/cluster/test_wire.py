@@ -38,6 +38,7 @@ from bridle.errors import (
 )
 from bridle.outputs import Logprob
 from bridle.sampling import SENT_WITH_DRAWS, SamplingParams, Watermark
+from bridle.traced import Draw, Odds
 from tests.sources import ROOT
 
 IDS = st.integers(0, 1 << 40)
@@ -85,12 +86,16 @@ MASKS = st.one_of(st.none(), st.sampled_from([b"\1\0\0\0", b"\2\0\0\0"]))
 def batches(draw: st.DrawFn) -> SampleBatch:
     samplings = draw(st.lists(SAMPLINGS, min_size=1, max_size=3))
     key = st.integers(0, (1 << 64) - 1)
-    row = st.builds(SampleRow, IDS, SMALL, st.sampled_from(samplings), key, SMALL, MASKS, BIAS)
+    row = st.builds(SampleRow, IDS, SMALL, st.sampled_from(samplings), key, SMALL, MASKS, BIAS, num_traced=SMALL)
     run = st.builds(ScoreRun, IDS, SMALL, TOKENS, SMALL)
     return SampleBatch(draw(IDS), draw(lists(row)), draw(lists(run)))
 
 
 TOP = st.lists(st.tuples(SMALL, NUMBERS), max_size=3).map(tuple)
+ODDS = st.builds(Odds, NUMBERS, st.one_of(st.none(), st.integers(1, 1 << 20)), TOP)
+PLAIN_DRAWS = st.builds(Draw, ODDS)
+STEERED_DRAWS = st.builds(Draw, ODDS, ODDS, st.one_of(st.none(), st.integers(1, 1 << 20)), NUMBERS)
+DRAWS = PLAIN_DRAWS | STEERED_DRAWS
 LOGPROBS = st.builds(Logprob, SMALL, NUMBERS, TOP, st.one_of(st.none(), st.integers(1, 1 << 20)))
 
 
@@ -98,7 +103,9 @@ LOGPROBS = st.builds(Logprob, SMALL, NUMBERS, TOP, st.one_of(st.none(), st.integ
 def results(draw: st.DrawFn) -> StepResult:
     tokens = draw(lists(st.integers(-1, 1 << 20)))
     logprobs = [draw(st.one_of(st.none(), LOGPROBS)) for _ in tokens]
-    return StepResult(draw(IDS), tokens, logprobs, draw(lists(lists(LOGPROBS))))
+    draws = [draw(st.none() | DRAWS) for _ in tokens]
+    traced = draws if any(draws) else []
+    return StepResult(draw(IDS), tokens, logprobs, draw(lists(lists(LOGPROBS))), draws=traced)
 
 
 @given(PLANS)
@@ -228,6 +235,7 @@ def test_results_that_do_not_fit() -> None:
         (StepResult(1, [1, 9], [None, None], [[]]), "tokens from 1 to 9 came; the vocabulary has 9"),
         (StepResult(1, [-2, 1], [None, None], [[]]), "tokens from -2 to 1 came"),
         (StepResult(1, [1, -1], [None, None]), "has 0 entries for 1 rows"),
+        (StepResult(1, [1, 2], [None, None], [[]], draws=[None]), "has 1 entries for 2 rows"),
         (StepResult(1, [1, -1], [None, None], [[]]), "has 0 entries for 3 rows"),
     ],
 )

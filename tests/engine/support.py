@@ -28,11 +28,14 @@ from bridle.outputs import (
     Rewind,
     Stored,
     TokenEvent,
+    Traced,
     Usage,
 )
 from bridle.sampling import SamplingParams
 from bridle.testing.clock import FakeClock
 from bridle.testing.scripted import ScriptedExecutor
+from bridle.traced import End, Record
+from bridle.traces.rebuild import rebuild_records
 from lab.doubles.controllers import FakeController, FakeControllerPool, Program
 from lab.doubles.reference import Path, ReferenceOutput, run_reference
 
@@ -103,10 +106,15 @@ class Replay:
     outputs: dict[int, Output] = field(default_factory=lambda: {0: Output(())})
     prompt: PromptEvent | None = None
     is_over: bool = False
+    records: list[Record] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         assert event.request_id == self.request_id
         assert not self.is_over, f"{event} after the last"
+        if isinstance(event, Traced):
+            assert event.record.output == event.index
+            self.records.append(event.record)
+            return
         if isinstance(event, Forked):
             self._fork(event)
             return
@@ -158,9 +166,20 @@ class Replay:
             assert isinstance(event, Finished)
             output.finished = event
             output.text += event.text
+            if self.records:
+                self._check_trace(event.index, output)
             alive = [one for one in self.outputs.values() if one.finished is None]
             assert event.is_last == (not alive)
             self.is_over = event.is_last
+
+    def _check_trace(self, index: int, output: Output) -> None:
+        """The trace of an output that ended adds up to what its client has."""
+        if any(isinstance(record, End) and record.num_cut for record in self.records):
+            return
+        rebuilt = rebuild_records(self.records)[index]
+        assert (rebuilt.token_ids, rebuilt.text) == (output.tokens, output.text)
+        assert [record.forced for record in rebuilt.records] == output.forced
+        assert "".join(rebuilt.pieces) == output.text
 
     @property
     def by_path(self) -> dict[Path, Output]:

@@ -72,6 +72,7 @@ def random_request(random: Random, delays: tuple[float, ...] = ON_TIME, **fields
         "logprobs_mode": random.choice(["raw", "processed"]),
         "prompt_logprobs": random.choice([None, None, None, 1]),
         "speculate": random.choice([None, 0, -1, 1, 5]),
+        "trace": len(prompt) % 3 > 0,
     }
     return make_request(prompt, **{**chosen, **fields})
 

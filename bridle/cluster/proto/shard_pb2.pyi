@@ -287,7 +287,7 @@ class Watermark(_message.Message):
     def __init__(self, gamma: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("step", "samplings", "seq_ids", "logits_indexes", "slots", "keys", "draws", "masks", "mask_rows", "num_bias", "bias_tokens", "bias_values", "mus", "num_ahead", "score_seq_ids", "score_starts", "score_num_tokens", "score_num_top", "score_tokens")
+    __slots__ = ("step", "samplings", "seq_ids", "logits_indexes", "slots", "keys", "draws", "masks", "mask_rows", "num_bias", "bias_tokens", "bias_values", "mus", "num_ahead", "num_traced", "score_seq_ids", "score_starts", "score_num_tokens", "score_num_top", "score_tokens")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAMPLINGS_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +302,7 @@ class Batch(_message.Message):
     BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
     MUS_FIELD_NUMBER: _ClassVar[int]
     NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRACED_FIELD_NUMBER: _ClassVar[int]
     SCORE_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     SCORE_STARTS_FIELD_NUMBER: _ClassVar[int]
     SCORE_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -321,12 +322,13 @@ class Batch(_message.Message):
     bias_values: _containers.RepeatedScalarFieldContainer[float]
     mus: _containers.RepeatedScalarFieldContainer[float]
     num_ahead: _containers.RepeatedScalarFieldContainer[int]
+    num_traced: _containers.RepeatedScalarFieldContainer[int]
     score_seq_ids: _containers.RepeatedScalarFieldContainer[int]
     score_starts: _containers.RepeatedScalarFieldContainer[int]
     score_num_tokens: _containers.RepeatedScalarFieldContainer[int]
     score_num_top: _containers.RepeatedScalarFieldContainer[int]
     score_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., samplings: _Optional[_Iterable[_Union[Sampling, _Mapping]]] = ..., seq_ids: _Optional[_Iterable[int]] = ..., logits_indexes: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., masks: _Optional[_Iterable[int]] = ..., mask_rows: _Optional[_Iterable[bytes]] = ..., num_bias: _Optional[_Iterable[int]] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., mus: _Optional[_Iterable[float]] = ..., num_ahead: _Optional[_Iterable[int]] = ..., score_seq_ids: _Optional[_Iterable[int]] = ..., score_starts: _Optional[_Iterable[int]] = ..., score_num_tokens: _Optional[_Iterable[int]] = ..., score_num_top: _Optional[_Iterable[int]] = ..., score_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., samplings: _Optional[_Iterable[_Union[Sampling, _Mapping]]] = ..., seq_ids: _Optional[_Iterable[int]] = ..., logits_indexes: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., draws: _Optional[_Iterable[int]] = ..., masks: _Optional[_Iterable[int]] = ..., mask_rows: _Optional[_Iterable[bytes]] = ..., num_bias: _Optional[_Iterable[int]] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., mus: _Optional[_Iterable[float]] = ..., num_ahead: _Optional[_Iterable[int]] = ..., num_traced: _Optional[_Iterable[int]] = ..., score_seq_ids: _Optional[_Iterable[int]] = ..., score_starts: _Optional[_Iterable[int]] = ..., score_num_tokens: _Optional[_Iterable[int]] = ..., score_num_top: _Optional[_Iterable[int]] = ..., score_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Embed(_message.Message):
     __slots__ = ("step", "logits_rows")
@@ -363,7 +365,7 @@ class Logprobs(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("step", "tokens", "logprob_rows", "logprobs", "num_scores", "scores", "mus")
+    __slots__ = ("step", "tokens", "logprob_rows", "logprobs", "num_scores", "scores", "mus", "traced_rows", "before", "changed_rows", "after", "num_allowed", "taken")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -371,6 +373,12 @@ class Result(_message.Message):
     NUM_SCORES_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     MUS_FIELD_NUMBER: _ClassVar[int]
+    TRACED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     step: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     logprob_rows: _containers.RepeatedScalarFieldContainer[int]
@@ -378,7 +386,13 @@ class Result(_message.Message):
     num_scores: _containers.RepeatedScalarFieldContainer[int]
     scores: Logprobs
     mus: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprob_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., num_scores: _Optional[_Iterable[int]] = ..., scores: _Optional[_Union[Logprobs, _Mapping]] = ..., mus: _Optional[_Iterable[float]] = ...) -> None: ...
+    traced_rows: _containers.RepeatedScalarFieldContainer[int]
+    before: Logprobs
+    changed_rows: _containers.RepeatedScalarFieldContainer[int]
+    after: Logprobs
+    num_allowed: _containers.RepeatedScalarFieldContainer[int]
+    taken: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprob_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., num_scores: _Optional[_Iterable[int]] = ..., scores: _Optional[_Union[Logprobs, _Mapping]] = ..., mus: _Optional[_Iterable[float]] = ..., traced_rows: _Optional[_Iterable[int]] = ..., before: _Optional[_Union[Logprobs, _Mapping]] = ..., changed_rows: _Optional[_Iterable[int]] = ..., after: _Optional[_Union[Logprobs, _Mapping]] = ..., num_allowed: _Optional[_Iterable[int]] = ..., taken: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Vectors(_message.Message):
     __slots__ = ("step", "size", "values")

@@ -1,0 +1,217 @@
+"""Makes the records of traced outputs, at the moments at which things happen to them.
+
+A sequence that is not traced has no `TraceState`, and whoever does something to one looks at that alone. So this module
+is not called for it. It knows nothing of formats and files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+
+from bridle.engine.decision import Decision
+from bridle.engine.interfaces import Answer, TextDecoder
+from bridle.engine.plan import SampleRow, StepResult
+from bridle.engine.scheduler import Scheduled
+from bridle.engine.sequence import Sequence as Output
+from bridle.engine.sequence_state import TraceRoom, TraceState
+from bridle.outputs import Finished, Traced
+from bridle.traced import (
+    MAX_BIASES,
+    Chunk,
+    Cost,
+    Draw,
+    End,
+    Fork,
+    Odds,
+    Prompt,
+    Record,
+    Replaced,
+    Rewind,
+    Said,
+    Token,
+    Wait,
+    Wrote,
+)
+
+
+class Tracer:
+    """Records what happens to outputs that have a `TraceState`; all methods are for those. `emit` takes the events.
+
+    `num_live` requests are traced now; the engine tells of its steps only while there is one.
+    """
+
+    def __init__(self, emit: Callable[[Traced], None], decoder: TextDecoder | None) -> None:
+        self._emit = emit
+        self._decoder = decoder
+        self.num_live = 0
+        self._step = 0
+        self._cost: Cost | None = None
+
+    # -- requests and steps ------------------------------------------------------------------------------
+
+    def begin(self, seq: Output) -> None:
+        """Trace the first sequence of a request."""
+        self.num_live += 1
+        seq.trace = TraceState(TraceRoom(), seq.request.controller_name)
+
+    def begin_step(self, step: int) -> None:
+        """Note that a step begins: forced tokens of its beginning cost no forward pass."""
+        self._step, self._cost = step, None
+
+    def compute(self, scheduled: Sequence[Scheduled], num_tokens: int, times: Sequence[float]) -> None:
+        """Note what a step computed, between these points of the clock: before and after forward, after control, after
+        sampling. Its draws cost this."""
+        began, computed, steered, sampled = times
+        self._cost = Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
+        for item in scheduled:
+            if item.seq.trace is not None:
+                self._chunk(item, item.seq.trace)
+
+    def _chunk(self, item: Scheduled, trace: TraceState) -> None:
+        start, end = item.row.start, item.end
+        num_again = max(min(end, trace.num_seen) - start, 0)
+        trace.num_seen = max(trace.num_seen, end)
+        if end - start > 1 or num_again or end < len(item.seq.tokens):  # else a token's record says it all
+            self._add(item.seq, Chunk(item.seq.index, self._step, start, end - start, num_again, self._cost))
+
+    # -- tokens ------------------------------------------------------------------------------------------
+
+    def drawn(self, seq: Output, row: SampleRow, result: StepResult, number: int, *, is_draft: bool) -> None:
+        """Note what the token drew from that comes next."""
+        trace = seq.trace
+        assert trace is not None
+        trace.row, trace.is_draft = row, is_draft
+        trace.draw = self._spelled(seq, result.draws[number]) if result.draws else None
+
+    def token(self, seq: Output, token: int, text: str, *, forced: bool) -> None:
+        """Record a token that was just appended."""
+        trace = seq.trace
+        assert trace is not None
+        row, spelled = trace.row, self._spell(seq, token)
+        place = seq.num_generated - 1
+        record = Token(seq.index, self._step, place, token, text, spelled, forced, trace.by if forced else None)
+        record.answer, trace.answered = trace.answered, 0.0
+        if not forced:
+            record.cost, record.draw, record.drafted = self._cost, trace.draw, trace.is_draft
+            if row is not None and row.bias:
+                told = row.bias[:MAX_BIASES]
+                record.biases = tuple([(each, None if math.isinf(addend) else addend) for each, addend in told])
+                record.num_biases = len(row.bias)
+            trace.row = trace.draw = None
+        self._add(seq, record)
+
+    def replaced(self, seq: Output, token: int) -> None:
+        """Record a drawn token whose place a splice takes."""
+        trace = seq.trace
+        assert trace is not None
+        self._add(seq, Replaced(seq.index, self._step, token, self._spell(seq, token), trace.by, trace.draw))
+        trace.row = trace.draw = None
+
+    def rewind(self, seq: Output, num_tokens: int, num_chars: int, num_prompt: int = 0) -> None:
+        """Record that tokens and characters were taken back."""
+        trace = seq.trace
+        assert trace is not None
+        trace.num_seen = min(trace.num_seen, len(seq.tokens))
+        self._add(seq, Rewind(seq.index, self._step, num_tokens, num_chars, num_prompt, trace.by))
+
+    def prompt(self, seq: Output) -> None:
+        """Record that the prompt is computed."""
+        tokens = seq.tokens[: seq.num_prompt]
+        texts = [self._spell(seq, token) for token in tokens]
+        queued, opening = seq.queue.seconds or 0.0, seq.control.opening_seconds
+        cached = seq.output.usage.cached_tokens
+        self._add(seq, Prompt(seq.index, self._step, tokens, texts, cached, queued, opening))
+
+    def fork(self, parent: Output, child: Output) -> None:
+        """Record a new output."""
+        self._add(child, Fork(child.index, self._step, parent.index, parent.num_generated))
+
+    def end(self, seq: Output, event: Finished) -> None:
+        """Record the end of an output."""
+        trace = seq.trace
+        assert trace is not None
+        self._end_wait(seq, trace)
+        error = None if event.error is None else f"{event.error.code}: {event.error}"
+        record = End(seq.index, self._step, event.reason.value, event.text, event.stop, error, asdict(event.usage))
+        record.num_cut = trace.room.num_cut
+        self._emit(Traced(seq.request.id, seq.index, record))
+        if event.is_last:
+            self.num_live -= 1
+
+    # -- controllers -------------------------------------------------------------------------------------
+
+    def asked(self, seq: Output, now: float) -> None:
+        """Note that the controller was asked."""
+        assert seq.trace is not None
+        seq.trace.asked_at = now
+
+    def heard(self, seq: Output, answer: Answer, now: float) -> None:
+        """Note an answer, and record what the controller said beside it."""
+        trace = seq.trace
+        assert trace is not None
+        if trace.asked_at is not None:
+            trace.answered += now - trace.asked_at
+            trace.asked_at = None
+        for record in self._said(seq, answer):
+            trace.room.num_said -= _size(record)
+            if trace.room.num_said < 0:
+                trace.room.num_cut += 1
+            else:
+                self._add(seq, record)
+
+    def _said(self, seq: Output, answer: Answer) -> list[Said | Wrote]:
+        wrote: list[Said | Wrote] = [Wrote(seq.index, self._step, *stored) for stored in answer.stored]
+        return [Said(seq.index, self._step, answer.log), *wrote] if answer.log else wrote
+
+    def held(self, seq: Output, decision: Decision | None, now: float) -> None:
+        """Note one more step in which the controller holds the output: by its decision, or because it is late."""
+        trace = seq.trace
+        assert trace is not None
+        if trace.wait is None:
+            names = () if decision is None else tuple(name for name, _ in decision.waits_for or ())
+            trace.wait, trace.waits_since = Wait(seq.index, self._step, decision is None, names), now
+        trace.wait.num_steps += 1
+        trace.wait.seconds = now - trace.waits_since
+
+    def resumed(self, seq: Output, now: float) -> None:
+        """Record the wait that is over, if there was one."""
+        trace = seq.trace
+        assert trace is not None
+        if trace.wait is not None:
+            trace.wait.seconds = now - trace.waits_since
+            self._end_wait(seq, trace)
+
+    def _end_wait(self, seq: Output, trace: TraceState) -> None:
+        wait, trace.wait = trace.wait, None
+        if wait is not None:
+            self._add(seq, wait)
+
+    # -- helpers -----------------------------------------------------------------------------------------
+
+    def _add(self, seq: Output, record: Record) -> None:
+        assert seq.trace is not None
+        room = seq.trace.room
+        if room.num_records <= 0:
+            room.num_cut += 1
+            return
+        room.num_records -= 1
+        self._emit(Traced(seq.request.id, seq.index, record))
+
+    def _spell(self, seq: Output, token: int) -> str:
+        return self._decoder.token_text(token) if self._decoder is not None and seq.request.detokenize else ""
+
+    def _spelled(self, seq: Output, draw: Draw | None) -> Draw | None:
+        if draw is None or self._decoder is None or not seq.request.detokenize:
+            return draw
+        after = None if draw.after is None else self._odds(draw.after, self._decoder)
+        return Draw(self._odds(draw.before, self._decoder), after, draw.num_allowed, draw.taken)
+
+    @staticmethod
+    def _odds(odds: Odds, decoder: TextDecoder) -> Odds:
+        return replace(odds, texts=tuple([decoder.token_text(token) for token, _ in odds.top]))
+
+
+def _size(record: Said | Wrote) -> int:
+    return len(record.text) if isinstance(record, Said) else len(record.name) + len(record.value)

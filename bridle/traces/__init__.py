@@ -1,0 +1,16 @@
+"""Traces of requests as files, texts and tables.
+
+    output = llm.generate("Once", trace=True)[0]
+    write([output.trace], "once.jsonl")
+    for trace in read("once.jsonl"):
+        print(rebuild(trace)[0].text)
+
+What a trace consists of is in `bridle.traced`.
+"""
+
+from __future__ import annotations
+
+from bridle.traces.format import decode_record, encode_record, encode_trace, read, schema, write
+from bridle.traces.rebuild import Rebuilt, rebuild
+
+__all__ = ["Rebuilt", "decode_record", "encode_record", "encode_trace", "read", "rebuild", "schema", "write"]

@@ -1,0 +1,141 @@
+"""Traces as JSON lines: a header, and then a record a line. A file may hold several traces, one after the other.
+
+The lines have the fields of the classes in `bridle.traced`, without those that have their default, and the schema is
+made of the same classes. So there is nothing here to be kept in step.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, Field, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from bridle.errors import InvalidRequest
+from bridle.traced import KINDS, VERSION, Header, Record, Trace
+
+HEADER = "header"
+MAX_LINE_BYTES = 64 << 20
+
+
+class _Line:
+    """The form of one kind of line: a message with the fields of its class, and the kind as `type`."""
+
+    def __init__(self, kind: type[Any], name: str) -> None:
+        self.kind, self.name = kind, name
+        self.names = tuple(field.name for field in fields(kind))
+        types = get_type_hints(kind)
+        columns = [(field.name, types[field.name], *_default(field)) for field in fields(kind)]
+        self.message: type[Any] = msgspec.defstruct(
+            name, columns, module=__name__, tag_field="type", tag=name, omit_defaults=True
+        )
+        self._values = attrgetter(*self.names)
+
+    def pack(self, value: Any) -> Any:
+        return self.message(*self._values(value))
+
+    def unpack(self, message: Any) -> Any:
+        return self.kind(*self._values(message))
+
+
+def _default(field: Field[Any]) -> tuple[Any, ...]:
+    if field.default_factory is not MISSING:
+        return (msgspec.field(default_factory=field.default_factory),)
+    # Every header says its version, because a reader of the future asks for it first.
+    return () if field.default is MISSING or field.name == "version" else (field.default,)
+
+
+_KINDS: dict[str, type[Any]] = {HEADER: Header, **KINDS}
+
+
+def _make_lines() -> dict[type[Any], _Line]:
+    return {kind: _Line(kind, name) for name, kind in _KINDS.items()}
+
+
+_LINES = _make_lines()
+_BY_MESSAGE = {line.message: line for line in _LINES.values()}
+_ANY = functools.reduce(operator.or_, _BY_MESSAGE)
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(_ANY)
+
+
+def encode_record(record: Record | Header) -> bytes:
+    """The record as a line of JSON, without its end."""
+    return _ENCODER.encode(_LINES[type(record)].pack(record))
+
+
+def decode_record(line: bytes) -> Any:
+    """The `Record` or the `Header` that a line describes. Raises `InvalidRequest`."""
+    try:
+        message = _DECODER.decode(line)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"no record of a trace: {error}", "TRACE") from None
+    value = _BY_MESSAGE[type(message)].unpack(message)
+    if isinstance(value, Header) and value.version != VERSION:
+        raise InvalidRequest(f"the trace has version {value.version}; this bridle reads {VERSION}", "TRACE")
+    return value
+
+
+def plain_record(record: Record | Header) -> dict[str, Any]:
+    """The record as an object for a larger JSON text."""
+    plain: dict[str, Any] = msgspec.to_builtins(_LINES[type(record)].pack(record))
+    return plain
+
+
+def encode_trace(trace: Trace) -> bytes:
+    """The trace as JSON lines."""
+    lines: list[Record | Header] = [trace.header, *trace.records]
+    return b"".join(encode_record(each) + b"\n" for each in lines)
+
+
+def write(traces: Iterable[Trace], path: str | Path) -> None:
+    """Write traces to a file, which is made anew."""
+    with Path(path).open("wb") as file:
+        for trace in traces:
+            file.write(encode_trace(trace))
+
+
+def read(path: str | Path) -> Iterator[Trace]:
+    """The traces in a file. Raises `InvalidRequest`, with the line, if it is none."""
+    trace: Trace | None = None
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(_lines(file, str(path)), 1):
+            try:
+                value = decode_record(line)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{path}: line {number}: {error}", "TRACE") from None
+            if isinstance(value, Header):
+                if trace is not None:
+                    yield trace
+                trace = Trace(value)
+            elif trace is None:
+                raise InvalidRequest(f"{path}: line {number} is a record, but no header came before it", "TRACE")
+            else:
+                trace.records.append(value)
+    if trace is None:
+        raise InvalidRequest(f"{path}: there is no trace in it", "TRACE")
+    yield trace
+
+
+def _lines(file: Any, name: str) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise InvalidRequest(f"{name}: line {number} has more than {MAX_LINE_BYTES} bytes", "TRACE")
+        yield line
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a line."""
+    made = msgspec.json.decode(_ENCODER.encode(msgspec.json.schema(_ANY)))  # defaults as JSON has them
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"A line of a bridle trace, version {VERSION}",
+        **made,
+    }

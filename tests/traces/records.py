@@ -1,0 +1,50 @@
+"""Records of every kind for property tests, made from the types of their fields."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from hypothesis import strategies as st
+
+from bridle.traced import KINDS, Cost, Draw, Header, Odds
+
+INTEGERS = st.integers(0, 1 << 53)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+WORDS = st.text(max_size=5)
+PLAIN = st.dictionaries(WORDS, st.none() | st.booleans() | INTEGERS | WORDS, max_size=2)
+_LEAVES: dict[Any, st.SearchStrategy[Any]] = {
+    int: INTEGERS,
+    float: NUMBERS,
+    str: WORDS,
+    bool: st.booleans(),
+    bytes: st.binary(max_size=5),
+    None | str: st.none() | WORDS,
+    None | int: st.none() | INTEGERS,
+    int | str | None: st.none() | INTEGERS | WORDS,
+    list[int]: st.lists(INTEGERS, max_size=3),
+    list[str]: st.lists(WORDS, max_size=3),
+    tuple[str, ...]: st.lists(WORDS, max_size=3).map(tuple),
+    tuple[tuple[int, float], ...]: st.lists(st.tuples(INTEGERS, NUMBERS), max_size=3).map(tuple),
+    tuple[tuple[int, float | None], ...]: st.lists(st.tuples(INTEGERS, st.none() | NUMBERS), max_size=3).map(tuple),
+    dict[str, int]: st.dictionaries(WORDS, INTEGERS, max_size=3),
+    dict[str, Any]: PLAIN,
+    None | dict[str, Any]: st.none() | PLAIN,
+}
+
+
+def made(kind: type[Any], **own: Any) -> st.SearchStrategy[Any]:
+    """Objects of a class of `bridle.traced`; `own` are strategies of single fields. A type that is not known is an
+    error, so that a new field is tested too."""
+    types = get_type_hints(kind)
+    values = {each.name: own[each.name] if each.name in own else _LEAVES[types[each.name]] for each in fields(kind)}
+    return st.builds(kind, **values)
+
+
+_LEAVES[Odds] = made(Odds)
+_LEAVES[Odds | None] = st.none() | _LEAVES[Odds]
+DRAWS = made(Draw)
+_LEAVES[Draw | None] = st.none() | DRAWS
+_LEAVES[Cost | None] = st.none() | made(Cost)
+HEADERS = made(Header, version=st.just(Header("").version))
+RECORDS = st.one_of([made(kind) for kind in KINDS.values()])
