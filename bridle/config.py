@@ -64,10 +64,12 @@ class ModelConfig:
     what is there. Of the device's memory it leaves `reserved_memory` bytes alone, for what comes later: adapters.
     `step_tokens` prompt tokens and `step_seqs` sequences are what the largest step holds (None: what suits the
     device). With `generation_config` `auto`, the checkpoint's file of that name has the sampling parameters of requests
-    that leave them out.
+    that leave them out. `draft_model` is a smaller checkpoint of the same vocabulary, which guesses tokens ahead and
+    has its part of the KV cache's memory.
     """
 
     model: str = "demo"
+    draft_model: str | None = None
     revision: str | None = None
     tokenizer: str | None = None
     backend: Literal["torch", "llamacpp"] = "torch"

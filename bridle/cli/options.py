@@ -30,6 +30,11 @@ Bytes = Annotated[int | None, Parameter(converter=byte_size)]
 class ModelOptions:
     """The checkpoint, and how it is loaded."""
 
+    draft_model: str | None = None
+    (
+        "A smaller model of the same vocabulary, which drafts tokens: folder, hub id or GGUF file. It changes the time "
+        "and no token."
+    )
     revision: str | None = None
     "Branch, tag or commit of a hub model."
     tokenizer: str | None = None
@@ -100,7 +105,7 @@ class EngineOptions:
     speculate: Annotated[int | None, Parameter(converter=drafts)] = None
     (
         "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It "
-        "changes the time and no token."
+        "changes the time and no token. Default: `auto` with a draft model, else `off`."
     )
     prefix_caching: bool = True
     "Keep the KV of finished prompts for requests that begin alike."

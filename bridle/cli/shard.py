@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from bridle.cli.options import ModelOptions, RoomOptions
+from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from bridle.cluster.address import Tls
@@ -88,6 +89,8 @@ def shard(
     configure_logs(listen.log_format, listen.log_level)
     check_address(listen.listen)
     config = room.add_to(model.to_config(name))
+    if config.draft_model is not None:
+        raise InvalidRequest("a draft model runs beside the engine that it drafts for, not in a shard", "draft_model")
     if place.rank:
         from bridle.deploy.group import run_member
 

@@ -101,6 +101,7 @@ def launch_shard(
     warm. With `stands_by` the next process of a single shard waits until it is needed, with all but the model in its
     memory. Raises `ShardUnavailable` if it does not start."""
     _refuse_sampler(sampler)
+    _refuse_draft_model(config)
     report = progress or (lambda what, share: None)
     report("starting a shard", 0.0)
     command = [sys.executable, "-m", "bridle", "shard", *shard_arguments(config)]
@@ -127,6 +128,7 @@ def connect_shard(
         config: ModelConfig, progress: Callable[[str, float], None] | None, sampler: Sampler | None
     ) -> ShardExecutor:
         _refuse_sampler(sampler)
+        _refuse_draft_model(config)
         executor = ShardExecutor(address, tls=tls, start_timeout=START_SECONDS)
         try:
             _check_room(executor, config)
@@ -155,6 +157,16 @@ def _check_room(executor: ShardExecutor, config: ModelConfig) -> None:
 def _refuse_sampler(sampler: Sampler | None) -> None:
     if sampler is not None:
         raise UnsupportedFeature("a sampler of your own runs only where the model is in this process", "sampler")
+
+
+def _refuse_draft_model(config: ModelConfig) -> None:
+    """Refuse a draft model, which has to be asked between two steps, without a way to another process each time."""
+    if config.draft_model is not None:
+        raise UnsupportedFeature(
+            "a draft model runs only where the model is in this process: leave out --isolate-model, --shard and "
+            "--shards, or use --replicas",
+            "draft_model",
+        )
 
 
 def shard_arguments(config: ModelConfig) -> list[str]:

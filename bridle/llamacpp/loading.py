@@ -89,6 +89,8 @@ def _check(config: ModelConfig, has_gpu: bool) -> None:
             f"backend 'llamacpp' does not take quantization {config.quantization!r}: its files are quantized already",
             "quantization",
         )
+    if config.draft_model is not None:
+        raise InvalidRequest("backend 'llamacpp' takes no draft_model; backend 'torch' does", "draft_model")
     for name in ("kernel", "adapter_kernel", "kv_cache_dtype"):
         if getattr(config, name) != "auto":
             raise InvalidRequest(f"backend 'llamacpp' does not take {name} {getattr(config, name)!r}", name)

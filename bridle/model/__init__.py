@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bridle.model.check import check_model as check_model
     from bridle.model.executor import LocalExecutor as LocalExecutor
-    from bridle.model.loader import load_executor as load_executor
+    from bridle.model.loading import load_executor as load_executor
     from bridle.model.parity import ParityReport as ParityReport
     from bridle.model.resolve import resolve_model as resolve_model
 
@@ -19,7 +19,7 @@ _HOMES = {
     "LocalExecutor": "bridle.model.executor",
     "ParityReport": "bridle.model.parity",
     "check_model": "bridle.model.check",
-    "load_executor": "bridle.model.loader",
+    "load_executor": "bridle.model.loading",
     "resolve_model": "bridle.model.resolve",
 }
 

@@ -37,6 +37,7 @@ class LocalExecutor:
     ) -> None:
         self._info = info
         self.adapters = adapters
+        self.draft: LocalExecutor | None = None  # of the model that guesses this one's tokens
         self._runner: ModelRunner | None = runner
         self._sampler = sampler
         self._device = device
@@ -50,8 +51,9 @@ class LocalExecutor:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of weights and KV cache; 0 once the executor is closed."""
-        return 0 if self._runner is None else self._runner.num_bytes
+        """The memory of weights and KV cache, those of the draft model included; 0 once the executor is closed."""
+        beside = 0 if self.draft is None else self.draft.num_bytes
+        return beside if self._runner is None else self._runner.num_bytes + beside
 
     def forward(self, plan: StepPlan) -> None:
         """Apply the plan and compute its rows. On CUDA this returns before the device is done.
@@ -121,6 +123,8 @@ class LocalExecutor:
         self.reset()
         if self.adapters is not None:
             self.adapters.clear()
+        if self.draft is not None:
+            self.draft.close()
         self._runner = self.adapters = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -12,6 +12,7 @@ from bridle.lora.torch_product import MAX_STACK_BYTES, MAX_STACKS
 from bridle.model import guards
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.loader import choose_device, choose_dtype
+from bridle.model.loading import config_of_draft
 from bridle.model.memory import free_memory
 from bridle.model.resolve import resolve_model
 
@@ -20,8 +21,10 @@ _ADAPTER_PART = 8
 
 
 def weights_of(config: ModelConfig) -> int:
-    """The bytes that a model's weights will take, from the headers of its files, which are downloaded if need be.
-    Raises the error of loading for a checkpoint that cannot be loaded."""
+    """The bytes that a model's weights will take, with those of its draft model, from the headers of their files, which
+    are downloaded if need be. Raises the error of loading for a checkpoint that cannot be loaded."""
+    if config.draft_model is not None:
+        return weights_of(replace(config, draft_model=None)) + weights_of(config_of_draft(config))
     checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
     device = choose_device(config.device)
     dtype = choose_dtype(config, guards.read_config(checkpoint), device)

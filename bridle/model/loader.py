@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,7 +36,6 @@ from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
 from bridle.model.text_part import PARTS, TextPart
-from bridle.threads import run_apart
 
 Progress = Callable[[str, float], None]
 
@@ -47,20 +46,22 @@ STEP_TOKENS = {"cpu": 256, "cuda": 4096}
 STEP_SEQS = 256
 
 
-def load_executor(
-    config: ModelConfig, progress: Progress | None = None, sampler: Sampler | None = None
-) -> LocalExecutor:
-    """Load a model and make it ready to compute.
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """A model that lacks nothing but its KV pool."""
 
-    `progress(what, share)` is called with the present stage and its share that is done, from 0 to 1, from a thread that
-    ends with loading. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, each with what would have to
-    change.
-    """
-    report = progress or (lambda what, share: None)
-    return run_apart(lambda: _load(config, report, sampler), "bridle-load")
+    config: ModelConfig
+    checkpoint: Checkpoint
+    model: nn.Module
+    geometry: Geometry
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
 
 
-def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor:
+def load_weights(config: ModelConfig, report: Progress) -> LoadedWeights:
+    """Find, inspect, read, check and prepare a model. `report(what, share)` is called with the present stage and its
+    share that is done, from 0 to 1."""
     device = choose_device(config.device)
     _choose_threads(config.num_threads)
     if config.quantization not in ("none", "auto") and device.type != "cpu":
@@ -93,10 +94,7 @@ def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> Loc
             report("choosing the form of weights", 0.72)
             config = replace(config, quantization=choose_quantization(model, geometry, device, checkpoint.folder))
         prepare_linears(model, config, lambda share: report("arranging weights", 0.75 + 0.2 * share))
-    report("running the largest step", 0.95)
-    executor = build_executor(config, checkpoint, model, geometry, dtype, device, max_model_len, sampler)
-    report("ready", 1.0)
-    return executor
+    return LoadedWeights(config, checkpoint, model, geometry, dtype, device, max_model_len)
 
 
 def choose_device(name: str) -> torch.device:
@@ -248,17 +246,11 @@ def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[f
         pack_linears(model, progress)
 
 
-def build_executor(
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    geometry: Geometry,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int,
-    sampler: Sampler | None,
-) -> LocalExecutor:
-    """Put the parts together, with a KV pool of the right size."""
+def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_bytes_beside: int = 0) -> LocalExecutor:
+    """Put the parts together, with a KV pool of the right size: one that leaves `token_bytes_beside` bytes for each of
+    its tokens to the pool of another model."""
+    config, checkpoint, model, geometry = loaded.config, loaded.checkpoint, loaded.model, loaded.geometry
+    dtype, device, max_model_len = loaded.dtype, loaded.device, loaded.max_model_len
     block_size, kv_dtype = sizing.default_block_size(config), choose_kv_dtype(config, dtype, device)
     kernel = tried_kernel(config.kernel, device, dtype, geometry, block_size)
     runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, kv_dtype, device), kernel))
@@ -293,7 +285,7 @@ def build_executor(
         config=config,
         device=device,
         block_size=block_size,
-        block_bytes=token_bytes(geometry, kv_dtype) * block_size,
+        block_bytes=(token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size,
         max_model_len=max_model_len,
         step_tokens=info.max_num_batched_tokens,
         step_seqs=info.max_num_seqs,

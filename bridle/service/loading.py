@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
 from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Executor, Sampler
-from bridle.errors import EngineClosed
+from bridle.errors import EngineClosed, InvalidRequest
 from bridle.lora import AdapterPool, find_device
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
@@ -185,11 +185,27 @@ def _load_parts(
         if starting is not None:
             undo.callback(starting.abandon)
         tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
+        if config.draft_model is not None:
+            _check_vocabulary(config.draft_model, tokenizer)
         executor: LoadedExecutor = (executors or load_executor)(config, progress, sampler)
         undo.callback(executor.close)
         runtime = finish_control(control, starting, executor.info.vocab_size)
         undo.pop_all()
     return _Parts(tokenizer, executor, runtime, read_defaults(path, config.generation_config))
+
+
+def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
+    """Refuse a draft model whose tokens are others than the model's, since every guess would be wrong."""
+    from bridle.text import Tokenizer
+
+    different = tokenizer.first_difference(Tokenizer.load(draft_model))
+    if different is not None:
+        token, own, its = different
+        raise InvalidRequest(
+            f"draft model {draft_model!r} has another vocabulary: token {token} is {its!r} there and {own!r} in the "
+            "model; a draft model needs the same tokens",
+            "draft_model",
+        )
 
 
 def _make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool | None:
@@ -218,7 +234,8 @@ def _start_engine(
     constraints = ConstraintPool(lambda: vocabulary_of(parts.tokenizer, info.vocab_size, info.eos_token_ids))
     all_pools = (PythonControllerPool(info.vocab_size), constraints, *pools, *((runtime,) if runtime else ()))
     decoder = Detokenizer(parts.tokenizer)
-    engine = Engine(parts.executor, config, pools=all_pools, decoder=decoder, adapters=adapters)
+    draft: Executor | None = getattr(parts.executor, "draft", None)
+    engine = Engine(parts.executor, config, pools=all_pools, decoder=decoder, adapters=adapters, draft=draft)
     client = AsyncEngine(engine)
     if adapters is not None:
         adapters.on_change = client.wake

@@ -89,6 +89,12 @@ class Tokenizer:
             pieces[token] = info.content
         return pieces
 
+    def first_difference(self, other: Tokenizer) -> tuple[int, str | None, str | None] | None:
+        """The first token id that does not stand for the same piece in both vocabularies, with both pieces; None if
+        they are the same, but for tokens that only one of them has at its end."""
+        pairs = enumerate(zip(self._pieces, other._pieces, strict=False))
+        return next(((token, own, its) for token, (own, its) in pairs if own != its), None)
+
     @cached_property
     def table(self) -> TokenTable | None:
         """What each token spells; None for vocabularies where that depends on the tokens around it."""

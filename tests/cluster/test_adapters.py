@@ -16,7 +16,7 @@ from bridle.engine import Engine, Request
 from bridle.engine.interfaces import Executor
 from bridle.errors import AdapterRefused, UnsupportedFeature
 from bridle.lora import AdapterDevice, AdapterPool, find_device, open_adapter, require_device
-from bridle.model.loader import load_executor
+from bridle.model.loading import load_executor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from bridle.testing.scripted import ScriptedExecutor

@@ -7,7 +7,7 @@ from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.deploy.launcher import launch_shard
 from bridle.engine import Decision, Engine, Request
 from bridle.engine.interfaces import Executor
-from bridle.model.loader import load_executor
+from bridle.model.loading import load_executor
 from bridle.outputs import Event
 from bridle.sampling import SamplingParams, Watermark
 from lab.doubles import tiny

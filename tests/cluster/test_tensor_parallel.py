@@ -25,7 +25,7 @@ from bridle.deploy.launcher import LaunchedShard, shard_arguments
 from bridle.engine import Engine, Request
 from bridle.engine.interfaces import Executor
 from bridle.errors import UnsupportedModel
-from bridle.model.loader import load_executor
+from bridle.model.loading import load_executor
 from bridle.model.tensor_parallel import _split, read_plan
 from bridle.outputs import Embedded, TokenEvent
 from bridle.sampling import SamplingParams

@@ -174,7 +174,7 @@ def test_texts_of_a_file_are_those_of_the_checkpoint() -> None:
 def test_a_packed_model_in_the_engine_is_lean() -> None:
     """Joined products where the blocks are alike, and none unpacked."""
     from bridle.config import ModelConfig
-    from bridle.model.loader import load_executor
+    from bridle.model.loading import load_executor
 
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
     _, file = pair("llama", "Q4_K_M", **sizes)

@@ -137,7 +137,7 @@ def test_the_same_seeds_give_the_same_texts() -> None:
 
 
 def test_embeddings_are_those_of_torch() -> None:
-    from bridle.model.loader import load_executor as load_into_torch
+    from bridle.model.loading import load_executor as load_into_torch
 
     original, _ = pair("llama")
     executor = started("llama")

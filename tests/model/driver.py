@@ -9,7 +9,7 @@ from bridle.config import ModelConfig
 from bridle.engine.interfaces import HistoryLookup
 from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.model.executor import LocalExecutor
-from bridle.model.loader import load_executor
+from bridle.model.loading import load_executor
 from bridle.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)

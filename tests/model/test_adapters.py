@@ -20,7 +20,7 @@ from bridle.engine.plan import PlanRow, SampleBatch, StepPlan
 from bridle.errors import InternalError
 from bridle.lora import AdapterPool, open_adapter, require_device
 from bridle.model.executor import LocalExecutor
-from bridle.model.loader import load_executor
+from bridle.model.loading import load_executor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from lab.doubles import tiny

@@ -23,7 +23,7 @@ from bridle.config import EngineConfig, ModelConfig
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.engine import Branch, Decision, Engine, Request, Splice
 from bridle.engine.interfaces import Executor
-from bridle.model.loader import load_executor
+from bridle.model.loading import load_executor
 from bridle.outputs import Event, Finished, FinishReason, Forked, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
 from lab.doubles import tiny

@@ -15,7 +15,7 @@ from bridle.engine import Engine, Request
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan
 from bridle.errors import BridleError, InternalError, InvalidRequest, ShardUnavailable
 from bridle.model.executor import LocalExecutor
-from bridle.model.loader import load_executor
+from bridle.model.loading import load_executor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from lab.doubles import tiny

@@ -284,7 +284,7 @@ def test_file_instead_of_folder(folder: Path) -> None:
 
 def test_progress_is_reported_in_order() -> None:
     from bridle.config import ModelConfig
-    from bridle.model.loader import load_executor
+    from bridle.model.loading import load_executor
 
     seen: list[tuple[str, float]] = []
     path = tiny.cached_checkpoint("llama")

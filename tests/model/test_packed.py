@@ -16,7 +16,7 @@ from torch import Tensor
 from bridle import LLM, SamplingParams
 from bridle.config import ModelConfig
 from bridle.errors import UnsupportedModel
-from bridle.model.loader import load_executor
+from bridle.model.loading import load_executor
 from bridle.model.quantize import Int8Linear
 from bridle.native.linear import QuantizedLinear
 from bridle.service.export import quantize_model

@@ -15,7 +15,7 @@ from bridle.control_group import memory_room
 from bridle.engine.plan import StepPlan
 from bridle.errors import InternalError, InvalidRequest, OutOfBlocks
 from bridle.model import memory, sizing
-from bridle.model.loader import load_executor
+from bridle.model.loading import load_executor
 from bridle.model.sizing import PoolNeeds, fit_pool
 from bridle.testing.scripted import ScriptedExecutor
 from lab.doubles import tiny

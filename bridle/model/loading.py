@@ -1,0 +1,83 @@
+"""Loads a model, and the draft model that guesses its tokens ahead, if there is one.
+
+Both have a KV pool for the same number of tokens, out of one budget: the model's pool is sized as if each token took
+the memory that it takes in both, once the weights of both are in place. The largest step that is run to find out what
+it takes is the model's own; the two never compute at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bridle.config import ModelConfig
+from bridle.engine.interfaces import Sampler
+from bridle.errors import InvalidRequest
+from bridle.model import sizing, tensor_parallel
+from bridle.model.executor import LocalExecutor
+from bridle.model.kv_cache import token_bytes
+from bridle.model.loader import LoadedWeights, Progress, build_executor, choose_kv_dtype, load_weights
+from bridle.threads import run_apart
+
+
+def load_executor(
+    config: ModelConfig, progress: Progress | None = None, sampler: Sampler | None = None
+) -> LocalExecutor:
+    """Load a model and make it ready to compute.
+
+    `progress(what, share)` is called with the present stage and its share that is done, from 0 to 1, from a thread that
+    ends with loading. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, each with what would have to
+    change.
+    """
+    report = progress or (lambda what, share: None)
+    load = _load if config.draft_model is None else _load_pair
+    return run_apart(lambda: load(config, report, sampler), "bridle-load")
+
+
+def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor:
+    loaded = load_weights(config, report)
+    report("running the largest step", 0.95)
+    executor = build_executor(loaded, sampler)
+    report("ready", 1.0)
+    return executor
+
+
+def _load_pair(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor:
+    """The executor of a model, which holds that of its draft model."""
+    if tensor_parallel.num_ranks() > 1:
+        raise InvalidRequest(
+            "a draft model runs beside a model in one process; a model in several shards takes none", "draft_model"
+        )
+    draft = load_weights(config_of_draft(config), lambda what, share: report(f"draft model: {what}", 0.2 * share))
+    target = load_weights(config, lambda what, share: report(what, 0.2 + 0.8 * share))
+    report("running the largest step", 0.95)
+    executor = build_executor(target, sampler, token_bytes_beside=_token_bytes(draft))
+    num_tokens = executor.info.num_blocks * executor.info.block_size
+    executor.draft = build_executor(_with_room(draft, num_tokens), None)
+    report("ready", 1.0)
+    return executor
+
+
+def config_of_draft(config: ModelConfig) -> ModelConfig:
+    """How the draft model is loaded: as the model, but for what belongs to one checkpoint alone."""
+    assert config.draft_model is not None
+    return replace(
+        config,
+        model=config.draft_model,
+        draft_model=None,
+        revision=None,
+        tokenizer=None,
+        max_model_len=None,
+        kv_memory=None,
+        kv_tokens=None,
+        max_kv_memory=None,
+    )
+
+
+def _token_bytes(loaded: LoadedWeights) -> int:
+    return token_bytes(loaded.geometry, choose_kv_dtype(loaded.config, loaded.dtype, loaded.device))
+
+
+def _with_room(loaded: LoadedWeights, num_tokens: int) -> LoadedWeights:
+    """The draft model, to be given a pool of so many tokens, for which memory was set aside."""
+    block_size = sizing.default_block_size(loaded.config)
+    return replace(loaded, config=replace(loaded.config, num_blocks=-(-num_tokens // block_size)))
