@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from bridle.engine.interfaces import Sampler
     from bridle.llamacpp.executor import LlamaExecutor
     from bridle.model.executor import LocalExecutor
+    from bridle.model.pooled.executor import PooledExecutor
 
 
 def load_executor(
     config: ModelConfig, progress: Callable[[str, float], None] | None = None, sampler: Sampler | None = None
-) -> LocalExecutor | LlamaExecutor:
+) -> LocalExecutor | PooledExecutor | LlamaExecutor:
     """Load a model with its backend and make it ready to compute. Raises the backend's errors."""
     if config.backend == "llamacpp":
         from bridle.llamacpp import load_executor as load_into_llamacpp

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 
@@ -22,7 +22,7 @@ from bridle.cluster.address import MAX_MESSAGE_BYTES, Tls, open_channel
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.shard import ACCEPTED, PROTOCOL, SERVICE
 from bridle.cluster.trace_context import StreamSpan
-from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.interfaces import ExecutorInfo, Task
 from bridle.errors import InternalError, ProtocolError, ShardUnavailable
 
 _log = logging.getLogger(__name__)
@@ -184,6 +184,9 @@ def read_info(reply: pb.InfoReply) -> tuple[ExecutorInfo, int, int]:
         raise ProtocolError(f"the shard keeps KV by {reply.kv!r}; must be 'paged' or 'sequences'")
     fields: dict[str, Any] = {name: getattr(reply, name) for name in ExecutorInfo.__slots__}
     fields["eos_token_ids"] = tuple(reply.eos_token_ids)
+    fields["task"] = reply.task or "generate"
+    if fields["task"] not in get_args(Task):
+        raise ProtocolError(f"the shard's model is for {reply.task[:100]!r}; known are {', '.join(get_args(Task))}")
     return ExecutorInfo(**fields), reply.num_bytes, reply.pid
 
 

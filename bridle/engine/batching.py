@@ -42,6 +42,7 @@ class Batching:
     def of(cls, config: EngineConfig, info: ExecutorInfo) -> Batching:
         """The values of `config` for a backend. Raises `InvalidRequest` with the values that do not go together."""
         size = config.max_num_seqs or info.max_num_seqs
+        in_chunks = config.chunked_prefill and info.task == "generate"  # what pools needs a text whole
         prefill = _prefill_tokens(config, info)
         total = _total_tokens(config, info)
         batching = cls(
@@ -49,11 +50,11 @@ class Batching:
             max_batch_prefill_tokens=prefill,
             max_batch_total_tokens=_num_blocks(config, info) * info.block_size,
             max_batch_size=size,
-            max_input_tokens=config.max_input_tokens or (total if config.chunked_prefill else min(total, prefill)),
+            max_input_tokens=config.max_input_tokens or (total if in_chunks else min(total, prefill)),
             max_total_tokens=total,
             waiting_served_ratio=_ratio(config),
             max_waiting_tokens=_WAITING_STEPS if config.max_waiting_tokens is None else config.max_waiting_tokens,
-            chunked_prefill=config.chunked_prefill,
+            chunked_prefill=in_chunks,
         )
         batching._check(config)
         return batching

@@ -19,7 +19,6 @@ from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, root_key
 from bridle.engine.steering import Steering, as_controller_error
 from bridle.errors import ContextOverflow, ControllerError, InternalError, InvalidRequest, UnsupportedFeature
-from bridle.sampling import SamplingParams
 
 _Prompt = Future[tuple[int, ...]]
 
@@ -38,8 +37,7 @@ class Intake:
     def check(self, request: Request) -> None:
         """Raise `InvalidRequest`, `ContextOverflow` or `UnsupportedFeature` if the request can never be served."""
         sampling, vocab_size = request.sampling, self._info.vocab_size
-        if request.embeds and not self._info.embedding_size:
-            raise UnsupportedFeature("this model computes no embeddings here", "model")
+        check_task(self._info, request.embeds)
         if not request.prompt:
             raise InvalidRequest("the prompt is empty; at least one token is needed", "prompt")
         low, high = min(request.prompt), max(request.prompt)
@@ -53,7 +51,7 @@ class Intake:
             raise InvalidRequest(f"n is {sampling.n}; at most {self._config.max_forks}", "n")
         if request.runs or request.media:
             check_media(request.media, request.runs, len(request.prompt))
-        max_len = self.max_len(len(request.prompt), sampling)
+        max_len = self.max_len(request, len(request.prompt))
         if request.generated:
             self._check_generated(request, max_len)
 
@@ -66,14 +64,16 @@ class Intake:
         if min(request.generated) < 0 or max(request.generated) >= self._info.vocab_size:
             raise InvalidRequest("generated holds tokens outside the vocabulary", "generated")
 
-    def max_len(self, num_prompt: int, sampling: SamplingParams) -> int:
-        """The length at which an output is complete, prompt included; raises `ContextOverflow`."""
+    def max_len(self, request: Request, num_prompt: int) -> int:
+        """The length at which an output is complete, with a prompt of so many tokens; raises `ContextOverflow`. No room
+        is needed beside a prompt whose vector is wanted."""
+        max_tokens = 0 if request.embeds else request.sampling.max_tokens
         capacity = self._info.num_blocks * self._info.block_size
         limit = min(self._info.max_model_len, capacity)
-        wanted = num_prompt + (1 if sampling.max_tokens is None else sampling.max_tokens)
+        wanted = num_prompt + (1 if max_tokens is None else max_tokens)
         if wanted > limit:
             what = "the model's context" if limit == self._info.max_model_len else "the KV cache"
-            more = "" if sampling.max_tokens is None else f" and max_tokens is {sampling.max_tokens}"
+            more = "" if max_tokens is None or request.embeds else f" and max_tokens is {max_tokens}"
             raise ContextOverflow(
                 f"the prompt has {num_prompt} tokens{more}; at most {limit} tokens fit into {what}", "prompt"
             )
@@ -81,7 +81,7 @@ class Intake:
             raise ContextOverflow(
                 f"the prompt has {num_prompt} tokens; max_input_tokens is {self._max_input_tokens}", "prompt"
             )
-        return limit if sampling.max_tokens is None else wanted
+        return limit if max_tokens is None else wanted
 
     def new_sequence(self, request: Request, seq_id: int) -> Sequence:
         """The first sequence of a checked request."""
@@ -111,8 +111,19 @@ class Intake:
         self._set_prompt(seq, prompt)
 
     def _set_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
-        seq.set_prompt(prompt, self.max_len(len(prompt), seq.sampling))
+        seq.set_prompt(prompt, self.max_len(seq.request, len(prompt)))
         seq.control.max_moves = self._config.max_draws_factor * (seq.max_len - len(prompt)) + _SPARE_MOVES
+
+
+def check_task(info: ExecutorInfo, embeds: bool) -> None:
+    """Raise `UnsupportedFeature` if a model of this kind gives no vectors, or generates no text."""
+    if embeds and not info.embedding_size:
+        raise UnsupportedFeature("this model computes no embeddings here", "model")
+    if not embeds and info.task != "generate":
+        what = "vectors of texts: ask /v1/embeddings, /v1/score or /v1/rerank, or LLM.embed"
+        if info.task == "classify":
+            what = "labels of texts: ask /v1/classify, or /v1/score and /v1/rerank if there is one label"
+        raise UnsupportedFeature(f"this model generates no text; it gives {what}", "model")
 
 
 class Openings:

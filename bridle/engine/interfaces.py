@@ -20,6 +20,9 @@ from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError
 
+#: What a model is for: text, vectors of texts, or labels of texts.
+Task = Literal["generate", "embed", "classify"]
+
 # -- computing ---------------------------------------------------------------------------------------------
 
 
@@ -30,7 +33,8 @@ class ExecutorInfo:
     `kv` says who places KV. With `paged` the engine's block tables do (the plan gives every slot of every position).
     With `sequences` the backend keeps KV by sequence id, copying on `ForkRow` and truncating to each row's `start`; the
     engine then only counts blocks. `capacity` is `num_blocks * block_size` tokens either way. Vectors of an `Embedder`
-    have `embedding_size` numbers; 0 if this model gives none.
+    have `embedding_size` numbers; 0 if this model gives none. `task` says what the model is for: one that does not
+    generate gives vectors of whole texts, each computed in one step, or the logits of a classifier's labels.
     """
 
     model: str
@@ -45,6 +49,7 @@ class ExecutorInfo:
     max_num_batched_tokens: int = 512  # what the backend digests well in one step
     max_num_seqs: int = 256
     embedding_size: int = 0
+    task: Task = "generate"
 
 
 class Executor(Protocol):
@@ -86,12 +91,11 @@ class Interruptible(Protocol):
 
 @runtime_checkable
 class Embedder(Protocol):
-    """An executor that can also return the vector of a text, the model's hidden state, unless its `info.embedding_size`
-    is 0."""
+    """An executor that can also return the vector of a text, unless its `info.embedding_size` is 0."""
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Vectors of length 1, in 32-bit numbers, of these logits rows of the last forward, which was step `step` and
-        has been sampled."""
+        """Vectors in 32-bit numbers of these logits rows of the last forward, which was step `step` and has been
+        sampled. Those of a model that generates are its hidden states, scaled to length 1."""
         raise NotImplementedError
 
 

@@ -104,7 +104,8 @@ def _num_blocks(chunk: _Chunk, info: ExecutorInfo) -> int:
 
 
 def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
-    """Run a step that computes these chunks and draws a token after each; returns its seconds."""
+    """Run a step that computes these chunks and draws a token after each, if the model generates; returns its
+    seconds."""
     info = executor.info
     rows, block = [], 0
     for seq_id, (start, length) in enumerate(chunks):
@@ -115,7 +116,7 @@ def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
     num_demanding = len(rows) if info.device.startswith("cuda") else _MAX_DEMANDING_ON_CPU
     samples = [
         SampleRow(row.seq_id, number, _DEMANDING if number < num_demanding else _GREEDY)
-        for number, row in enumerate(rows)
+        for number, row in enumerate(rows if info.task == "generate" else [])
     ]
     began = time.perf_counter()
     executor.forward(StepPlan(step, rows))

@@ -6,14 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from transformers import PreTrainedConfig
 
 from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, ModelConfig
 from bridle.lora.torch_product import MAX_STACK_BYTES, MAX_STACKS
 from bridle.model import guards
-from bridle.model.checkpoint import inspect_checkpoint
+from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.loader import choose_device, choose_dtype
 from bridle.model.loading import config_of_draft
 from bridle.model.memory import free_memory
+from bridle.model.pooled.settings import read_pooling
 from bridle.model.resolve import resolve_model
 
 #: By default, either tier of adapters gets at most the free memory divided by this.
@@ -27,8 +29,12 @@ def weights_of(config: ModelConfig) -> int:
         return weights_of(replace(config, draft_model=None)) + weights_of(config_of_draft(config))
     checkpoint = inspect_checkpoint(resolve_model(config.model, config.revision))
     device = choose_device(config.device)
-    dtype = choose_dtype(config, guards.read_config(checkpoint), device)
+    dtype = choose_dtype(config, _settings(checkpoint), device)
     return checkpoint.weight_bytes(dtype.itemsize, keeps_blocks=device.type == "cpu")
+
+
+def _settings(checkpoint: Checkpoint) -> PreTrainedConfig:
+    return guards.read_config(checkpoint, pools=read_pooling(checkpoint.folder) is not None)
 
 
 def free_on(config: ModelConfig) -> int:

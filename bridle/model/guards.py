@@ -8,7 +8,7 @@ reason, if it keeps state or order outside of attention over past tokens.
 from __future__ import annotations
 
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.folder import REFUSED
@@ -88,19 +88,23 @@ _REFUSED = {
 }
 
 
-def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
-    """The library's configuration of a checkpoint that can be served. Raises `UnsupportedModel` with the reason."""
+def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig:
+    """The library's configuration of a checkpoint that can be served; it need not be a decoder if it `pools`. Raises
+    `UnsupportedModel` with the reason."""
     name = checkpoint.config.get("model_type")
     if checkpoint.gguf is not None and REFUSED in checkpoint.config:
         raise UnsupportedModel(str(checkpoint.config[REFUSED]))
-    known = name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or name in VISION_FAMILIES
-    if "auto_map" in checkpoint.config and not known:
+    known = MODEL_MAPPING_NAMES if pools else {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION_FAMILIES}
+    if "auto_map" in checkpoint.config and name not in known:
         raise UnsupportedModel(f"model type {name!r} needs Python code from the checkpoint, which bridle never runs")
     try:
         config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise UnsupportedModel(f"{checkpoint.folder / 'config.json'} cannot be used: {error}") from error
-    check_structure(config)
+    if pools:
+        check_kind(config)
+    else:
+        check_structure(config)
     return config
 
 
@@ -114,16 +118,13 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return config.get_text_config() if takes_images(config) else config
 
 
-def check_structure(config: PreTrainedConfig) -> None:
-    """Refuse a model that is not a plain decoder of text, or has none as its text part."""
+def check_kind(config: PreTrainedConfig) -> None:
+    """Refuse a model that is not one stack of layers over text."""
     name = config.model_type
-    if takes_images(config):
-        _check_text_part(name, text_config(config))
-        if getattr(config, "quantization_config", None) is not None:
-            raise UnsupportedModel(f"model type {name!r} takes images; such models are served from weights in floats")
-        return
     if config.is_encoder_decoder:
-        raise UnsupportedModel(f"model type {name!r} is an encoder-decoder; bridle serves decoder-only models")
+        raise UnsupportedModel(
+            f"model type {name!r} is an encoder-decoder; bridle serves models of one stack, decoders or encoders"
+        )
     for part in ("vision_config", "audio_config", "vq_config"):
         if getattr(config, part, None) is not None:
             kind = part.removesuffix("_config")
@@ -133,10 +134,21 @@ def check_structure(config: PreTrainedConfig) -> None:
             )
     if name in _REFUSED:
         raise UnsupportedModel(f"model type {name!r} cannot be served: {_REFUSED[name]}")
-    if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise UnsupportedModel(f"model type {name!r} is no causal language model that this library version knows")
     if getattr(config, "alibi", False):
         raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
+
+
+def check_structure(config: PreTrainedConfig) -> None:
+    """Refuse a model that is not a plain decoder of text, or has none as its text part."""
+    name = config.model_type
+    if takes_images(config):
+        _check_text_part(name, text_config(config))
+        if getattr(config, "quantization_config", None) is not None:
+            raise UnsupportedModel(f"model type {name!r} takes images; such models are served from weights in floats")
+        return
+    check_kind(config)
+    if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsupportedModel(f"model type {name!r} is no causal language model that this library version knows")
     if getattr(config, "quantization_config", None) is not None:
         read_scheme(config.quantization_config)
     _check_layer_types(name, config)

@@ -5,20 +5,18 @@ Each stage may refuse the model, with a sentence that says why. Code in a checkp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
-from transformers.utils import logging as library_logging
 
 from bridle.config import ModelConfig, Quantization
 from bridle.control_group import num_cores
 from bridle.engine.interfaces import ExecutorInfo, Sampler
-from bridle.errors import BridleError, InvalidRequest, UnsupportedModel
+from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf import GgufModel
 from bridle.lora.adapter_kernel import create_adapter_kernel
 from bridle.model import attention, guards, memory, sizing, tensor_parallel
@@ -32,6 +30,7 @@ from bridle.model.kernels.trial import tried_kernel
 from bridle.model.kv_cache import KVCache, token_bytes
 from bridle.model.linear import pack_linears, use_kernels
 from bridle.model.parity import compare_with_eager
+from bridle.model.reading import read_weights
 from bridle.model.resolve import resolve_model
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
@@ -63,7 +62,7 @@ def load_weights(config: ModelConfig, report: Progress) -> LoadedWeights:
     """Find, inspect, read, check and prepare a model. `report(what, share)` is called with the present stage and its
     share that is done, from 0 to 1."""
     device = choose_device(config.device)
-    _choose_threads(config.num_threads)
+    choose_threads(config.num_threads)
     if config.quantization not in ("none", "auto") and device.type != "cpu":
         raise InvalidRequest(
             f"quantization {config.quantization!r} is for CPUs; the device is {device}", "quantization"
@@ -112,7 +111,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _choose_threads(num_threads: int | None) -> None:
+def choose_threads(num_threads: int | None) -> None:
     """Set the number of threads that compute. The default is torch's choice, but no more than this process has
     processor time for: torch counts the machine's cores, and a container that has two of sixty-four would spend its
     time waiting for threads."""
@@ -152,35 +151,10 @@ def read_model(
         return _read_gguf(checkpoint.gguf, settings, dtype, device)
     if getattr(settings, "quantization_config", None) is not None:
         return _read_packed(checkpoint, settings, dtype, device)
-    attention.register()
-    sees = guards.takes_images(settings)
-    try:
-        with _quiet_library():
-            model, loading = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
-                checkpoint.folder,
-                config=settings,
-                dtype=dtype,
-                attn_implementation=PARTS if sees else attention.ATTENTION_NAME,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                ignore_mismatched_sizes=True,  # they are refused below, with a message that names their shapes
-                output_loading_info=True,
-            )
-    except BridleError:
-        raise
-    except Exception as error:
-        raise UnsupportedModel(_why_not(settings, error)) from error
-    missing = sorted(loading["missing_keys"])
-    if missing:
-        raise UnsupportedModel(
-            f"{checkpoint.folder} lacks {len(missing)} weights of {type(model).__name__}, among them {missing[0]!r}"
-        )
-    if loading["mismatched_keys"]:
-        name, found, wanted = sorted(loading["mismatched_keys"])[0]
-        raise UnsupportedModel(f"weight {name!r} has shape {tuple(found)}, but config.json implies {tuple(wanted)}")
-    model = model.requires_grad_(False).eval().to(device)
-    return TextPart(model) if sees else model
+    if guards.takes_images(settings):
+        whole = read_weights(AutoModelForImageTextToText, checkpoint, settings, dtype, device, attention_names=PARTS)
+        return TextPart(whole)
+    return read_weights(AutoModelForCausalLM, checkpoint, settings, dtype, device)
 
 
 def _read_gguf(source: GgufModel, settings: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
@@ -202,13 +176,6 @@ def _read_packed(
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("a quantized checkpoint needs the whole model in one shard", "model")
     return read_packed_model(checkpoint, settings, dtype, device)
-
-
-def _why_not(settings: PreTrainedConfig, error: Exception) -> str:
-    name = settings.model_type
-    if isinstance(error, KeyError) and attention.ATTENTION_NAME in str(error):
-        return f"model type {name!r} brings an attention of its own that cannot be given a paged cache"
-    return f"model type {name!r} cannot be loaded: {type(error).__name__}: {error}"
 
 
 def lower_model(model: nn.Module, geometry: Geometry) -> None:
@@ -311,18 +278,3 @@ def _check_unknown_family(
             f"model type {settings.model_type!r} would give wrong results: its packed pass differs from its own "
             f"attention by {report.max_error:.3g} (limit {report.tolerance:.3g})"
         )
-
-
-@contextmanager
-def _quiet_library() -> Iterator[None]:
-    """Silence the library's progress bars and load reports; its findings are raised as errors here."""
-    verbosity = library_logging.get_verbosity()
-    bars = library_logging.is_progress_bar_enabled()
-    library_logging.set_verbosity_error()
-    library_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library_logging.set_verbosity(verbosity)
-        if bars:
-            library_logging.enable_progress_bar()

@@ -1,6 +1,6 @@
-"""Loads a model, and the draft model that guesses its tokens ahead, if there is one.
+"""Loads a model, and the draft model that guesses its tokens ahead, if there is one; or a model that pools.
 
-Both have a KV pool for the same number of tokens, out of one budget: the model's pool is sized as if each token took
+A model and its draft model have a KV pool for the same number of tokens, out of one budget: the model's pool is sized as if each token took
 the memory that it takes in both, once the weights of both are in place. The largest step that is run to find out what
 it takes is the model's own; the two never compute at the same time.
 """
@@ -16,12 +16,15 @@ from bridle.model import sizing, tensor_parallel
 from bridle.model.executor import LocalExecutor
 from bridle.model.kv_cache import token_bytes
 from bridle.model.loader import LoadedWeights, Progress, build_executor, choose_kv_dtype, load_weights
+from bridle.model.pooled.loading import load_pooled
+from bridle.model.pooled.settings import read_pooling
+from bridle.model.resolve import resolve_model
 from bridle.threads import run_apart
 
 
 def load_executor(
     config: ModelConfig, progress: Progress | None = None, sampler: Sampler | None = None
-) -> LocalExecutor:
+) -> LocalExecutor | PooledExecutor:
     """Load a model and make it ready to compute.
 
     `progress(what, share)` is called with the present stage and its share that is done, from 0 to 1, from a thread that
@@ -29,11 +32,20 @@ def load_executor(
     change.
     """
     report = progress or (lambda what, share: None)
-    load = _load if config.draft_model is None else _load_pair
-    return run_apart(lambda: load(config, report, sampler), "bridle-load")
+    return run_apart(lambda: _load(config, report, sampler), "bridle-load")
 
 
-def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor:
+def _load(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor | PooledExecutor:
+    report("finding the model", 0.0)
+    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", 0.05 * share))
+    pooling = read_pooling(folder)
+    if pooling is not None:
+        return load_pooled(config, folder, pooling, report)
+    load = _load_single if config.draft_model is None else _load_pair
+    return load(config, report, sampler)
+
+
+def _load_single(config: ModelConfig, report: Progress, sampler: Sampler | None) -> LocalExecutor:
     loaded = load_weights(config, report)
     report("running the largest step", 0.95)
     executor = build_executor(loaded, sampler)

@@ -95,7 +95,7 @@ def make_request(
     **options: Unpack[RequestOptions],
 ) -> Request:
     """`build_request` of tokens and sampling parameters that were checked."""
-    check_fits(model, len(tokens), sampling.max_tokens)
+    check_fits(model, len(tokens), 0 if embeds else sampling.max_tokens)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
     if sampling.banned_phrases:
@@ -120,7 +120,7 @@ def make_request(
     )
 
 
-#: Room for the token that an embedding does not draw.
+#: An embedding draws nothing; the length is not looked at.
 EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
 
 

@@ -150,8 +150,10 @@ def _measure_bridle(
         str(checkpoint.path), num_threads=settings.threads, kv_memory=capacity * checkpoint.token_bytes
     )
     from bridle.lora import require_device
+    from bridle.model.executor import LocalExecutor
 
     executor = load_executor(config)
+    assert isinstance(executor, LocalExecutor)  # the checkpoint is a decoder
     try:
         paths = {
             targets: make_adapters(folder, require_device(executor).layers, targets, count)
