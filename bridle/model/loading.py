@@ -1,8 +1,8 @@
 """Loads a model, and the draft model that guesses its tokens ahead, if there is one; or a model that pools.
 
-A model and its draft model have a KV pool for the same number of tokens, out of one budget: the model's pool is sized as if each token took
-the memory that it takes in both, once the weights of both are in place. The largest step that is run to find out what
-it takes is the model's own; the two never compute at the same time.
+A model and its draft model have a KV pool for the same number of tokens, out of one budget: the model's pool is sized
+as if each token took the memory that it takes in both, once the weights of both are in place. The largest step that is
+run to find out what it takes is the model's own; the two never compute at the same time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bridle.model import sizing, tensor_parallel
 from bridle.model.executor import LocalExecutor
 from bridle.model.kv_cache import token_bytes
 from bridle.model.loader import LoadedWeights, Progress, build_executor, choose_kv_dtype, load_weights
+from bridle.model.pooled.executor import PooledExecutor
 from bridle.model.pooled.loading import load_pooled
 from bridle.model.pooled.settings import read_pooling
 from bridle.model.resolve import resolve_model
