@@ -67,6 +67,10 @@ class Usage:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
+#: The kinds of tokens, in the words of logs and metrics, and the fields of `Usage` that count them.
+TOKEN_KINDS = {name.removesuffix("_tokens"): name for name in Usage.__slots__}
+
+
 @dataclass(slots=True)
 class Event:
     """Something that happened to output `index` of request `request_id`.

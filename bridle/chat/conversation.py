@@ -11,7 +11,7 @@ from typing import Any
 from bridle.chat.tools.offer import Offer, offer_of
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.service import LoadedModel, check_length
-from bridle.text.messages import TEXT_PARTS
+from bridle.text.messages import Prepared, prepare
 
 # Names that mean something to whoever renders the template, beside the template's own variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})
@@ -38,10 +38,6 @@ class Conversation:
     prefill: str = ""
     reads_calls: bool = True
 
-    def __post_init__(self) -> None:
-        if self.thinking_budget is not None and self.thinking_budget < 0:
-            raise InvalidRequest(f"thinking_budget is {self.thinking_budget}; must be at least 0", "thinking_budget")
-
     def offer(self) -> Offer:
         """Which functions the model may call."""
         if not self.reads_calls or (self.tools is None and self.tool_choice is None):
@@ -52,6 +48,8 @@ class Conversation:
         """Variables of the chat template: what is asked of the model's thinking, under the names that templates use,
         and what the client sets itself."""
         found: dict[str, Any] = {}
+        if self.thinking_budget is not None and self.thinking_budget < 0:
+            raise InvalidRequest(f"thinking_budget is {self.thinking_budget}; must be at least 0", "thinking_budget")
         if self.is_thinking is not None or self.thinking_budget is not None:
             found["enable_thinking"] = bool(self.thinking_budget) if self.is_thinking is None else self.is_thinking
         if self.effort is not None:
@@ -66,50 +64,20 @@ def prompt_text(model: LoadedModel, conversation: Conversation, offer: Offer | N
     """The text of the prompt of a conversation in which these functions are offered (None: those that it says); slow
     for long ones. Raises `InvalidRequest` naming the message at fault."""
     offer = conversation.offer() if offer is None else offer
-    _check_messages(model, conversation)
+    messages = _messages_of(model, conversation)
     given = conversation.tools if offer.functions or not conversation.reads_calls else None
-    text = model.tokenizer.render_chat(
-        conversation.messages, tools=given, template=conversation.template, **conversation.options()
-    )
-    return text + conversation.prefill
+    template, variables = conversation.template, conversation.options()
+    return model.tokenizer.chat_template.render(messages, given, template, variables) + conversation.prefill
 
 
-def _check_messages(model: LoadedModel, conversation: Conversation) -> None:
-    """Refuse what no template could render, or no context hold, before it is rendered."""
-    if conversation.template is None and not model.tokenizer.has_chat_template:
+def _messages_of(model: LoadedModel, conversation: Conversation) -> Prepared:
+    """The messages as templates expect them, checked: what no template could render, or no context hold, is refused
+    before anything is rendered."""
+    if conversation.template is None and not model.tokenizer.chat_template.is_present:
         raise TemplateFailure(f"{model.name!r} has no chat template; send a plain prompt", "messages")
-    if not conversation.messages:
-        raise InvalidRequest("messages is empty; it must have at least one message", "messages")
-    found = enumerate(conversation.messages)
-    check_length(model, sum(_check_message(position, each, model) for position, each in found), "messages")
-
-
-def _check_message(position: int, message: Any, model: LoadedModel) -> int:
-    """The number of characters of a message's texts. What the templates' side checks anyway is not checked here."""
-    if not isinstance(message, Mapping):
-        return 0
-    calls = message.get("tool_calls")
-    if calls is not None and not _are_calls(calls):
-        where = f"messages[{position}].tool_calls"
-        raise InvalidRequest(f"{where} must be a list of function calls", where)
-    content = message.get("content")
-    if isinstance(content, str):
-        return len(content)
-    parts = content if isinstance(content, list) else []
-    return sum(_check_part(part, f"messages[{position}].content[{i}]", model) for i, part in enumerate(parts))
-
-
-def _are_calls(calls: Any) -> bool:
-    if not isinstance(calls, list):
-        return False
-    functions = [call.get("function") if isinstance(call, dict) else None for call in calls]
-    return all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in functions)
-
-
-def _check_part(part: Any, where: str, model: LoadedModel) -> int:
-    """The length of a text part. Raises `UnsupportedFeature` for images, sounds and files."""
-    kind = part.get("type", "text") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind not in TEXT_PARTS:
-        raise UnsupportedFeature(f"{where} is of type {kind[:40]!r}; {model.name!r} reads only text", where)
-    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else part
-    return len(text) if isinstance(text, str) else 0
+    try:
+        messages = prepare(conversation.messages)
+    except UnsupportedFeature as error:
+        raise UnsupportedFeature(f"{error}; {model.name!r} reads only text", error.param) from None
+    check_length(model, sum(len(message["content"]) for message in messages), "messages")
+    return messages

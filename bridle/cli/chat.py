@@ -64,7 +64,7 @@ def chat(
     steering.named()  # what is wrong with it is said before the model is loaded
     config = model.to_config(name, warm_up=False)
     with loaded_model(config, adapters=specs, control=steering.control()) as loaded:
-        if not loaded.tokenizer.has_chat_template:
+        if not loaded.tokenizer.chat_template.is_present:
             raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
         chosen = specs[0].name if specs else None
         Conversation(loaded, params, system=system, adapter=chosen, show_stats=stats, steering=steering).run()

@@ -18,7 +18,7 @@ from bridle.http.state import HttpState
 from bridle.http.transport.call import CallMiddleware
 from bridle.http.transport.door import Door
 from bridle.http.transport.hosts import AllowedHosts
-from bridle.http.transport.identity import Identifier, IdentityMiddleware
+from bridle.http.transport.identity import Identifier
 from bridle.http.transport.shaped_route import refusing_for
 from bridle.http.transport.sockets import SocketFrontMaker, mount
 from bridle.service import Admission, ModelRegistry
@@ -82,10 +82,10 @@ def create_app(
 
 
 def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse: Refuse) -> None:
-    """Add identification, and the story of each call. The middleware that is added last sees a request first:
-    preflights carry no key, so they are answered before identification."""
+    """Add the story of each call, with who sent it. The middleware that is added last sees a request first: preflights
+    carry no key, so they are answered before anybody is identified, and browsers may read every answer."""
     settings = state.settings
-    app.add_middleware(IdentityMiddleware, identify=identify, refuse=refuse)
+    app.add_middleware(CallMiddleware, on_end=state.end, identify=identify, tracing=state.tracing, refuse=refuse)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -94,8 +94,6 @@ def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", CAP_HEADER],
         )
-
-    app.add_middleware(CallMiddleware, on_end=state.end, tracing=state.tracing, refuse=refuse)
 
 
 def _admission(registry: ModelRegistry, settings: HttpSettings, keys: KeyStore | None) -> Admission:

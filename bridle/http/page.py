@@ -56,7 +56,7 @@ def _chats(registry: ModelRegistry, name: str) -> bool:
         model = registry.slot_of(registry.choose(name).model).model
     except UnknownModel:
         return True
-    return model is None or model.tokenizer.has_chat_template
+    return model is None or model.tokenizer.chat_template.is_present
 
 
 _PAGE = Template("""<!doctype html>

@@ -14,13 +14,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
 
-from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, Overloaded
-from bridle.outputs import Event, Finished
 from bridle.sampling import SamplingParams
 from bridle.service.fairness import FairQueue, Place
 from bridle.service.rates import NO_LIMITS, Limits, RateLimiter
@@ -85,29 +83,8 @@ class Admission:
         expected = self._mean_held / max(self.num_requests, 1)
         return min(max(math.ceil(expected), _MIN_RETRY), _MAX_RETRY)
 
-    def _charge(self, ticket: Ticket, num_tokens: int, most: int | None) -> Place:
-        others = self.num_tokens - ticket.num_tokens
-        self._check_room(ticket.num_tokens + num_tokens, others, self.max_tokens, "tokens", "prompt")
-        self.num_tokens += num_tokens
-        if ticket.limits is not NO_LIMITS:
-            self._spend(ticket, num_tokens)
-        return self._queue.take(ticket.user, num_tokens, ticket.limits.weight, most)
-
     def _spend(self, ticket: Ticket, num_tokens: int) -> None:
         self._rates.spend(ticket.user, "tokens", ticket.limits.tokens_per_minute, num_tokens)
-
-    def _release(self, ticket: Ticket) -> None:
-        self.num_requests -= ticket.num_requests
-        self.num_tokens -= ticket.num_tokens
-        self._held[ticket.user] -= ticket.num_requests
-        if self._held[ticket.user] <= 0:
-            del self._held[ticket.user]
-        for place in ticket.places:
-            output = None if ticket.num_output is None else ticket.num_output // len(ticket.places)
-            self._queue.done(place, output)
-        if ticket.limits is not NO_LIMITS:
-            self._spend(ticket, ticket.num_output or 0)
-        self._mean_held += _SMOOTHING * (self._clock() - ticket.begun - self._mean_held)
 
     def _check_share(self, wanted: int, user: str) -> None:
         held, free = self._held[user], self.max_requests - self.num_requests
@@ -141,49 +118,56 @@ def max_output(sampling: SamplingParams, num_copies: int = 1) -> int | None:
     return None if sampling.max_tokens is None else sampling.max_tokens * sampling.n * num_copies
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A place among the accepted requests. Release it exactly when the request is over, on every path; `with` does so.
 
     `places` has one place for each charge. Set `num_output` to the number of generated tokens once it is known.
     """
 
-    def __init__(self, admission: Admission, num_requests: int, begun: float, user: str, limits: Limits) -> None:
-        self._admission: Admission | None = admission
-        self.num_requests = num_requests
-        self.num_tokens = 0
-        self.begun = begun
-        self.user = user
-        self.limits = limits
-        self.places: list[Place] = []
-        self.num_output: int | None = None
-
-    def seat(self, request: Request) -> Request:
-        """Return `request` with its place in the order of service, and charge its prompt to this ticket. Raises
-        `Overloaded`, having charged nothing, if there is no room."""
-        return replace(request, place=self.charge(len(request.prompt), max_output(request.sampling)))
+    admission: Admission
+    num_requests: int
+    begun: float
+    user: str
+    limits: Limits
+    num_tokens: int = 0
+    num_output: int | None = None
+    places: list[Place] = field(default_factory=list)
+    is_released: bool = False
 
     def charge(self, num_tokens: int, most: int | None = None) -> float:
         """Charge a prompt's tokens to this ticket; returns its place in the order of service. The `most` output tokens
-        that it may ask for count for that place, too. Raises as `seat`."""
-        if self._admission is None:
+        that it may ask for count for that place, too. Raises `Overloaded`, having charged nothing, if there is no room
+        for them."""
+        if self.is_released:
             return 0.0
-        place = self._admission._charge(self, num_tokens, most)
+        total = self.admission
+        others = total.num_tokens - self.num_tokens
+        total._check_room(self.num_tokens + num_tokens, others, total.max_tokens, "tokens", "prompt")
+        total.num_tokens += num_tokens
         self.num_tokens += num_tokens
+        if self.limits is not NO_LIMITS:
+            total._spend(self, num_tokens)
+        place = total._queue.take(self.user, num_tokens, self.limits.weight, most)
         self.places.append(place)
         return place.start
 
-    def note(self, events: Iterable[Event]) -> None:
-        """Count the output tokens of finished outputs, including those that were taken back."""
-        for event in events:
-            if isinstance(event, Finished):
-                made = event.usage.completion_tokens + event.usage.rewound_tokens
-                self.num_output = (self.num_output or 0) + made
-
     def release(self) -> None:
         """Release the ticket's place. Idempotent."""
-        admission, self._admission = self._admission, None
-        if admission is not None:
-            admission._release(self)
+        if self.is_released:
+            return
+        self.is_released = True
+        total = self.admission
+        total.num_requests -= self.num_requests
+        total.num_tokens -= self.num_tokens
+        total._held[self.user] -= self.num_requests
+        if total._held[self.user] <= 0:
+            del total._held[self.user]
+        for place in self.places:
+            total._queue.done(place, None if self.num_output is None else self.num_output // len(self.places))
+        if self.limits is not NO_LIMITS:
+            total._spend(self, self.num_output or 0)
+        total._mean_held += _SMOOTHING * (total._clock() - self.begun - total._mean_held)
 
     def __enter__(self) -> Ticket:
         return self

@@ -90,10 +90,6 @@ class Part:
             deltas.setdefault(index, Delta(index))
         return [(deltas[index], self.note(index)) for index in sorted(deltas)]
 
-    def pieces(self, events: list[Event]) -> list[list[Event]]:
-        """Events between two looks of a reader."""
-        return split_at_rewinds(events) if self.policy is RewindPolicy.MARK else [events]
-
 
 #: Sees a part after each batch of its events; True says that it has seen enough.
 Sink = Callable[[Part, list[Event]], Awaitable[bool | None]]
@@ -116,7 +112,7 @@ class Generation:
         """Submit the one part and wait for its first events, for who has to know them before anything is told; `run`
         begins with them."""
         (part,) = self.parts
-        part.ahead = _Ahead(self._submit(part))
+        part.ahead = _Ahead(self.model.client.submit(part.request))
         self.held.callback(part.ahead.cancel)
         return await part.ahead.look()
 
@@ -141,17 +137,15 @@ class Generation:
         finally:
             self._settle()
 
-    def _submit(self, part: Part) -> EventStream:
-        return self.model.client.submit(part.request)
-
     async def _run(self, part: Part, room: asyncio.Semaphore, sink: Sink | None, tells_failures: bool) -> None:
         """Read a part to its end."""
         if part.shares is not None:
             await part.shares.is_computed.wait()
         try:
-            async with room, part.ahead or self._submit(part) as stream:
+            async with room, part.ahead or self.model.client.submit(part.request) as stream:
                 async for events in stream:
-                    for piece in part.pieces(events):
+                    # Who marks rewinds looks between them, so that nothing depends on how many events came together.
+                    for piece in split_at_rewinds(events) if part.policy is RewindPolicy.MARK else [events]:
                         part.add(piece)
                         self.story.note(piece)
                         if part.collector.has_prompt:

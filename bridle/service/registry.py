@@ -31,7 +31,7 @@ _PATHS = ("/", ".", "~")
 _MAX_SHOWN_NAMES = 40
 
 
-class Choice(NamedTuple):
+class ModelAndAdapter(NamedTuple):
     """The model and the adapter that a request chooses, by name."""
 
     model: str | None
@@ -147,7 +147,7 @@ class ModelRegistry:
             raise self._unknown(name)
         return Slot(canonical, config, is_passing=True)
 
-    def choose(self, name: str | None, adapter: str | None = None) -> Choice:
+    def choose(self, name: str | None, adapter: str | None = None) -> ModelAndAdapter:
         """The model and the adapter of a request that names a model, an adapter, or both. A name that no model has may
         be an adapter's name, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. Raises
         `UnknownModel`. Whether the adapter exists is checked once the model is loaded."""
@@ -158,7 +158,7 @@ class ModelRegistry:
             if chosen is None or adapter not in (None, "", name, chosen.adapter):
                 raise
             return chosen
-        return Choice(name, adapter)
+        return ModelAndAdapter(name, adapter)
 
     def adapter_names(self, slot: Slot) -> list[str]:
         """The names of a model's adapters. For a model that is not loaded, those that will be loaded with it."""
@@ -243,15 +243,15 @@ class ModelRegistry:
                 return slot.name
         return self._default_slot().name if self.adapters.catalog.find(adapter) is not None else None
 
-    def _choose_adapter(self, name: str) -> Choice | None:
+    def _choose_adapter(self, name: str) -> ModelAndAdapter | None:
         """The choice for a name that is not a model's: an adapter's name, or a model's and an adapter's with a colon
         between."""
         owner = self._owner_of(name)
         if owner is not None:
-            return Choice(owner, name)
+            return ModelAndAdapter(owner, name)
         for end, char in enumerate(name[:_MAX_SHOWN_CHARS]):
             if char == ":" and name[end + 1 :] and self._is_model(name[:end]):
-                return Choice(name[:end], name[end + 1 :])
+                return ModelAndAdapter(name[:end], name[end + 1 :])
         return None
 
     def _is_model(self, name: str) -> bool:

@@ -8,7 +8,6 @@ This module knows no wire format.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -111,7 +110,7 @@ def make_request(
         controller=controller,
         adapter=None if adapter is None else model.adapters.resolve(adapter),
         stopping=tuple(stopping),
-        deadline=_deadline(terms, options.get("timeout")),
+        deadline=terms.end(options.get("timeout")),
         tenant=options.get("tenant", ""),
         priority=terms.priority,
         detokenize=detokenize,
@@ -127,12 +126,6 @@ EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
 def embedding_request(model: LoadedModel, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Request:
     """A request for what `model` makes of a prompt. Raises as `build_request` does."""
     return make_request(model, encode_prompt(model, prompt), EMBEDDING, detokenize=False, embeds=True, **options)
-
-
-def _deadline(terms: Terms, timeout: float | None) -> float | None:
-    """The earlier of the client's deadline and the server's."""
-    ends = [terms.ends, None if timeout is None else time.monotonic() + timeout]
-    return min((end for end in ends if end is not None), default=None)
 
 
 def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> object | None:

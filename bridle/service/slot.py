@@ -68,18 +68,18 @@ class Slot:
         return self.model is not None and unused and not self.is_pinned
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """A lease on a loaded model. A front-end takes it before it reads anything of a model, and keeps it until it has
     read the last event of its request. `model` stays loaded until `release`; a `with` block gives the model and
     releases it at its end."""
 
-    def __init__(self, model: LoadedModel, on_release: Callable[[], None] | None = None) -> None:
-        self.model = model
-        self._on_release = on_release
+    model: LoadedModel
+    on_release: Callable[[], None] | None = None
 
     def release(self) -> None:
         """Let go of the model. Idempotent."""
-        on_release, self._on_release = self._on_release, None
+        on_release, self.on_release = self.on_release, None
         if on_release is not None:
             on_release()
 

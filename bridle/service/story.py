@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bridle.constraints.spec import Constraint
 from bridle.engine.request import name_of
-from bridle.outputs import Event, Finished, Forked, PromptEvent, Rewind, TokenEvent
+from bridle.outputs import TOKEN_KINDS, Event, Finished, Forked, PromptEvent, Rewind, TokenEvent
 from bridle.service.terms import DEFAULT_TERMS, Terms
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: How many forks and rewinds are remembered one by one; beyond that they are only counted.
 MAX_MOMENTS = 64
 _MAX_ERROR_CHARS = 300
+#: Kinds of tokens that most requests have none of; they are told where there are some.
+_RARE = ("shared", "drafted", "accepted")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
@@ -132,7 +134,8 @@ class Story:
         if self.submitted is not None:
             told["priority"] = self.terms.priority
         if self.usage is not None:
-            told |= _counts(self.usage)
+            counts = {kind: getattr(self.usage, name) for kind, name in TOKEN_KINDS.items()}
+            told |= {kind: count for kind, count in counts.items() if count or kind not in _RARE}
         told |= self._times()
         if self.finish:
             told["finish"] = ",".join(sorted(set(self.finish)))
@@ -160,18 +163,6 @@ def names_of(controller: object | None) -> tuple[str | None, str | None]:
         return None, None
     name = name_of(controller)
     return (None, name) if isinstance(controller, Constraint) else (name, None)
-
-
-def _counts(usage: Usage) -> dict[str, int]:
-    told = {
-        "prompt": usage.prompt_tokens,
-        "cached": usage.cached_tokens,
-        "completion": usage.completion_tokens,
-        "sampled": usage.sampled_tokens,
-        "forced": usage.forced_tokens,
-        "rewound": usage.rewound_tokens,
-    }
-    return told | {"shared": usage.shared_tokens} if usage.shared_tokens else told
 
 
 def _ms(seconds: float) -> float:

@@ -43,10 +43,13 @@ class Terms:
             )
         _check_deadline(self.deadline)
 
-    @property
-    def ends(self) -> float | None:
-        """The deadline as a point of the monotonic clock."""
-        return None if self.deadline is None else self.since + self.deadline
+    def end(self, timeout: float | None = None) -> float | None:
+        """The deadline as a point of the monotonic clock, or the end of the server's `timeout` from now, if that comes
+        first."""
+        ends = [] if self.deadline is None else [self.since + self.deadline]
+        if timeout is not None:
+            ends.append(time.monotonic() + timeout)
+        return min(ends, default=None)
 
     def check_allowed(self, identity: Identity) -> None:
         """Raise `InvalidRequest` if this user may not be that urgent."""

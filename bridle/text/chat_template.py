@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, UnsupportedModel
-from bridle.text.messages import Message, prepare
+from bridle.text.messages import Prepared
 from bridle.text.template_engine import ChatTemplateProgram, Limits, TemplateError
 
 OWN_LIMITS = Limits(max_steps=5_000_000, max_chars=32 << 20)
@@ -41,10 +41,7 @@ class ChatTemplate:
         named = {"default": source} if isinstance(source, str) else dict(source or {})
         self._sources = {name: text for name, text in named.items() if text}
         self._special_tokens = dict(special_tokens)
-
-    @property
-    def is_present(self) -> bool:
-        return bool(self._sources)
+        self.is_present = bool(self._sources)
 
     @property
     def text(self) -> str:
@@ -53,11 +50,11 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Prepared,
         tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
         template: str | None,
         variables: Mapping[str, Any],
+        add_generation_prompt: bool = True,
     ) -> str:
         """The prompt. `template` is a client's own; `variables` are further ones it may read."""
         taken = sorted(_RESERVED & set(variables))
@@ -66,7 +63,7 @@ class ChatTemplate:
         known = {
             **self._special_tokens,
             **variables,
-            "messages": self._known_roles(prepare(messages), template),
+            "messages": self._known_roles(messages, template),
             "tools": [dict(tool) for tool in tools] if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -92,7 +89,7 @@ class ChatTemplate:
             self._programs[name] = ChatTemplateProgram(self._sources[name], OWN_LIMITS)
         return self._programs[name]
 
-    def _known_roles(self, messages: list[dict[str, Any]], template: str | None) -> list[dict[str, Any]]:
+    def _known_roles(self, messages: Prepared, template: str | None) -> Prepared:
         """Return the messages in roles that the template knows. Some clients send the system message with the role
         `developer`, and most templates silently drop messages of unknown roles."""
         if all(message["role"] != "developer" for message in messages):

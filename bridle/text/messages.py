@@ -10,14 +10,15 @@ from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.shown import shown
 
 Message = Mapping[str, Any]
+Prepared = list[dict[str, Any]]
 
 MAX_MESSAGES = 4_096
 #: The types of content parts that are text. A refusal is the text of an assistant that declined to answer.
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
-def prepare(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copies in one common form: content is text (parts are joined with line breaks, none becomes empty), and
+def prepare(messages: Sequence[Message]) -> Prepared:
+    """Copies, checked, in one common form: content is text (parts are joined with line breaks, none becomes empty), and
     the arguments of tool calls are objects, not JSON in a string.
 
     Raises `InvalidRequest` for what is no list of messages, `UnsupportedFeature` for images and the like.
@@ -25,7 +26,7 @@ def prepare(messages: Sequence[Message]) -> list[dict[str, Any]]:
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequest("messages must be a list of objects with `role` and `content`", "messages")
     if not messages:
-        raise InvalidRequest("messages is empty; at least one is needed", "messages")
+        raise InvalidRequest("messages is empty; it must have at least one message", "messages")
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(f"messages has {len(messages)} entries; at most {MAX_MESSAGES}", "messages")
     return [_prepare(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -39,8 +40,8 @@ def _prepare(message: Message, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.role is {shown(role)}; must be a non-empty string", f"{where}.role")
     prepared = dict(message)
     prepared["content"] = _text(message.get("content"), f"{where}.content")
-    if message.get("tool_calls"):
-        prepared["tool_calls"] = [_tool_call(call, f"{where}.tool_calls") for call in message["tool_calls"]]
+    if message.get("tool_calls") is not None:
+        prepared["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     return prepared
 
 
@@ -63,15 +64,22 @@ def _part(part: Any, where: str) -> str:
         return text
     if kind in TEXT_PARTS:
         raise InvalidRequest(f"{where} has no text", where)
-    raise UnsupportedFeature(f"{where} is of type {shown(kind)}; only text can be read", where)
+    raise UnsupportedFeature(f"{where} is of type {shown(kind)}", where)
 
 
-def _tool_call(call: Any, where: str) -> Any:
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """The calls, each an object with a `function`, or itself one, that has a name."""
+    if not isinstance(calls, Sequence):
+        raise InvalidRequest(f"{where} must be a list of function calls", where)
+    return [_tool_call(call, where) for call in calls]
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
     """The call with its arguments as an object; arguments that are not JSON stay as they are."""
-    if not isinstance(call, Mapping):
-        raise InvalidRequest(f"{where} holds {type(call).__name__}; must be objects", where)
-    function = call.get("function", call)
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where} must be a list of function calls", where)
+    arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return dict(call)
     try:

@@ -26,6 +26,10 @@ class TokenTable:
     def __init__(self, pieces: Sequence[str | None], spelling: Spelling) -> None:
         self._pieces = pieces
         self._spelling = spelling
+        self.drops_in_first = spelling.drops_in_first
+        #: How much the beginning of a text is still special: a count of spaces that may vanish, or 1 for a first token
+        #: that loses all of its own.
+        self.initial_lead = 1 if spelling.drops_in_first else spelling.strip
         #: Text of each token that consists of whole characters; None for the others, which are in `raw`.
         self.texts: list[str | None] = [""] * len(pieces)
         #: Bytes of the tokens that hold parts of characters.
@@ -61,16 +65,6 @@ class TokenTable:
         return self.strip(text, lead)[0] if lead else text
 
     # -- the beginning of a text -----------------------------------------------------------------------------
-
-    @property
-    def initial_lead(self) -> int:
-        """How much the beginning of a text is still special: a count of spaces that may vanish, or 1 for a
-        first token that loses all of its own."""
-        return 1 if self._spelling.drops_in_first else self._spelling.strip
-
-    @property
-    def drops_in_first(self) -> bool:
-        return self._spelling.drops_in_first
 
     def first_bytes(self, token: int) -> bytes:
         """The bytes of the token at the beginning of a text."""

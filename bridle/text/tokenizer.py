@@ -16,7 +16,7 @@ from typing import Any
 from bridle.errors import InvalidRequest
 from bridle.text.chat_template import ChatTemplate
 from bridle.text.files import end_tokens, load_fast_tokenizer
-from bridle.text.messages import Message
+from bridle.text.messages import Message, prepare
 from bridle.text.token_table import Spelling, TokenTable
 
 _LONG_CHARS = 1_024
@@ -54,7 +54,8 @@ class Tokenizer:
         ends = ([] if own_end is None else [own_end]) + list(eos_token_ids)
         #: Tokens that end an output.
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
-        self._template = ChatTemplate(chat_template, self._roles)
+        #: What makes prompts of conversations.
+        self.chat_template = ChatTemplate(chat_template, self._roles)
 
     @classmethod
     def load(cls, path_or_id: str | Path, revision: str | None = None) -> Tokenizer:
@@ -182,14 +183,9 @@ class Tokenizer:
     # -- chat ------------------------------------------------------------------------------------------------
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether the model comes with a chat template."""
-        return self._template.is_present
-
-    @property
     def template_text(self) -> str:
         """The source of the chat template; of several, one after the other."""
-        return self._template.text
+        return self.chat_template.text
 
     def render_chat(
         self,
@@ -203,7 +199,7 @@ class Tokenizer:
         """The prompt for a conversation. `template` replaces the model's own and is rendered in a bounded
         process of its own; `kwargs` are further variables of the template. Raises `InvalidRequest` when there
         is no template, or when it refuses the messages, fails, or takes too long."""
-        return self._template.render(messages, tools, add_generation_prompt, template, kwargs)
+        return self.chat_template.render(prepare(messages), tools, template, kwargs, add_generation_prompt)
 
     def encode_chat(self, messages: Sequence[Message], **kwargs: Any) -> list[int]:
         """The tokens of `render_chat`, which takes the same arguments."""

@@ -18,7 +18,7 @@ from bridle.engine.sequence import root_key
 from bridle.errors import InternalError, Overloaded
 from bridle.outputs import Finished, FinishReason, PromptEvent, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.service.admission import Admission, Ticket
+from bridle.service.admission import Admission, Ticket, max_output
 from lab.simulation.records import Records
 from lab.simulation.timeline import Timeline
 from lab.simulation.workload import Turn, Workload, drawn_token, first_of_answer
@@ -86,10 +86,11 @@ class Clients:
         turn = asked.turn
         asked.num_tries += 1
         sampling = SamplingParams(max_tokens=turn.num_output, ignore_eos=True, seed=turn.seed)
-        request = Request(turn.id, turn.prompt, sampling, detokenize=False)
         try:
             asked.ticket = self._admission.admit(user=turn.chat.user)
-            asked.stream = self._replicas.submit(asked.ticket.seat(request))
+            place = asked.ticket.charge(len(turn.prompt), max_output(sampling))
+            request = Request(turn.id, turn.prompt, sampling, place=place, detokenize=False)
+            asked.stream = self._replicas.submit(request)
         except Overloaded as error:
             self._turn_away(asked, error.retry_after)
 
@@ -124,8 +125,6 @@ class Clients:
         events = asked.stream.take() if asked.stream is not None else None
         if not events:
             return
-        if asked.ticket is not None:
-            asked.ticket.note(events)
         for event in events:
             if isinstance(event, TokenEvent):
                 self._read_token(asked, event)
@@ -148,6 +147,7 @@ class Clients:
     def _end(self, asked: _Asked, event: Finished) -> None:
         turn, now = asked.turn, self._timeline.now
         if asked.ticket is not None:
+            asked.ticket.num_output = event.usage.completion_tokens + event.usage.rewound_tokens
             asked.ticket.release()
         if event.reason is FinishReason.ERROR:
             self._give_up(asked)

@@ -22,6 +22,16 @@ EOS = 256
 VOCAB_SIZE = 260
 
 
+class LineTemplate:
+    """Renders chats as `role: content` lines."""
+
+    is_present = True
+
+    def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, *options: Any) -> str:
+        lines = [f"{message['role']}: {message.get('content') or ''}\n" for message in messages]
+        return "".join(f"[{tool['function']['name']}]" for tool in tools or ()) + "".join(lines) + "assistant: "
+
+
 class ByteTokenizer:
     """Token i is byte i; 256 ends a text. Chats are rendered as `role: content` lines."""
 
@@ -29,7 +39,7 @@ class ByteTokenizer:
     eos_token_ids = (EOS,)
     bos_token_id: int | None = None
     special_token_ids = frozenset({EOS})
-    has_chat_template = True
+    chat_template = LineTemplate()
     template_text = ""
 
     def id_of(self, token: str) -> int | None:
@@ -47,13 +57,8 @@ class ByteTokenizer:
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode(errors="replace") if token < 256 else f"<{token}>"
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        lines = [f"{message['role']}: {message.get('content') or ''}\n" for message in messages]
-        tools = "".join(f"[{tool['function']['name']}]" for tool in options.get("tools") or ())
-        return tools + "".join(lines) + "assistant: "
-
-    def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
-        return self.encode(self.render_chat(messages, **options))
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        return self.encode(self.chat_template.render(messages))
 
 
 @dataclass(frozen=True)

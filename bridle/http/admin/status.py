@@ -82,7 +82,7 @@ def _request(story: Story) -> dict[str, Any]:
         "controller": story.controller,
         "constraint": story.constraint,
         "priority": story.terms.priority,
-        "deadline": None if story.terms.ends is None else round(story.terms.ends - now, 3),
+        "deadline": None if (end := story.terms.end()) is None else round(end - now, 3),
         "state": story.state,
         "age": round(now - story.began, 3),
         "prompt_tokens": story.num_prompt,

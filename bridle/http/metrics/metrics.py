@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from bridle.http.metrics.tgi import TgiMetrics
 from bridle.http.transport.call import MODEL_ROUTES, Call
+from bridle.outputs import TOKEN_KINDS
 
 if TYPE_CHECKING:
     from bridle.service import ModelRegistry
@@ -41,17 +42,6 @@ _GAUGES = frozenset(
         *("num_adapters", "num_adapters_on_host", "num_adapters_on_device"),
     }
 )
-_TOKEN_KINDS = {
-    "prompt": "prompt_tokens",
-    "cached": "cached_tokens",
-    "completion": "completion_tokens",
-    "sampled": "sampled_tokens",
-    "forced": "forced_tokens",
-    "rewound": "rewound_tokens",
-    "shared": "shared_tokens",
-    "drafted": "drafted_tokens",
-    "accepted": "accepted_tokens",
-}
 
 # The buckets that OpenTelemetry's conventions for generative AI advise.
 _LONG = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -99,7 +89,7 @@ class Metrics:
             self._first.labels(model).observe(call.first_token - call.began)
         for reason in call.finish:
             self._finished.labels(model, reason).inc()
-        for kind, name in _TOKEN_KINDS.items():
+        for kind, name in TOKEN_KINDS.items():
             self._tokens.labels(model, kind).inc(getattr(call.usage, name))
         if call.first_token is not None and call.last_token is not None and call.usage.completion_tokens > 1:
             pace = (call.last_token - call.first_token) / (call.usage.completion_tokens - 1)

@@ -57,7 +57,7 @@ async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     generation = await serving.prepare([turn.prompt], sampling, turn.steering, tell_resuming=body.wants_resuming)
     if not body.stream:
         await generation.run()
-    return _Answer(generation, turn, body)
+    return _Answer(generation, turn, body, ChoiceNumbers(generation.parts, sampling.n))
 
 
 async def turn_of(
@@ -101,13 +101,9 @@ class _Answer:
     generation: Generation
     turn: Turn
     body: ChatBody
-    created: int = field(init=False)
+    _numbers: ChoiceNumbers
+    created: int = field(default_factory=lambda: int(time.time()))
     _readers: dict[int, TurnReader] = field(default_factory=dict)
-    _numbers: ChoiceNumbers = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.created, parts = int(time.time()), self.generation.parts
-        self._numbers = ChoiceNumbers(parts, parts[0].request.sampling.n)
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
@@ -142,7 +138,7 @@ class _Answer:
             "index": self._numbers.of(part, output.index),
             "message": message,
             "logprobs": self._logprobs(part, tuple(output.token_ids), output.logprobs),
-            "finish_reason": _finish(output, bool(found.calls)),
+            "finish_reason": finish_reason(output, bool(found.calls)),
             "stop_reason": output.stop_reason,
             **self._numbers.fields(part, part.note(output.index)),
             "seed": part.request.sampling.seed,
@@ -171,7 +167,7 @@ class _Answer:
         output = part.collector.growing[index].output
         chunk = self._chunk(self._numbers.of(part, index), {})
         chunk["choices"][0] |= {
-            "finish_reason": _finish(output, has_calls),
+            "finish_reason": finish_reason(output, has_calls),
             "stop_reason": output.stop_reason,
             "seed": part.request.sampling.seed,
         }
@@ -206,11 +202,6 @@ class _Answer:
             "model": self.generation.served_name,
             "choices": choices,
         }
-
-
-def _finish(output: CompletionOutput, has_calls: bool) -> str | None:
-    reason = finish_reason(output)
-    return "tool_calls" if has_calls and reason == "stop" else reason
 
 
 def _delta_shape(piece: Piece) -> dict[str, Any]:

@@ -60,7 +60,7 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
     generation = await serving.prepare(tokens, sampling, steering, texts=texts, tell_resuming=body.wants_resuming)
     if not body.stream:
         await generation.run()
-    return _Answer(generation, plan)
+    return _Answer(generation, plan, ChoiceNumbers(generation.parts, plan.num_wanted))
 
 
 def _check_truncate(truncate: int | None, most: int) -> None:
@@ -118,12 +118,9 @@ class _Answer:
 
     generation: Generation
     plan: _Plan
+    _numbers: ChoiceNumbers
     created: int = field(default_factory=lambda: int(time.time()))
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
-    _numbers: ChoiceNumbers = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._numbers = ChoiceNumbers(self.generation.parts, self.plan.num_wanted)
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""

@@ -17,9 +17,12 @@ SYSTEM_FINGERPRINT = f"bridle-{bridle.__version__}"
 _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CONTROLLER: "stop"}
 
 
-def finish_reason(output: CompletionOutput) -> str | None:
-    """OpenAI's word for how an output ended; None while the output grows."""
-    return None if output.finish_reason is None else _FINISH.get(output.finish_reason, "stop")
+def finish_reason(output: CompletionOutput, has_calls: bool = False) -> str | None:
+    """OpenAI's word for how an output ended, perhaps with calls; None while the output grows."""
+    if output.finish_reason is None:
+        return None
+    reason = _FINISH.get(output.finish_reason, "stop")
+    return "tool_calls" if has_calls and reason == "stop" else reason
 
 
 def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""One HTTP call from its first byte to its last: its id, its story for log and trace, and the resources to give back.
+"""One HTTP call from its first byte to its last: its id, who sent it, its story for log and trace, and the resources to
+give back.
 
 This is a pure ASGI middleware, so that it sees streams to their end and notices a client that leaves. A route puts
 everything that it reserves (a place, an event stream) into `Call.resources`, which is closed on every path.
@@ -13,10 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bridle.errors import Unauthorized
 from bridle.http.errors import Refuse, internal_error, refuse_plainly
+from bridle.http.transport.hosts import UnknownHost
 from bridle.service import new_request_id
+from bridle.service.keys import Identity
 from bridle.service.story import Story, Tracing, trace_headers
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
@@ -68,35 +73,47 @@ def call_of(scope: Scope) -> Call:
     return call
 
 
+#: Finds the sender of a request by its head, None where no sender is needed; raises `Unauthorized`.
+Identify = Callable[[HTTPConnection], Identity | None]
+
+
 class CallMiddleware:
-    """Gives every HTTP request a `Call`, answers bugs with a 500, and reports the story at the end."""
+    """Gives every HTTP request a `Call`, and that and every WebSocket its sender's `Identity`, or answers 401; answers
+    bugs with a 500, and reports the story at the end."""
 
     def __init__(
         self,
         app: ASGIApp,
         on_end: Callable[[Call, float], None],
+        identify: Identify,
         tracing: Tracing | None = None,
         refuse: Refuse = refuse_plainly,
     ) -> None:
+        """`refuse` makes the answer to a request that is refused."""
         self._app = app
         self._on_end = on_end
+        self._identify = identify
         self._tracing = tracing
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._let_in(scope, receive, send)
             return
         method, path = scope["method"], scope["path"][:200]
         call = Call(id=new_request_id(), route=f"{method} {path}", method=method, path=path)
         if self._tracing is not None and call.method == "POST" and call.path in MODEL_ROUTES:
             call.span = self._tracing.begin(trace_headers(scope["headers"]))
-        scope.setdefault("state", {})["call"] = call
+        state = scope.setdefault("state", {})
+        state["call"] = call
         named = _naming(call, send)
         if method == "HEAD":  # the same as GET without a body, as link checkers, proxies and some clients ask for it
             scope = {**scope, "method": "GET"}
         try:
+            call.identity = state["identity"] = self._identify(HTTPConnection(scope))
             await self._app(scope, receive, named)
+        except Unauthorized as error:  # the application answers its own
+            await self._refuse(scope["path"], error, _status_of(error))(scope, receive, named)
         except Exception:
             _log.exception("bug", id=call.id, path=call.path)
             if call.status is None:
@@ -105,6 +122,21 @@ class CallMiddleware:
             call.resources.close()
             self._on_end(call, time.monotonic() - call.began)
             _tell(call)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a WebSocket with its sender, and whatever is no request. A refused upgrade is answered over HTTP, so
+        that its client can tell why."""
+        if scope["type"] == "websocket":
+            try:
+                scope.setdefault("state", {})["identity"] = self._identify(HTTPConnection(scope))
+            except Unauthorized as error:
+                await refuse_plainly(scope["path"], error, _status_of(error))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _status_of(error: Unauthorized) -> int | None:
+    return 403 if isinstance(error, UnknownHost) else None
 
 
 def id_headers(call: Call) -> list[tuple[bytes, bytes]]:

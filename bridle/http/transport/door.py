@@ -21,16 +21,14 @@ from starlette.types import Scope
 from bridle.errors import Overloaded, Unauthorized
 from bridle.http.errors import Refuse
 from bridle.http.state import HttpState
-from bridle.http.transport.call import MODEL_ROUTES, Call, id_headers
+from bridle.http.transport.call import MODEL_ROUTES, Call, Identify, id_headers
 from bridle.http.transport.hosts import UnknownHost
 from bridle.service import new_request_id
-from bridle.service.keys import LOCAL_USER, Identity
+from bridle.service.keys import LOCAL_USER
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 _LOG_INTERVAL = 1.0  # seconds
 
-#: Finds the sender of a request; raises `Unauthorized`.
-Identify = Callable[[HTTPConnection], Identity | None]
 #: Answers a probe at a path; None for any other path.
 Probe = Callable[[HttpState, str], Response | None]
 

@@ -11,45 +11,16 @@ import base64
 from ipaddress import ip_address, ip_network
 
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridle.errors import Unauthorized
-from bridle.http.errors import Refuse, RefusedBody, refuse_plainly
-from bridle.http.transport.hosts import AllowedHosts, UnknownHost
+from bridle.http.errors import RefusedBody
+from bridle.http.transport.hosts import AllowedHosts
 from bridle.service.keys import LOCAL_USER, Identity, KeyStore
 
 _OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
 #: Pages for browsers, which cannot send a key yet. The pages name no served model.
 _PAGES = ("/", "/docs", "/openapi.json")
 _MAX_USER_CHARS = 100
-
-
-class IdentityMiddleware:
-    """Puts an `Identity` into the scope of every HTTP request and WebSocket, or answers 401."""
-
-    def __init__(self, app: ASGIApp, identify: Identifier, refuse: Refuse = refuse_plainly) -> None:
-        """`refuse` makes the answer to a request that is refused."""
-        self._app = app
-        self._identify = identify
-        self._refuse = refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        try:
-            identity = self._identify(HTTPConnection(scope))
-        except Unauthorized as error:
-            # A refused upgrade is answered over HTTP, so that its client can tell why.
-            status = 403 if isinstance(error, UnknownHost) else None
-            refuse = refuse_plainly if scope["type"] == "websocket" else self._refuse
-            await refuse(scope["path"], error, status)(scope, receive, send)
-            return
-        state = scope.setdefault("state", {})
-        state["identity"] = identity
-        if "call" in state:
-            state["call"].identity = identity
-        await self._app(scope, receive, send)
 
 
 class Identifier:

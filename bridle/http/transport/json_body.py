@@ -30,8 +30,18 @@ class BoundedRequest(Request):
 
     async def body(self) -> bytes:
         """The whole body. Raises a 413 or 408 error if it is too large or too slow."""
-        if not hasattr(self, "_body"):
-            self._body = await self._read(http_state(self).settings)
+        if hasattr(self, "_body"):
+            return self._body
+        settings = http_state(self).settings
+        announced = self.headers.get("content-length", "")
+        if announced.isascii() and announced.isdigit() and int(announced) > settings.max_body_bytes:
+            raise _too_large(announced + " bytes", settings)
+        try:
+            async with asyncio.timeout(settings.receive_timeout):
+                self._body = await self._read_chunks(settings)
+        except TimeoutError:
+            message = f"the request body did not arrive within {settings.receive_timeout:g} seconds"
+            raise RefusedBody(408, InvalidRequest(message)) from None
         return self._body
 
     async def json(self) -> Any:
@@ -42,17 +52,6 @@ class BoundedRequest(Request):
         http = http_state(self)
         async with http.parsing:
             return await asyncio.to_thread(_parse_large, body, http.settings.max_body_bytes)
-
-    async def _read(self, settings: HttpSettings) -> bytes:
-        announced = self.headers.get("content-length", "")
-        if announced.isascii() and announced.isdigit() and int(announced) > settings.max_body_bytes:
-            raise _too_large(announced + " bytes", settings)
-        try:
-            async with asyncio.timeout(settings.receive_timeout):
-                return await self._read_chunks(settings)
-        except TimeoutError:
-            message = f"the request body did not arrive within {settings.receive_timeout:g} seconds"
-            raise RefusedBody(408, InvalidRequest(message)) from None
 
     async def _read_chunks(self, settings: HttpSettings) -> bytes:
         chunks, size, arrived = [], 0, 0
