@@ -33,6 +33,9 @@ MAX_PREDICTION_CHARS = 1 << 16
 AUTO_DRAFTS = -1
 
 
+_TINY = math.ulp(0.0)
+
+
 class LogitBias(Mapping[int, float]):
     """Biases of many tokens, packed: a mask over half of a large vocabulary is two arrays, not a hundred thousand
     objects. `tokens` are 64-bit integers, all different, `addends` doubles; neither is to be changed."""
@@ -79,8 +82,8 @@ class Watermark:
     delta: float = 2.0
 
     def __post_init__(self) -> None:
-        _check_float("watermark.gamma", self.gamma, _TINY, 1.0)
-        _check_float("watermark.delta", self.delta, -100.0, 100.0)
+        _check_number("watermark.gamma", self.gamma, _TINY, 1.0)
+        _check_number("watermark.delta", self.delta, -100.0, 100.0)
 
 
 Part = Literal["draw", "report", "output"]
@@ -93,25 +96,27 @@ class Meaning:
 
     Its `part` is `draw` if it chooses a token, `report` if it says what is told of one (whatever draws needs both), and
     `output` if it is about the whole output. A controller `may_change` it for one draw. `names` are those that it has
-    on an API where they are not its own; None: it is not taken there, or said by other fields.
+    on an API where they are not its own; None: it is not taken there, or said by other fields. A number lies `within`
+    two others, and is an integer if they are.
     """
 
     part: Part = "output"
     may_change: bool = False
     names: Mapping[Api, str | None] = field(default_factory=dict)
+    within: tuple[float, float] | None = None
 
 
-def _draw(default: Any, **names: str | None) -> Any:
-    return field(default=default, metadata={"meaning": Meaning("draw", True, names)})  # type: ignore[arg-type]
+def _draw(default: Any, within: tuple[float, float] | None = None, **names: str | None) -> Any:
+    return field(default=default, metadata={"meaning": Meaning("draw", True, names, within)})  # type: ignore[arg-type]
 
 
-def _fixed(default: Any, **names: str | None) -> Any:
+def _fixed(default: Any, within: tuple[float, float] | None = None, **names: str | None) -> Any:
     """A field of draws that holds for the whole output: what follows it keeps a state, or names texts."""
-    return field(default=default, metadata={"meaning": Meaning("draw", False, names)})  # type: ignore[arg-type]
+    return field(default=default, metadata={"meaning": Meaning("draw", False, names, within)})  # type: ignore[arg-type]
 
 
-def _param(default: Any, part: Part = "output", **names: str | None) -> Any:
-    return field(default=default, metadata={"meaning": Meaning(part, False, names)})  # type: ignore[arg-type]
+def _param(default: Any, within: tuple[float, float] | None = None, part: Part = "output", **names: str | None) -> Any:
+    return field(default=default, metadata={"meaning": Meaning(part, False, names, within)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,56 +146,54 @@ class SamplingParams:
     Whoever builds a request turns texts to tokens: `dry_breaker_ids`, `bad_words_ids` and `prediction_ids` are theirs.
     """
 
-    n: int = _param(1, tgi="best_of", lmtp=None)
-    max_tokens: int | None = _param(16, tgi="max_new_tokens")
-    min_tokens: int = _param(0, tgi="min_new_tokens")
-    temperature: float = _draw(1.0)
-    top_p: float = _draw(1.0)
-    top_k: int = _draw(0)
-    min_p: float = _draw(0.0)
-    typical_p: float = _draw(1.0)
-    repetition_penalty: float = _draw(1.0)
-    presence_penalty: float = _draw(0.0)
-    frequency_penalty: float = _draw(0.0)
+    n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None)
+    max_tokens: int | None = _param(16, (0, MAX_TOKENS_LIMIT), tgi="max_new_tokens")
+    min_tokens: int = _param(0, (0, MAX_TOKENS_LIMIT), tgi="min_new_tokens")
+    temperature: float = _draw(1.0, (0.0, 100.0))
+    top_p: float = _draw(1.0, (_TINY, 1.0))
+    top_k: int = _draw(0, (-1, MAX_TOKENS_LIMIT))
+    min_p: float = _draw(0.0, (0.0, 1.0))
+    typical_p: float = _draw(1.0, (_TINY, 1.0))
+    repetition_penalty: float = _draw(1.0, (0.01, 100.0))
+    presence_penalty: float = _draw(0.0, (-100.0, 100.0))
+    frequency_penalty: float = _draw(0.0, (-100.0, 100.0))
     logit_bias: Mapping[int, float] = field(default_factory=dict, metadata={"meaning": Meaning("draw")})
-    seed: int | None = _param(None)  # what draws gets a key that comes of it
+    seed: int | None = _param(None, (-(1 << 63), MAX_SEED - 1))  # what draws gets a key that comes of it
     stop: tuple[str, ...] = _param(())
     stop_token_ids: tuple[int, ...] = _param(())
     include_stop_str_in_output: bool = _param(False, tgi=None)
     ignore_eos: bool = _param(False)
-    logprobs: int | None = _param(None, "report", tgi="top_n_tokens", lmtp="top_logprobs")
-    logprobs_mode: Literal["raw", "processed"] = _param("raw", "report", openai=None, tgi=None, lmtp=None)
-    prompt_logprobs: int | None = _param(None, openai="echo", tgi="decoder_input_details", lmtp=None)
-    prompt_logprobs_start: int = _param(0, openai=None, tgi=None, lmtp=None)
+    logprobs: int | None = _param(None, (0, MAX_LOGPROBS), part="report", tgi="top_n_tokens", lmtp="top_logprobs")
+    logprobs_mode: Literal["raw", "processed"] = _param("raw", part="report", openai=None, tgi=None, lmtp=None)
+    prompt_logprobs: int | None = _param(None, (0, MAX_LOGPROBS), openai="echo", tgi="decoder_input_details", lmtp=None)
+    prompt_logprobs_start: int = _param(0, (0, MAX_TOKENS_LIMIT), openai=None, tgi=None, lmtp=None)
     skip_special_tokens: bool = _param(True, tgi=None)
     watermark: Watermark | None = field(default=None, metadata={"meaning": Meaning("draw")})
-    top_n_sigma: float = _fixed(0.0)
-    xtc_probability: float = _fixed(0.0)
-    xtc_threshold: float = _fixed(0.1)
-    dynatemp_range: float = _fixed(0.0)
-    dynatemp_exponent: float = _fixed(1.0)
-    mirostat: int = _fixed(0)
-    mirostat_tau: float = _fixed(5.0)
-    mirostat_eta: float = _fixed(0.1)
-    dry_multiplier: float = _fixed(0.0)
-    dry_base: float = _fixed(1.75)
-    dry_allowed_length: int = _fixed(2)
-    dry_penalty_last_n: int = _fixed(-1)
+    top_n_sigma: float = _fixed(0.0, (-1.0, 1_000.0))
+    xtc_probability: float = _fixed(0.0, (0.0, 1.0))
+    xtc_threshold: float = _fixed(0.1, (_TINY, 1.0))
+    dynatemp_range: float = _fixed(0.0, (0.0, 100.0))
+    dynatemp_exponent: float = _fixed(1.0, (0.0, 100.0))
+    mirostat: int = _fixed(0, (0, 2))
+    mirostat_tau: float = _fixed(5.0, (0.0, 100.0))
+    mirostat_eta: float = _fixed(0.1, (0.0, 100.0))
+    dry_multiplier: float = _fixed(0.0, (0.0, 1_000.0))
+    dry_base: float = _fixed(1.75, (1.0, 100.0))
+    dry_allowed_length: int = _fixed(2, (0, MAX_TOKENS_LIMIT))
+    dry_penalty_last_n: int = _fixed(-1, (-1, MAX_TOKENS_LIMIT))
     dry_sequence_breakers: tuple[str, ...] = _param(("\n", ":", '"', "*"))
     dry_breaker_ids: tuple[int, ...] = _fixed((), openai=None, tgi=None, lmtp=None)
     bad_words: tuple[str, ...] = _param(())
     banned_phrases: tuple[str, ...] = _param(())
     bad_words_ids: tuple[tuple[int, ...], ...] = _param((), openai=None, tgi=None, lmtp=None)
-    speculate: int | None = _param(None)
+    speculate: int | None = _param(None, (AUTO_DRAFTS, MAX_DRAFTS))
     prediction: str = _param("")
     prediction_ids: tuple[int, ...] = _param((), openai=None, tgi=None, lmtp=None)
 
     def __post_init__(self) -> None:
         _freeze_collections(self)
-        for name, low, high in _INT_RANGES:
-            _check_int(name, getattr(self, name), low, high)
-        for name, least, most in _FLOAT_RANGES:
-            _check_float(name, getattr(self, name), least, most)
+        for name, (low, high) in _RANGES.items():
+            _check_number(name, getattr(self, name), low, high)
         if self.logprobs_mode not in ("raw", "processed"):
             raise InvalidRequest(
                 f"logprobs_mode is {self.logprobs_mode!r}; must be 'raw' or 'processed'", "logprobs_mode"
@@ -205,11 +208,11 @@ class SamplingParams:
             )
         if self.mirostat == 1:
             raise InvalidRequest("mirostat is 1; only 2 (Mirostat 2.0) and 0 (off) are known", "mirostat")
-        _check_stop(self)
-        _check_bias(self.logit_bias)
         _check_lists(self)
         if not isinstance(self.prediction, str) or len(self.prediction) > MAX_PREDICTION_CHARS:
             raise InvalidRequest(f"prediction must be text, of {MAX_PREDICTION_CHARS} characters at most", "prediction")
+        if self.logit_bias:
+            _check_biases(self.logit_bias)
 
     @property
     def is_greedy(self) -> bool:
@@ -238,59 +241,21 @@ class SamplingParams:
         return changed if self.watermark is None else changed | {"watermark": asdict(self.watermark)}
 
 
-# (field, smallest, largest); None is allowed where the annotation allows it.
-_INT_RANGES = (
-    ("n", 1, MAX_N),
-    ("max_tokens", 0, MAX_TOKENS_LIMIT),
-    ("min_tokens", 0, MAX_TOKENS_LIMIT),
-    ("top_k", -1, MAX_TOKENS_LIMIT),
-    ("seed", -(1 << 63), MAX_SEED - 1),
-    ("logprobs", 0, MAX_LOGPROBS),
-    ("prompt_logprobs", 0, MAX_LOGPROBS),
-    ("prompt_logprobs_start", 0, MAX_TOKENS_LIMIT),
-    ("mirostat", 0, 2),
-    ("dry_allowed_length", 0, MAX_TOKENS_LIMIT),
-    ("dry_penalty_last_n", -1, MAX_TOKENS_LIMIT),
-    ("speculate", AUTO_DRAFTS, MAX_DRAFTS),
-)
-_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs", "speculate"})
-_TINY = math.ulp(0.0)
-_FLOAT_RANGES = (
-    ("temperature", 0.0, 100.0),
-    ("top_p", _TINY, 1.0),
-    ("min_p", 0.0, 1.0),
-    ("typical_p", _TINY, 1.0),
-    ("repetition_penalty", 0.01, 100.0),
-    ("presence_penalty", -100.0, 100.0),
-    ("frequency_penalty", -100.0, 100.0),
-    ("top_n_sigma", -1.0, 1_000.0),
-    ("xtc_probability", 0.0, 1.0),
-    ("xtc_threshold", _TINY, 1.0),
-    ("dynatemp_range", 0.0, 100.0),
-    ("dynatemp_exponent", 0.0, 100.0),
-    ("mirostat_tau", 0.0, 100.0),
-    ("mirostat_eta", 0.0, 100.0),
-    ("dry_multiplier", 0.0, 1_000.0),
-    ("dry_base", 1.0, 100.0),
-)
-
-
 def _freeze_collections(params: SamplingParams) -> None:
-    given: object = params.stop  # callers may pass one string, a list or None
-    stop = (given,) if isinstance(given, str) else tuple(params.stop or ())
-    object.__setattr__(params, "stop", stop)
     for name in _TEXTS:
-        texts: object = getattr(params, name)
+        texts: object = getattr(params, name)  # callers may pass one string, a list or None
         object.__setattr__(params, name, (texts,) if isinstance(texts, str) else tuple(texts or ()))  # type: ignore[arg-type]
-    for name in ("stop_token_ids", "dry_breaker_ids", "prediction_ids"):
+    for name in _MOST_IDS:
         object.__setattr__(params, name, tuple(getattr(params, name) or ()))
     object.__setattr__(params, "bad_words_ids", tuple(map(tuple, params.bad_words_ids or ())))
     bias = params.logit_bias or {}
     if not isinstance(bias, LogitBias):
         bias = LogitBias.of(bias) if _MANY_BIASES < len(bias) <= MAX_LOGIT_BIAS else dict(bias)
     object.__setattr__(params, "logit_bias", bias)
-    object.__setattr__(params, "watermark", _watermark(params.watermark))
-    object.__setattr__(params, "speculate", drafts_of(params.speculate))
+    if params.watermark is not None:
+        object.__setattr__(params, "watermark", _watermark(params.watermark))
+    if params.speculate is not None:
+        object.__setattr__(params, "speculate", drafts_of(params.speculate))
 
 
 def drafts_of(given: Any) -> Any:
@@ -300,7 +265,7 @@ def drafts_of(given: Any) -> Any:
 
 def _watermark(given: object) -> Watermark | None:
     """Callers may pass True for the usual one, and its fields as plain data."""
-    if given is None or isinstance(given, Watermark):
+    if isinstance(given, Watermark):
         return given
     if isinstance(given, bool):
         return Watermark() if given else None
@@ -309,61 +274,50 @@ def _watermark(given: object) -> Watermark | None:
     raise InvalidRequest(f"watermark is {str(given)[:80]!r}; must be true, false or gamma and delta", "watermark")
 
 
-def _check_int(name: str, value: Any, low: int, high: int) -> None:
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
     if value is None and name in _OPTIONAL:
         return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} is {value!r}; must be an integer", name)
-    if not low <= value <= high:
+    is_whole = isinstance(low, int)
+    if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
+        raise InvalidRequest(f"{name} is {value!r}; must be {'an integer' if is_whole else 'a number'}", name)
+    if low <= value <= high:  # NaN fails both comparisons
+        return
+    if is_whole:
         raise InvalidRequest(f"{name} is {value}; must be between {low} and {high}", name)
+    shown = "more than 0" if low == _TINY else f"at least {low:g}"
+    raise InvalidRequest(f"{name} is {value}; must be {shown} and at most {high:g}", name)
 
 
-def _check_float(name: str, value: Any, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidRequest(f"{name} is {value!r}; must be a number", name)
-    if not low <= value <= high:  # NaN fails both comparisons
-        shown = "more than 0" if low == _TINY else f"at least {low:g}"
-        raise InvalidRequest(f"{name} is {value}; must be {shown} and at most {high:g}", name)
-
-
-def _check_stop(params: SamplingParams) -> None:
-    if len(params.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop has {len(params.stop)} strings; at most {MAX_STOP_STRINGS}", "stop")
-    for text in params.stop:
-        if not isinstance(text, str) or not text:
-            raise InvalidRequest(f"stop holds {text!r}; every entry must be a non-empty string", "stop")
-        if len(text) > MAX_STOP_STRING_CHARS:
-            raise InvalidRequest(f"a stop string has {len(text)} characters; at most {MAX_STOP_STRING_CHARS}", "stop")
-    if len(params.stop_token_ids) > MAX_STOP_TOKENS:
-        raise InvalidRequest(
-            f"stop_token_ids has {len(params.stop_token_ids)} ids; at most {MAX_STOP_TOKENS}", "stop_token_ids"
-        )
-    for token in params.stop_token_ids:
-        _check_int("stop_token_ids", token, 0, MAX_TOKENS_LIMIT)
-
-
-#: Lists of texts, with the most entries and the most characters of an entry.
+#: Lists of texts, with the most entries and the most characters of an entry, and what to call these.
 _TEXTS = {
-    "dry_sequence_breakers": (MAX_STOP_STRINGS, 64),
-    "bad_words": (MAX_BAD_WORDS, MAX_STOP_STRING_CHARS),
-    "banned_phrases": (MAX_BANNED_PHRASES, MAX_STOP_STRING_CHARS),
+    "stop": (MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS, "strings", "a stop string has"),
+    "dry_sequence_breakers": (MAX_STOP_STRINGS, 64, "entries", "dry_sequence_breakers has an entry of"),
+    "bad_words": (MAX_BAD_WORDS, MAX_STOP_STRING_CHARS, "entries", "bad_words has an entry of"),
+    "banned_phrases": (MAX_BANNED_PHRASES, MAX_STOP_STRING_CHARS, "entries", "banned_phrases has an entry of"),
+}
+_MOST_IDS = {
+    "stop_token_ids": MAX_STOP_TOKENS,
+    "dry_breaker_ids": MAX_BREAKER_IDS,
+    "prediction_ids": MAX_PREDICTION_CHARS,
 }
 
 
 def _check_lists(params: SamplingParams) -> None:
-    for name, (most, most_chars) in _TEXTS.items():
+    for name, (most, most_chars, entries, an_entry) in _TEXTS.items():
         texts = getattr(params, name)
         if len(texts) > most:
-            raise InvalidRequest(f"{name} has {len(texts)} entries; at most {most}", name)
+            raise InvalidRequest(f"{name} has {len(texts)} {entries}; at most {most}", name)
         for text in texts:
             if not isinstance(text, str) or not text:
                 raise InvalidRequest(f"{name} holds {text!r}; every entry must be a non-empty string", name)
             if len(text) > most_chars:
-                raise InvalidRequest(f"{name} has an entry of {len(text)} characters; at most {most_chars}", name)
-    if len(params.dry_breaker_ids) > MAX_BREAKER_IDS:
-        raise InvalidRequest(
-            f"dry_breaker_ids has {len(params.dry_breaker_ids)} ids; at most {MAX_BREAKER_IDS}", "dry_breaker_ids"
-        )
+                raise InvalidRequest(f"{an_entry} {len(text)} characters; at most {most_chars}", name)
+    for name, most in _MOST_IDS.items():
+        ids = getattr(params, name)
+        if len(ids) > most:
+            raise InvalidRequest(f"{name} has {len(ids)} ids; at most {most}", name)
+    for token in params.stop_token_ids:
+        _check_number("stop_token_ids", token, 0, MAX_TOKENS_LIMIT)
     num_tokens = sum(map(len, params.bad_words_ids))
     if num_tokens > MAX_BAD_WORD_TOKENS:
         raise InvalidRequest(f"bad_words has {num_tokens} tokens; at most {MAX_BAD_WORD_TOKENS} together", "bad_words")
@@ -371,26 +325,18 @@ def _check_lists(params: SamplingParams) -> None:
         if not word:
             raise InvalidRequest("bad_words_ids holds an empty list; every entry needs a token", "bad_words_ids")
         for token in word:
-            _check_int("bad_words_ids", token, 0, MAX_TOKENS_LIMIT)
-
-
-def _check_bias(bias: Mapping[int, float]) -> None:
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
-    if not isinstance(bias, LogitBias):  # that was checked when it was packed
-        _check_biases(bias)
+            _check_number("bad_words_ids", token, 0, MAX_TOKENS_LIMIT)
 
 
 def _check_biases(bias: Mapping[int, float]) -> None:
-    for token, value in bias.items():
-        _check_int("logit_bias", token, 0, MAX_TOKENS_LIMIT)
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
+    for token, value in () if isinstance(bias, LogitBias) else bias.items():  # that was checked when it was packed
+        _check_number("logit_bias", token, 0, MAX_TOKENS_LIMIT)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
             raise InvalidRequest(f"logit_bias[{token}] is {value!r}; must be a number", "logit_bias")
         if value == math.inf:
             raise InvalidRequest(f"logit_bias[{token}] is infinite; must be finite or -inf", "logit_bias")
-
-
-DEFAULT_SAMPLING = SamplingParams()
 
 
 # -- what the fields are -----------------------------------------------------------------------------------
@@ -399,6 +345,11 @@ DEFAULT_SAMPLING = SamplingParams()
 def meanings(params: type[SamplingParams] = SamplingParams) -> dict[str, Meaning]:
     """Every field with what it is."""
     return {each.name: each.metadata["meaning"] for each in fields(params)}
+
+
+_RANGES = {name: meaning.within for name, meaning in meanings().items() if meaning.within is not None}
+_OPTIONAL = frozenset(each.name for each in fields(SamplingParams) if each.default is None)
+DEFAULT_SAMPLING = SamplingParams()
 
 
 def fields_on(api: Api, params: type[SamplingParams] = SamplingParams) -> tuple[str, ...]:

@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from bridle.service.loading import LoadedModel
 
 
-class RequestOptions(TypedDict, total=False):
+class Wanted(TypedDict, total=False):
+    """What the events of a request hold: text (True, if nothing is said), the vector of the prompt and no token, and
+    the loss of a device."""
+
+    detokenize: bool
+    embeds: bool
+    tell_resuming: bool
+
+
+class OwnOptions(TypedDict, total=False):
     """What a request is beside prompt and sampling, of any kind. `adapter` is a name that `model.adapters` knows, or
     one that means the base model; `timeout` is in seconds from now."""
 
@@ -37,6 +46,10 @@ class RequestOptions(TypedDict, total=False):
     tenant: str
     terms: Terms
     metadata: Mapping[str, str] | None
+
+
+class RequestOptions(OwnOptions, Wanted, total=False):
+    """Both."""
 
 
 #: No tokenizer in use packs more characters than this into a token on average; longer texts are refused
@@ -67,7 +80,6 @@ def build_request(
     constraint: Constraint | Mapping[str, Any] | None = None,
     stopping: Sequence[StoppingCriteria] = (),
     add_special_tokens: bool = True,
-    detokenize: bool = True,
     **options: Unpack[RequestOptions],
 ) -> Request:
     """Make a request that `model` can run. It always has a seed, so that it can be run again.
@@ -79,7 +91,7 @@ def build_request(
     check_sampling(model, sampling)
     sampling = with_tokens(model, sampling)
     steering = _steering(controller, constraint)
-    return make_request(model, tokens, sampling, steering, stopping, detokenize=detokenize, **options)
+    return make_request(model, tokens, sampling, steering, stopping, **options)
 
 
 def make_request(
@@ -88,9 +100,6 @@ def make_request(
     sampling: SamplingParams,
     controller: object | None = None,
     stopping: Sequence[StoppingCriteria] = (),
-    *,
-    detokenize: bool = True,
-    embeds: bool = False,
     **options: Unpack[RequestOptions],
 ) -> Request:
     """`build_request` of tokens and sampling parameters that were checked."""
@@ -113,8 +122,9 @@ def make_request(
         deadline=terms.end(options.get("timeout")),
         tenant=options.get("tenant", ""),
         priority=terms.priority,
-        detokenize=detokenize,
-        embeds=embeds,
+        detokenize=options.get("detokenize", True),
+        embeds=options.get("embeds", False),
+        tell_resuming=options.get("tell_resuming", False),
         metadata=dict(options.get("metadata") or {}),
     )
 
@@ -123,7 +133,7 @@ def make_request(
 EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-def embedding_request(model: LoadedModel, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Request:
+def embedding_request(model: LoadedModel, prompt: str | Sequence[int], **options: Unpack[OwnOptions]) -> Request:
     """A request for what `model` makes of a prompt. Raises as `build_request` does."""
     return make_request(model, encode_prompt(model, prompt), EMBEDDING, detokenize=False, embeds=True, **options)
 

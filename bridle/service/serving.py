@@ -27,7 +27,7 @@ from bridle.service.generation import Generation, Part
 from bridle.service.keys import LOCAL_USER, Identity
 from bridle.service.loading import LoadedModel
 from bridle.service.registry import ModelRegistry
-from bridle.service.requests import check_sampling, make_request, tokenize_all
+from bridle.service.requests import Wanted, check_sampling, make_request, tokenize_all
 from bridle.service.slot import Slot
 from bridle.service.steering import PLAIN, Steering, steering_of
 from bridle.service.story import Story, Tracing
@@ -36,7 +36,10 @@ from bridle.service.turns import Turns
 from bridle.service.words import has_texts, with_tokens
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from bridle.constraints.spec import Constraint
+    from bridle.engine.request import Request
 
 _CROWD = 16  # requests in flight that leave something worth giving back
 #: Told what is waited for: `loading` or `loaded`, and the adapter that it is about, None for the model.
@@ -199,23 +202,14 @@ class Serving:
         steering: Steering = PLAIN,
         *,
         texts: Sequence[str | Sequence[int]] = (),
-        tell_resuming: bool = False,
         apart: bool = False,
-        detokenize: bool = True,
-        embeds: bool = False,
         at_once: int | None = None,
+        **wanted: Unpack[Wanted],
     ) -> Generation:
         """Check everything; nothing is submitted yet. Prompts are tokens that were checked; `texts` are what they came
-        from. With `tell_resuming` a loss of the device is told. Choices are forks of one request; with a controller, or
-        if they are to be `apart`, each is a request of its own, which its seed alone repeats. Of those that `embeds`
-        wants vectors of, and of all others, so many run `at_once`."""
-        model, story = self.model, self.story
-        if steering.constraint is not None:
-            async with story.terms.bounded("its constraint was compiled"):
-                await model.try_constraint(steering.constraint)
-        check_sampling(model, sampling)
-        if has_texts(sampling):
-            sampling = await model.in_text_thread(with_tokens, model, sampling)
+        from. Choices are forks of one request; with a controller, or if they are to be `apart`, each is a request of
+        its own, which its seed alone repeats. So many requests run `at_once`."""
+        sampling = await self._checked(sampling, steering)
         num_copies = sampling.n if apart or steering.controller is not None else 1
         if num_copies > 1:
             sampling = sampling.with_(n=1)
@@ -223,31 +217,47 @@ class Serving:
         for number, tokens in enumerate(prompts):
             if number:
                 await asyncio.sleep(0)  # many prompts must not keep others waiting
-            request = make_request(
-                model,
-                tokens,
-                sampling,
-                steering.controller or steering.constraint,
-                detokenize=detokenize,
-                embeds=embeds,
-                request_id=f"{story.id}-{number * num_copies}",
-                adapter=self.adapter,
-                timeout=self.request_timeout,
-                tenant=self.identity.user,
-                terms=story.terms,
-                metadata=story.metadata,
-            )
-            place = self.ticket.charge(len(tokens) * num_copies, max_output(sampling, num_copies))
+            request = self._request(number * num_copies, tokens, sampling, steering, num_copies, wanted)
             text = texts[number] if number < len(texts) else None
-            first = Part(
-                number * num_copies,
-                replace(request, place=place, tell_resuming=tell_resuming),
-                steering.rewind,
-                text if isinstance(text, str) else None,
-            )
-            parts += [first, *(_choice(first, story.id, copy) for copy in range(1, num_copies))]
-        name = self.adapter or model.name
-        return Generation(model, name, story, self.ticket, self.held, parts, at_once)
+            first = Part(number * num_copies, request, steering.rewind, text if isinstance(text, str) else None)
+            parts += [first, *(_choice(first, self.story.id, copy) for copy in range(1, num_copies))]
+        name = self.adapter or self.model.name
+        return Generation(self.model, name, self.story, self.ticket, self.held, parts, at_once)
+
+    async def _checked(self, sampling: SamplingParams, steering: Steering) -> SamplingParams:
+        """The parameters, once all is known to be good that depends on the model and on no prompt."""
+        model = self.model
+        if steering.constraint is not None:
+            async with self.story.terms.bounded("its constraint was compiled"):
+                await model.try_constraint(steering.constraint)
+        check_sampling(model, sampling)
+        return await model.in_text_thread(with_tokens, model, sampling) if has_texts(sampling) else sampling
+
+    def _request(
+        self,
+        number: int,
+        tokens: tuple[int, ...],
+        sampling: SamplingParams,
+        steering: Steering,
+        num_copies: int,
+        wanted: Wanted,
+    ) -> Request:
+        """A checked request for one prompt, with a place in the order of service for all of its copies."""
+        story = self.story
+        request = make_request(
+            self.model,
+            tokens,
+            sampling,
+            steering.controller or steering.constraint,
+            request_id=f"{story.id}-{number}",
+            adapter=self.adapter,
+            timeout=self.request_timeout,
+            tenant=self.identity.user,
+            terms=story.terms,
+            metadata=story.metadata,
+            **wanted,
+        )
+        return replace(request, place=self.ticket.charge(len(tokens) * num_copies, max_output(sampling, num_copies)))
 
 
 def _say_nothing(what: str, adapter: str | None) -> None:

@@ -57,7 +57,8 @@ async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     generation = await serving.prepare([turn.prompt], sampling, turn.steering, tell_resuming=body.wants_resuming)
     if not body.stream:
         await generation.run()
-    return _Answer(generation, turn, body, ChoiceNumbers(generation.parts, sampling.n))
+    parts = generation.parts
+    return _Answer(generation, turn, body, ChoiceNumbers(parts, parts[0].request.sampling.n))
 
 
 async def turn_of(
