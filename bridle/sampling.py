@@ -348,7 +348,7 @@ def meanings(params: type[SamplingParams] = SamplingParams) -> dict[str, Meaning
 
 
 _RANGES = {name: meaning.within for name, meaning in meanings().items() if meaning.within is not None}
-_OPTIONAL = frozenset(each.name for each in fields(SamplingParams) if each.default is None)
+_OPTIONAL = frozenset(each.name for each in fields(SamplingParams) if str(each.type).endswith("| None"))
 DEFAULT_SAMPLING = SamplingParams()
 
 

@@ -113,21 +113,21 @@ class BlockManager:
             num_blocks += 1
         return num_blocks * self.block_size
 
-    def num_idle(self, seq: Sequence, num_tokens: int) -> int:
-        """How many blocks of a cached prefix are free: adopting them uses them up like taking new ones."""
-        blocks = (self._block_of[digest] for digest in seq.kv.block_hashes[: num_tokens // self.block_size])
-        return sum(self._num_refs[block] == 0 for block in blocks)
-
-    def adopt_prefix(self, seq: Sequence, num_tokens: int) -> None:
-        """Give `seq`, which holds no block, the cached blocks of its first `num_tokens` tokens."""
-        for digest in seq.kv.block_hashes[: num_tokens // self.block_size]:
-            block = self._block_of[digest]
+    def admit(self, seq: Sequence) -> bool:
+        """Give `seq`, which holds no block, what the cache has of it, if there is room for all of its tokens; returns
+        whether there is. Cached blocks that nobody uses are free ones, and are used up like those."""
+        num_cached = self.match_prefix(seq)
+        cached = [self._block_of[digest] for digest in seq.kv.block_hashes[: num_cached // self.block_size]]
+        num_idle = sum(self._num_refs[block] == 0 for block in cached)
+        if self.blocks_for(len(seq.tokens)) - len(cached) + num_idle > self.num_free:
+            return False
+        for block in cached:
             if self._num_refs[block] == 0:
                 self._free.revive(block)
             self._num_refs[block] += 1
-            seq.kv.block_table.append(block)
-        seq.kv.num_computed = num_tokens
-        seq.kv.num_hashed = len(seq.kv.block_table)
+        seq.kv.block_table += cached
+        seq.kv.num_computed, seq.kv.num_hashed = num_cached, len(cached)
+        return True
 
     def allocate(self, seq: Sequence, end: int) -> list[BlockCopy]:
         """Make positions `num_computed .. end-1` of `seq` writable. `num_needed` blocks must be free."""

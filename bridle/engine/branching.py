@@ -83,7 +83,8 @@ class Branching:
     def branch(self, step: int, scheduled: list[Scheduled]) -> Branched:
         """Make the rows for all branches of the sequences that go on in this step."""
         out = Branched(SampleBatch(step))
-        out.batch.scores = [run for item in scheduled if (run := score_run(item)) is not None]
+        wanting = [item for item in scheduled if item.seq.wants_scores]
+        out.batch.scores = [run for item in wanting if (run := score_run(item)) is not None]
         for item in scheduled:
             if not draws_next(item):
                 continue
@@ -166,8 +167,14 @@ class Branching:
         """Apply the results: scores first, then new outputs, then tokens; `vectors` are those of `out.embeds`."""
         scores = {run.seq_id: values for run, values in zip(out.batch.scores, result.scores, strict=True)}
         for item in scheduled:
-            if not item.seq.is_finished:
-                self._settle(item, scores.get(item.seq.id, []))
+            seq = item.seq
+            if seq.is_finished:
+                continue
+            if not seq.output.prompt_sent and item.end >= seq.num_prompt:
+                self._progress.note_prompt(seq)
+            if seq.id in scores:
+                self._progress.add_scores(seq, scores[seq.id])
+                self._progress.settle(seq)
         for (seq, _), vector in zip(out.embeds, vectors, strict=True):
             self._progress.embed(seq, vector)
         for parent, child in out.forks:
@@ -205,13 +212,6 @@ class Branching:
                 break
             self._scheduler.advance(draw.seq)
         return num_right
-
-    def _settle(self, item: Scheduled, scores: list[Logprob]) -> None:
-        if not item.seq.output.prompt_sent and item.end >= item.seq.num_prompt:
-            self._progress.note_prompt(item.seq)
-        if scores:
-            self._progress.add_scores(item.seq, scores)
-            self._progress.settle(item.seq)
 
     def _accept(self, draw: Draw, token: int, logprob: Logprob | None, mu: float | None = None) -> None:
         """Apply a drawn token to its branch: the token enters the sequence, or a splice replaces it."""
@@ -255,8 +255,6 @@ def draws_next(item: Scheduled) -> bool:
 def score_run(item: Scheduled) -> ScoreRun | None:
     """The known tokens whose log-probabilities can be read off this row's logits."""
     seq = item.seq
-    if not seq.wants_scores:
-        return None
     first = max(seq.output.num_scored, item.row.start + 1)
     last = min(item.end + 1, seq.num_to_score)
     if first >= last:

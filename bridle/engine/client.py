@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol
 
@@ -170,13 +170,13 @@ class EventStream:
         self.cancel()
 
 
+@dataclass(slots=True)
 class Backlog:
     """A list of events with a bound. One thread at a time."""
 
-    def __init__(self, max_bytes: int = MAX_NOTE_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._events: list[Event] = []
-        self._num_bytes = 0
+    max_bytes: int = MAX_NOTE_BYTES
+    _events: list[Event] = field(default_factory=list)
+    _num_bytes: int = 0
 
     def add(self, events: Iterable[Event]) -> None:
         """Append events. Raises `ControllerError` if more bytes wait than may, even after merging."""
@@ -184,7 +184,7 @@ class Backlog:
             self._events.append(event)
             if isinstance(event, (Log, Stored)):
                 self._num_bytes += _size(event)
-        if self._num_bytes > self._max_bytes:
+        if self._num_bytes > self.max_bytes:
             self._merge()
 
     def take(self) -> list[Event]:
@@ -196,10 +196,10 @@ class Backlog:
         self._events = _merged(self._events)
         notes = [event for event in self._events if isinstance(event, (Log, Stored))]
         self._num_bytes = sum(map(_size, notes))
-        if self._num_bytes > self._max_bytes // 2 or len(notes) > MAX_VARIABLES:
+        if self._num_bytes > self.max_bytes // 2 or len(notes) > MAX_VARIABLES:
             raise ControllerError(
                 f"{self._num_bytes} bytes of logs and variables, in {len(notes)} pieces, wait for a client that does "
-                f"not read; at most {self._max_bytes // 2} in {MAX_VARIABLES}"
+                f"not read; at most {self.max_bytes // 2} in {MAX_VARIABLES}"
             )
 
 

@@ -48,7 +48,7 @@ class Endings:
             self._deadlines.add(request.id, request.deadline)
 
     def forget(self, request_id: str) -> None:
-        """Stop watching a request that is over."""
+        """Stop watching a request with a deadline, which is over."""
         self._deadlines.drop(request_id)
 
     def cancel_nowait(self, request_id: str) -> None:

@@ -142,17 +142,14 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for blocks, or for their controller to be ready."""
-        return len(self._scheduler.waiting) + len(self._openings)
+        return len(self._scheduler.waiting) + len(self._openings.waiting)
 
     @property
     def is_stalled(self) -> bool:
         """Whether nothing can be computed now, because every sequence waits for its controller."""
-        if self._openings.is_any_ready:
-            return False
-        if not self.is_up:
-            return True
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
-        return not any(seq.is_ready for seq in sequences)
+        can_compute = self.is_up and any(seq.is_ready for seq in sequences)
+        return not can_compute and not self._openings.is_any_ready
 
     @property
     def is_up(self) -> bool:
@@ -236,13 +233,13 @@ class Engine:
         self._openings.take()
         self._steering.apply_early()
         plan, scheduled = self._plan()
-        if plan.is_empty:
-            self._steering.gather_any(self.clock() + self.config.step_timeout)
-        else:
+        if plan.rows or plan.forks or plan.freed:  # freed and forked are mirrors alone
             self._compute(plan, scheduled)
+            self._statistics.num_steps += 1
+        else:
+            self._steering.gather_any(self.clock() + self.config.step_timeout)
         self._steering.ask()
         self._steering.gather()
-        self._statistics.num_steps += not plan.is_empty
         self._statistics.step_seconds += self.clock() - began
         return self._progress.take_events()
 
@@ -258,39 +255,41 @@ class Engine:
     def _compute(self, plan: StepPlan, scheduled: list[Scheduled]) -> None:
         """Forward, branch, sample, commit. An error on the way ends only the request that caused it."""
         branched = Branched(SampleBatch(plan.step))
-        times = [self.clock()]
+        statistics, began = self._statistics, self.clock()
         try:
             self._executor.forward(plan)
-            times.append(self.clock())
+            computed = self.clock()
             self._progress.note_cached(scheduled)
             self._scheduler.commit(scheduled)
-            self._await_answers(scheduled)
-            times.append(self.clock())
+            if self._steering.sequences:
+                self._await_answers(scheduled)
+            steered = self.clock()
             branched = self._branching.branch(plan.step, scheduled)
             result = self._executor.sample(branched.batch)
-            times.append(self.clock())
+            sampled = self.clock()
             vectors = self._embed(plan.step, branched) if branched.embeds else []
             if result.step != plan.step:
                 raise InternalError(f"the executor answered step {result.step} instead of {plan.step}")
         except Exception as error:
             self._recover(scheduled, branched, error)
             return
-        if self._statistics.num_failed_steps:
+        if statistics.num_failed_steps:
             self._blame.clear([item.seq for item in scheduled])
-        self._statistics.add_times(*times)
+        num_computed = sum(item.row.num_scheduled for item in scheduled)
+        statistics.num_computed_tokens += num_computed
+        statistics.forward_seconds += computed - began
+        statistics.control_seconds += steered - computed
+        statistics.sample_seconds += sampled - steered
         if self._scheduler.speculation.is_used:
-            self._note_cost(plan, scheduled, *times)
+            self._note_cost(scheduled, num_computed, computed - began + sampled - steered)
         if self._progress.tracer.num_live:
-            self._progress.tracer.compute(scheduled, plan.num_tokens, times)
-        self._statistics.num_computed_tokens += plan.num_tokens
+            self._progress.tracer.compute(scheduled, num_computed, (began, computed, steered, sampled))
         self._branching.commit(scheduled, branched, result, vectors)
 
-    def _note_cost(
-        self, plan: StepPlan, scheduled: list[Scheduled], began: float, computed: float, steered: float, sampled: float
-    ) -> None:
+    def _note_cost(self, scheduled: list[Scheduled], num_tokens: int, seconds: float) -> None:
         """Learn what tokens cost from a step without prompts."""
         if not any(item.seq.kv.is_prefilling or item.row.num_scheduled > 1 + len(item.drafts) for item in scheduled):
-            self._scheduler.speculation.cost.note(plan.num_tokens, computed - began + sampled - steered)
+            self._scheduler.speculation.cost.note(num_tokens, seconds)
 
     def _embed(self, step: int, branched: Branched) -> list[array[float]]:
         assert self._embedder is not None  # else such requests are refused
@@ -311,7 +310,7 @@ class Engine:
 
     def _on_finish(self, seq: Sequence, event: Finished) -> None:
         """Pass on the end of an output: now, or after its controller's last words."""
-        if not self._steering.end(seq, event):
+        if seq.control.pool is None or not self._steering.end(seq, event):
             self._emit_finished(seq, event)
 
     def _emit_finished(self, seq: Sequence, event: Finished) -> None:
@@ -320,7 +319,8 @@ class Engine:
         is_last = not outputs.sequences
         if is_last:
             del self._live[seq.request.id]
-            self._endings.forget(seq.request.id)
+            if seq.request.deadline is not None:
+                self._endings.forget(seq.request.id)
             if seq.request.adapter is not None:
                 self._rotation.leave(seq.request.adapter)
             if seq.request.media:

@@ -17,6 +17,7 @@ from bridle.engine.media import check_media
 from bridle.engine.progress import Progress
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, root_key
+from bridle.engine.sequence_state import QueueState
 from bridle.engine.steering import Steering, as_controller_error
 from bridle.errors import ContextOverflow, ControllerError, InternalError, InvalidRequest, UnsupportedFeature
 
@@ -96,6 +97,7 @@ class Intake:
             sampling=sampling,
             max_len=0,
             key=root_key(sampling.seed or 0),
+            queue=QueueState(request.priority),
             stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
             runs=request.runs,
         )
@@ -142,15 +144,12 @@ class Openings:
         self._progress = progress
         self._begin = begin
         self._clock = clock
-        self._waiting: dict[int, tuple[Sequence, _Prompt]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: dict[int, tuple[Sequence, _Prompt]] = {}
 
     @property
     def is_any_ready(self) -> bool:
         """Whether `take` would begin something."""
-        return any(future.done() for _, future in self._waiting.values())
+        return any(future.done() for _, future in self.waiting.values())
 
     def open(self, seq: Sequence) -> None:
         """Begin to make the controller of `seq`."""
@@ -158,16 +157,16 @@ class Openings:
         if seq.control.pool is None:
             raise InternalError("a controller was accepted that no pool runs")
         seq.control.opened_at = self._clock()
-        self._waiting[seq.id] = seq, seq.control.pool.open(seq.request)
+        self.waiting[seq.id] = seq, seq.control.pool.open(seq.request)
 
     def take(self) -> None:
         """Begin the sequences whose controllers are ready, with the prompts that these want."""
-        for seq, future in list(self._waiting.values()):
+        for seq, future in list(self.waiting.values()):
             if seq.is_finished:
-                del self._waiting[seq.id]
+                del self.waiting[seq.id]
                 _abandon(seq, future)
             elif future.done():
-                del self._waiting[seq.id]
+                del self.waiting[seq.id]
                 self._begin_controlled(seq, future)
 
     def _begin_controlled(self, seq: Sequence, future: _Prompt) -> None:

@@ -101,9 +101,9 @@ class OutputText:
         if tail:
             self._pieces.append(tail)
             self._num_chars += len(tail)
-        held = self._tail(self._num_chars - self._num_released)
+        num_held = self._num_chars - self._num_released
         self._num_released = self._num_chars
-        return held
+        return self._tail(num_held) if num_held else ""
 
     def released_text(self, num_unsent: int = 0) -> str:
         """All text released so far, but for the last `num_unsent` characters of it."""

@@ -80,11 +80,6 @@ class StepPlan:
     def num_logits(self) -> int:
         return sum(row.num_logits for row in self.rows)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the plan computes nothing and changes no mirror."""
-        return not (self.rows or self.forks or self.freed)
-
 
 @dataclass(slots=True)
 class SampleRow:

@@ -15,6 +15,7 @@ import time
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Literal
 
 from bridle.engine.adapter_rotation import AdapterRotation
@@ -224,7 +225,9 @@ class Scheduler:
         """Give each decoding sequence a token. Further tokens that they lack, and all tokens of a prompt, come out of
         the prompts' budget. Returns what is left of the step's budget."""
         budget = self.max_num_batched_tokens
-        ready = self._rotate(ready)
+        most = min(self.max_num_seqs, self.max_num_batched_tokens)
+        if len(ready) > most:
+            ready = self._rotate(ready, most)
         unserved = len(ready)
         for seq in ready:
             unserved -= 1
@@ -246,21 +249,22 @@ class Scheduler:
             budget -= num_tokens
         return budget
 
-    def _rotate(self, ready: list[Sequence]) -> list[Sequence]:
-        """At most as many sequences as one step takes. When there are more, each step begins where the last ended."""
-        limit = min(self.max_num_seqs, self.max_num_batched_tokens)
-        if len(ready) <= limit:
-            return ready
+    def _rotate(self, ready: list[Sequence], most: int) -> list[Sequence]:
+        """As many of the sequences as one step takes; each step begins where the last ended."""
         start = self._cursor % len(ready)
-        self._cursor = start + limit
-        return (ready + ready)[start : start + limit]
+        self._cursor = start + most
+        return (ready + ready)[start : start + most]
 
     def _pick_waiting(self, picked: _Picked, budget: int) -> None:
         """Admit waiting sequences in order, while there is room for all tokens of each; none overtakes another."""
         if not self.waiting or budget <= 0 or len(self.running) >= self.max_num_seqs:
             return
-        queue = admission_order(self.waiting, self._priority_seconds)
-        levels = overtaken_levels(queue, self.waiting)
+        first, last = self.waiting[0].queue.level, self.waiting[-1].queue.level
+        queue: list[Sequence] = self.waiting
+        levels: Iterable[int] = repeat(first)
+        if first != last:
+            queue = admission_order(self.waiting, self._priority_seconds)
+            levels = overtaken_levels(queue)
         self.waiting = []
         kept: list[Sequence] = []
         num_seen = 0
@@ -302,12 +306,9 @@ class Scheduler:
         return True
 
     def _admit(self, seq: Sequence) -> bool:
-        """Admit a waiting sequence if there is room for all its tokens, with the part that the prefix cache holds."""
-        num_cached = self.blocks.match_prefix(seq)
-        num_needed = self.blocks.blocks_for(len(seq.tokens)) - num_cached // self.blocks.block_size
-        if num_needed + self.blocks.num_idle(seq, num_cached) > self.blocks.num_free:
+        """Admit a waiting sequence if there is room for all of its tokens."""
+        if not self.blocks.admit(seq):
             return False
-        self.blocks.adopt_prefix(seq, num_cached)
         seq.queue.status, seq.kv.is_prefilling = SequenceStatus.RUNNING, True
         if seq.queue.seconds is None and seq.queue.queued_at is not None:
             seq.queue.seconds = self._clock() - seq.queue.queued_at

@@ -65,18 +65,15 @@ class Sequence:
     sampling: SamplingParams
     max_len: int  # of tokens, prompt included
     key: int
+    queue: QueueState
     stop_ids: frozenset[int] = frozenset()
     runs: Runs = ()  # pictures among the tokens
-    queue: QueueState = field(init=False)
     kv: KvState = field(default_factory=KvState)
     control: ControlState = field(default_factory=ControlState)
     draws: DrawState = field(default_factory=DrawState)
     drafts: DraftState = field(default_factory=DraftState)
     output: OutputState = field(default_factory=OutputState)
     trace: TraceState | None = None  # None: nobody asked for one
-
-    def __post_init__(self) -> None:
-        self.queue = QueueState(self.request.priority)
 
     @property
     def num_generated(self) -> int:
@@ -201,7 +198,7 @@ class Sequence:
     def fork(self, new_id: int, index: int, branch: int) -> Sequence:
         """A copy for branch `branch` of the fork under way; the caller shares the blocks."""
         kv, control, output = self.kv, self.control, self.output
-        child = Sequence(
+        return Sequence(
             id=new_id,
             request=self.request,
             index=index,
@@ -210,6 +207,7 @@ class Sequence:
             sampling=self.sampling,
             max_len=self.max_len,
             key=fork_key(self.key, self.draws.num_forks, branch),
+            queue=QueueState(self.queue.level, SequenceStatus.RUNNING),
             stop_ids=self.stop_ids,
             runs=self.runs,
             kv=KvState(num_computed=kv.num_computed, block_hashes=kv.block_hashes.copy(), num_hashed=kv.num_hashed),
@@ -227,7 +225,5 @@ class Sequence:
                     shared_tokens=kv.num_computed,
                 ),
             ),
+            trace=None if self.trace is None else self.trace.fork(),
         )
-        child.trace = None if self.trace is None else self.trace.fork()
-        child.queue = QueueState(self.queue.level, SequenceStatus.RUNNING)
-        return child

@@ -53,10 +53,3 @@ class EngineStatistics:
     def kv_usage(self) -> float:
         """Share of the KV cache that live sequences hold, 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
-
-    def add_times(self, began: float, computed: float, steered: float, sampled: float) -> None:
-        """Add the times of one step, from points of the clock: before and after forward, after control,
-        after sampling."""
-        self.forward_seconds += computed - began
-        self.control_seconds += steered - computed
-        self.sample_seconds += sampled - steered

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, groupby, repeat
+from itertools import accumulate, groupby
 from operator import attrgetter
 
 from bridle.engine.sequence import Sequence as TokenSequence
@@ -30,11 +30,9 @@ def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[To
     return [seq for _, _, seq in heapq.merge(*levels, key=lambda item: item[:2])]
 
 
-def overtaken_levels(order: Sequence[TokenSequence], waiting: Sequence[TokenSequence]) -> Iterable[int]:
-    """For each place in the order, the highest level (the smallest number) among the sequences of `waiting` that are
-    ready there or after it. Mostly there is one level."""
-    if waiting and waiting[0].queue.level == waiting[-1].queue.level:
-        return repeat(waiting[0].queue.level)
+def overtaken_levels(order: Sequence[TokenSequence]) -> list[int]:
+    """For each place in the order, the highest level (the smallest number) among the sequences that are ready there or
+    after it."""
     ready = [seq.queue.level if seq.is_ready else _NOBODY for seq in reversed(order)]
     return list(accumulate(ready, min))[::-1]
 

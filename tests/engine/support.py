@@ -16,6 +16,7 @@ from bridle.engine.engine import Engine
 from bridle.engine.interfaces import ControllerPool, Executor, TextDecoder
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, root_key
+from bridle.engine.sequence_state import QueueState
 from bridle.outputs import (
     Embedded,
     Event,
@@ -65,6 +66,7 @@ def make_sequence(seq_id: int, tokens: Seq[int], *, max_len: int = 64, **fields:
         sampling=request.sampling,
         max_len=max_len,
         key=root_key(seq_id),
+        queue=QueueState(request.priority),
     )
 
 

@@ -57,10 +57,13 @@ class Blocks(RuleBasedStateMachine):
         num_cached = self.blocks.match_prefix(seq)
         assert num_cached % self.blocks.block_size == 0
         assert num_cached < len(seq.tokens)
-        idle, free = self.blocks.num_idle(seq, num_cached), self.blocks.num_free
-        if idle <= free:
-            self.blocks.adopt_prefix(seq, num_cached)
-            assert self.blocks.num_free == free - idle
+        free, num_shared = self.blocks.num_free, num_cached // self.blocks.block_size
+        num_missing = self.blocks.blocks_for(len(seq.tokens)) - num_shared
+        if self.blocks.admit(seq):
+            assert seq.kv.num_computed == num_cached and len(seq.kv.block_table) == num_shared
+            assert free - num_shared <= self.blocks.num_free <= free and num_missing <= self.blocks.num_free
+        else:
+            assert not seq.kv.block_table and num_missing + num_shared > free == self.blocks.num_free
 
     @precondition(lambda self: self.live)
     @rule(number=PICK, num_tokens=st.integers(1, 9))
@@ -229,7 +232,7 @@ def test_rewind_into_a_published_block_of_others_copies_it() -> None:
     seq = make_sequence(1, [1, 2, 3, 4, 5])
     compute_all(blocks, seq)
     other = make_sequence(2, [1, 2, 3, 4, 6])
-    blocks.adopt_prefix(other, blocks.match_prefix(other))
+    assert blocks.admit(other) and other.kv.num_computed == 4
     seq.cut(2)
     blocks.truncate(seq)
     seq.tokens.append(9)
