@@ -227,6 +227,11 @@ class SamplingParams:
         return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
 
     @property
+    def has_texts(self) -> bool:
+        """Whether texts among these stand for tokens that a model has to be asked for."""
+        return bool(self.bad_words or self.prediction) or (self.has_dry and bool(self.dry_sequence_breakers))
+
+    @property
     def has_mirostat(self) -> bool:
         return self.mirostat == 2 and not self.is_greedy
 

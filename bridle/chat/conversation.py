@@ -11,7 +11,7 @@ from typing import Any
 from bridle.chat.tools.offer import Offer, offer_of
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.service import LoadedModel, check_length
-from bridle.text.messages import Prepared, prepare
+from bridle.text.chat_template import Prepared, prepare
 
 # Names that mean something to whoever renders the template, beside the template's own variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})

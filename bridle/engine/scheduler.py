@@ -190,7 +190,10 @@ class Scheduler:
 
     def _pick(self) -> list[_Pick]:
         picked: _Picked = {}
-        ready = self._ready()
+        if not self._in_order:
+            self.running = dict(sorted(self.running.items(), key=lambda item: _urgency(item[1])))
+            self._in_order = True
+        ready = [seq for seq in self.running.values() if seq.is_ready]  # the most urgent first
         self._prompt_budget = self.max_batch_prefill_tokens
         is_open = self._gate.is_always_open or self._gate.is_open(
             sum(seq.is_ready for seq in self.waiting), sum(not seq.kv.is_prefilling for seq in ready)
@@ -213,13 +216,6 @@ class Scheduler:
             self._pick_waiting(picked, self._prompt_budget)
         if not picked:
             self._pick_running(picked, [seq for seq in ready if not seq.kv.is_prefilling])
-
-    def _ready(self) -> list[Sequence]:
-        """The running sequences that can go on, most urgent first."""
-        if not self._in_order:
-            self.running = dict(sorted(self.running.items(), key=lambda item: _urgency(item[1])))
-            self._in_order = True
-        return [seq for seq in self.running.values() if seq.is_ready]
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
         """Give each decoding sequence a token. Further tokens that they lack, and all tokens of a prompt, come out of

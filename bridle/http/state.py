@@ -10,9 +10,8 @@ from fastapi import Request
 
 from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
-from bridle.http.transport.call import Call, call_of
+from bridle.http.transport.call import Call, call_of, run_while_connected
 from bridle.http.transport.sockets import SocketFront
-from bridle.http.transport.sse import run_while_connected
 from bridle.service import LoadedModel
 from bridle.service.serving import Host, Serving
 

@@ -26,7 +26,7 @@ from bridle.llm.streams import TextStream
 from bridle.outputs import ChatMessage, FinishReason, RequestOutput
 from bridle.sampling import SamplingParams
 from bridle.service import OutputCollector, raise_first_error
-from bridle.text.messages import prepare
+from bridle.text.chat_template import prepare
 
 if TYPE_CHECKING:
     from bridle.llm.llm import LLM

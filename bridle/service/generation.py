@@ -142,20 +142,26 @@ class Generation:
         if part.shares is not None:
             await part.shares.is_computed.wait()
         try:
-            async with room, part.ahead or self.model.client.submit(part.request) as stream:
-                async for events in stream:
-                    # Who marks rewinds looks between them, so that nothing depends on how many events came together.
-                    for piece in split_at_rewinds(events) if part.policy is RewindPolicy.MARK else [events]:
-                        part.add(piece)
-                        self.story.note(piece)
-                        if part.collector.has_prompt:
-                            part.is_computed.set()
-                        if not tells_failures:
-                            _raise_failure(part, piece)
-                        if sink is not None and await sink(part, piece):
-                            return
+            async with room:
+                await self._read(part, part.ahead or self.model.client.submit(part.request), sink, tells_failures)
         finally:
             part.is_computed.set()
+
+    async def _read(self, part: Part, stream: EventStream | _Ahead, sink: Sink | None, tells_failures: bool) -> None:
+        try:
+            async for events in stream:
+                # Who marks rewinds looks between them, so that nothing depends on how many events came together.
+                for piece in split_at_rewinds(events) if part.policy is RewindPolicy.MARK else [events]:
+                    part.add(piece)
+                    self.story.note(piece)
+                    if part.collector.has_prompt:
+                        part.is_computed.set()
+                    if not tells_failures:
+                        _raise_failure(part, piece)
+                    if sink is not None and await sink(part, piece):
+                        return
+        finally:
+            stream.cancel()
 
     @property
     def usage(self) -> Usage:
@@ -191,12 +197,6 @@ class _Ahead:
     async def look(self) -> list[Event]:
         self._first = await anext(self._batches)
         return self._first
-
-    async def __aenter__(self) -> _Ahead:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
         yield self._first

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from functools import partial
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from bridle.errors import InvalidRequest, ModelUnavailable, UnknownModel, UnsupportedFeature
@@ -186,23 +186,28 @@ class ModelRegistry:
 
     # -- use -----------------------------------------------------------------------------------------------------
 
-    async def acquire(self, name: str | Slot | None, timeout: float | None = None) -> Lease:
-        """Return a lease on the model of that name or alias (None or empty: the default), or of a slot that `slot_of`
-        found; the model stays loaded until the lease is released. If it is not loaded yet, this waits until it is, at
-        most `timeout` seconds; other requests go on meanwhile.
+    async def hold(self, slot: Slot, held: ExitStack, timeout: float | None = None) -> LoadedModel:
+        """The model of a slot that `slot_of` found; it stays loaded until `held` closes. If it is not loaded yet, this
+        waits until it is, at most `timeout` seconds; other requests go on meanwhile.
 
-        Raises `UnknownModel` at once for a name that is not served here, and `ModelUnavailable` if the model cannot be
-        loaded now: loading failed or takes too long, or there is no room beside the models in use. Cancelling the
-        caller ends the wait. Call it from the event loop that uses the registry.
+        Raises `ModelUnavailable` if the model cannot be loaded now: loading failed or takes too long, or there is no
+        room beside the models in use. Cancelling the caller ends the wait. Call it from the event loop that uses the
+        registry.
         """
-        slot = name if isinstance(name, Slot) else self.slot_of(name)
         if slot.model is None:
             assert self._keeper is not None  # without a keeper, every slot has a model
             self._slots[slot.name] = slot
             await self._keeper.fetch(slot, timeout)
         assert slot.model is not None
         slot.num_leases += 1
-        return Lease(slot.model, partial(self._release, slot))
+        held.callback(self._release, slot)
+        return slot.model
+
+    async def acquire(self, name: str | None, timeout: float | None = None) -> Lease:
+        """Do as `hold` for the model of that name or alias (None or empty: the default), until the lease is released.
+        Raises `UnknownModel` at once for a name that is not served here."""
+        held = ExitStack()
+        return Lease(await self.hold(self.slot_of(name), held, timeout), held.close)
 
     async def unload(self, name: str) -> None:
         """Close an idle model; a later request loads it again. Raises `UnknownModel`, `UnsupportedFeature` for a model

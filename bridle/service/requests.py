@@ -297,7 +297,7 @@ def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
         _check_ids("stop_token_ids", ends, vocab_size)
     for word in sampling.bad_words_ids:
         _check_ids("bad_words_ids", word, vocab_size)
-    for name in ("stop", "bad_words", "banned_phrases", "dry_sequence_breakers"):
+    for name in ("stop", "banned_phrases", *(("bad_words", "dry_sequence_breakers") if sampling.has_texts else ())):
         for text in getattr(sampling, name):
             check_unicode(text, name)
 

@@ -33,7 +33,7 @@ from bridle.service.steering import PLAIN, Steering, steering_of
 from bridle.service.story import Story, Tracing
 from bridle.service.terms import make_terms
 from bridle.service.turns import Turns
-from bridle.service.words import has_texts, with_tokens
+from bridle.service.words import with_tokens
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -154,14 +154,12 @@ class Serving:
         is_loaded = slot.model is not None
         if not is_loaded:
             say("loading", None)
-        lease = await registry.acquire(slot, self.load_timeout)
-        self.held.callback(lease.release)
-        self.model = lease.model
+        self.model = await registry.hold(slot, self.held, self.load_timeout)
         if adapter:
-            is_ready = registry.adapters.is_ready(lease.model, adapter)
+            is_ready = registry.adapters.is_ready(self.model, adapter)
             if is_loaded and not is_ready:
                 say("loading", adapter)
-            self.adapter = self.story.adapter = await registry.adapters.fetch(lease.model, adapter, self.load_timeout)
+            self.adapter = self.story.adapter = await registry.adapters.fetch(self.model, adapter, self.load_timeout)
             if is_loaded and not is_ready:
                 say("loaded", adapter)
         if not is_loaded:
@@ -231,7 +229,7 @@ class Serving:
             async with self.story.terms.bounded("its constraint was compiled"):
                 await model.try_constraint(steering.constraint)
         check_sampling(model, sampling)
-        return await model.in_text_thread(with_tokens, model, sampling) if has_texts(sampling) else sampling
+        return await model.in_text_thread(with_tokens, model, sampling) if sampling.has_texts else sampling
 
     def _request(
         self,

@@ -145,16 +145,14 @@ class Story:
 
     def _times(self) -> dict[str, float]:
         """Times in milliseconds. A time that only some requests have is left out where it is zero."""
-        told: dict[str, float] = {}
-        if self.opening:
-            told["opening_ms"] = _ms(self.opening)
-        if self.submitted is not None:
-            told["queue_ms"] = _ms(self.queued)
-        if self.first_token is not None:
-            told["first_token_ms"] = _ms(self.first_token - self.began)
-        if self.held:
-            told["held_ms"] = _ms(self.held)
-        return told | {"ms": _ms(time.monotonic() - self.began)}
+        seconds = {
+            "opening_ms": self.opening or None,
+            "queue_ms": None if self.submitted is None else self.queued,
+            "first_token_ms": None if self.first_token is None else self.first_token - self.began,
+            "held_ms": self.held or None,
+            "ms": time.monotonic() - self.began,
+        }
+        return {name: round(1000 * each, 1) for name, each in seconds.items() if each is not None}
 
 
 def names_of(controller: object | None) -> tuple[str | None, str | None]:
@@ -163,10 +161,6 @@ def names_of(controller: object | None) -> tuple[str | None, str | None]:
         return None, None
     name = name_of(controller)
     return (None, name) if isinstance(controller, Constraint) else (name, None)
-
-
-def _ms(seconds: float) -> float:
-    return round(1000 * seconds, 1)
 
 
 class Span(Protocol):

@@ -52,12 +52,6 @@ class TokenTexts:
 _texts: WeakKeyDictionary[Tokenizer, TokenTexts] = WeakKeyDictionary()
 
 
-def has_texts(sampling: SamplingParams) -> bool:
-    """Whether `with_tokens` would change anything."""
-    has_breakers = sampling.has_dry and bool(sampling.dry_sequence_breakers)
-    return has_breakers or bool(sampling.bad_words or sampling.prediction)
-
-
 def with_tokens(model: LoadedModel, sampling: SamplingParams) -> SamplingParams:
     """The parameters with the tokens that their texts stand for."""
     if sampling.has_dry and sampling.dry_sequence_breakers:

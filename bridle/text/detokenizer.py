@@ -128,7 +128,8 @@ class ByteText:
     def _restart(self, num_prompt: int) -> None:
         """Begin again after the first `num_prompt` tokens of the prompt."""
         self._prompt = self._prompt[:num_prompt]
-        self._waiting, self._lead = self._unfinished(), self._lead_after_prompt()
+        self._waiting = self._unfinished()
+        self._lead = self._lead_after_prompt() if self._table.initial_lead else 0
         self._unusual = {0: (self._waiting, self._lead)} if self._waiting or self._lead else {}
 
     def _unfinished(self) -> bytes:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import InvalidRequest
-from bridle.text.chat_template import ChatTemplate
+from bridle.text.chat_template import ChatTemplate, Message, prepare
 from bridle.text.files import end_tokens, load_fast_tokenizer
-from bridle.text.messages import Message, prepare
 from bridle.text.token_table import Spelling, TokenTable
 
 _LONG_CHARS = 1_024

@@ -16,7 +16,8 @@ import pytest
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, EngineClosed, InternalError, Overloaded, RequestCancelled, ShardUnavailable
 from bridle.http import HttpSettings, create_app
-from bridle.http.transport.sse import SseWriter, run_while_connected
+from bridle.http.transport.call import run_while_connected
+from bridle.http.transport.sse import SseWriter
 from bridle.outputs import Event, Finished, FinishReason, TokenEvent
 from bridle.service import LoadedModel, ModelRegistry
 from tests.http.harness import local_client, saying, scripted_model, served

@@ -9,7 +9,6 @@ import pytest
 
 from bridle.aici.protocol import Auth
 from bridle.errors import InvalidRequest
-from bridle.http.openai.constraint import constraint_of
 from bridle.http.openai.schemas import SamplingFields
 from bridle.lmtp.messages import Generate
 from bridle.lmtp.server.requests import generation_of
@@ -148,7 +147,7 @@ async def test_a_controller_decides_when_its_output_ends(model: Any, fields: Any
 async def test_an_argument_is_the_same_text_as_over_http(model: Any, argument: Any) -> None:
     fields = SamplingFields(controller="some", controller_arg=argument)
     serving = await served_by(model, Identity("ann", False))
-    over_http = serving.steering(fields.controller, fields.controller_arg, constraint_of(fields)).controller
+    over_http = serving.steering(fields.controller, fields.controller_arg, fields.form()).controller
     assert (await engine_request(model, controller="some", controller_arg=argument)).controller == over_http
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from bridle.errors import InvalidRequest, UnsupportedFeature, UnsupportedModel
 from bridle.text import chat_template
-from bridle.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
-from bridle.text.messages import prepare
+from bridle.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate, prepare
 from bridle.text.template_engine import ChatTemplateProgram, Limits, TemplateError
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -15,9 +15,9 @@ from starlette.responses import PlainTextResponse, Response
 from bridle.errors import UnknownModel, UnsupportedFeature
 from bridle.http.errors import json_response
 from bridle.http.state import borrow, http_state
+from bridle.http.transport.call import run_while_connected
 from bridle.http.transport.identity import check_admin, identity_of
 from bridle.http.transport.json_body import BoundedRoute
-from bridle.http.transport.sse import run_while_connected
 from bridle.service import LoadedModel
 from bridle.service.slot import Slot
 

@@ -32,11 +32,11 @@ from bridle.http.errors import RefusedBody, error_body, json_response, retry_hea
 from bridle.http.fields import Fields
 from bridle.http.openai.derived import derived_fields
 from bridle.http.state import HttpState, http_state, serving_of
-from bridle.http.transport.call import call_of
+from bridle.http.transport.call import call_of, run_while_connected
 from bridle.http.transport.content_coding import check_plain
 from bridle.http.transport.identity import identity_of
 from bridle.http.transport.json_body import BoundedRoute
-from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
+from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import Event, Finished
 from bridle.sampling import SamplingParams, fields_on
 from bridle.service import LoadedModel, list_tags, tag_module, upload_module

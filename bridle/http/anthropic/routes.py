@@ -15,9 +15,9 @@ from bridle.http.anthropic.shapes import BlockWriter, blocks, stop_fields, usage
 from bridle.http.errors import json_response
 from bridle.http.openai.chat import turn_of
 from bridle.http.state import http_state, serving_of
-from bridle.http.transport.call import call_of
+from bridle.http.transport.call import call_of, run_while_connected
 from bridle.http.transport.named_events import send_events, with_last_event
-from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
+from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import Usage
 from bridle.service.generation import Generation, Part
 from bridle.service.serving import Serving

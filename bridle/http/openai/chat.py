@@ -14,14 +14,14 @@ from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Piece, T
 from bridle.chat.turn import Turn, TurnReader, plan_turn
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
-from bridle.http.openai.constraint import constraint_of
 from bridle.http.openai.logprobs import chat_logprobs
 from bridle.http.openai.native_chunks import is_native_client, native_chunks
 from bridle.http.openai.schemas import ChatBody
 from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.state import http_state, serving_of
+from bridle.http.transport.call import run_while_connected
 from bridle.http.transport.json_body import BoundedRoute
-from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
+from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import Delta, RewindPolicy
@@ -58,7 +58,7 @@ async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     if not body.stream:
         await generation.run()
     parts = generation.parts
-    return _Answer(generation, turn, body, ChoiceNumbers(parts, parts[0].request.sampling.n))
+    return _Answer(generation, turn, body, ChoiceNumbers(parts, parts[0].request.sampling.n), int(time.time()))
 
 
 async def turn_of(
@@ -66,7 +66,7 @@ async def turn_of(
 ) -> Turn:
     """The turn that a body asks for. The answer goes on after `prefill`; `tells_rewinds` says whether streams of this
     route have a word for text that is taken back. Raises `InvalidRequest` that names the field."""
-    steering = serving.steering(body.controller, body.controller_arg, constraint_of(body), body.rewind)
+    steering = serving.steering(body.controller, body.controller_arg, body.form(), body.rewind)
     async with serving.story.terms.bounded("its prompt was made"):
         turn = await plan_turn(serving.model, body.conversation(prefill), sampling, steering)
     if body.stream and steering.rewind is not RewindPolicy.HOLD and (turn.format is not None or not tells_rewinds):
@@ -92,7 +92,10 @@ def _sampling(body: ChatBody) -> SamplingParams:
             "send one of them",
             "max_completion_tokens",
         )
-    return body.sampling(max_tokens=limits.pop() if limits else None, logprobs=body.num_logprobs())
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return body.sampling(max_tokens=limits.pop() if limits else None, logprobs=num_logprobs)
 
 
 @dataclass(slots=True)
@@ -103,7 +106,7 @@ class _Answer:
     turn: Turn
     body: ChatBody
     _numbers: ChoiceNumbers
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int
     _readers: dict[int, TurnReader] = field(default_factory=dict)
 
     def whole(self) -> dict[str, Any]:

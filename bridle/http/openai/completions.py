@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
-from bridle.http.openai.constraint import constraint_of
 from bridle.http.openai.logprobs import CompletionLogprobs
 from bridle.http.openai.schemas import CompletionBody
 from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.state import http_state, serving_of
+from bridle.http.transport.call import run_while_connected
 from bridle.http.transport.json_body import BoundedRoute
-from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
+from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import Delta, RewindPolicy, best_outputs
@@ -50,7 +50,7 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
     )
     if body.suffix:
         raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
-    steering = serving.steering(body.controller, body.controller_arg, constraint_of(body), body.rewind)
+    steering = serving.steering(body.controller, body.controller_arg, body.form(), body.rewind)
     _check_steering(body, plan, steering)
     truncate = body.truncate_prompt_tokens
     _check_truncate(truncate, model.max_sequence_tokens)
@@ -60,7 +60,7 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
     generation = await serving.prepare(tokens, sampling, steering, texts=texts, tell_resuming=body.wants_resuming)
     if not body.stream:
         await generation.run()
-    return _Answer(generation, plan, ChoiceNumbers(generation.parts, plan.num_wanted))
+    return _Answer(generation, plan, ChoiceNumbers(generation.parts, plan.num_wanted), int(time.time()))
 
 
 def _check_truncate(truncate: int | None, most: int) -> None:
@@ -119,7 +119,7 @@ class _Answer:
     generation: Generation
     plan: _Plan
     _numbers: ChoiceNumbers
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
 
     def whole(self) -> dict[str, Any]:

@@ -21,10 +21,9 @@ from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import Fields
 from bridle.http.openai.schemas import PROMPTS_SCHEMA, prompts
 from bridle.http.state import serving_of
-from bridle.http.transport.call import call_of
+from bridle.http.transport.call import call_of, run_while_connected
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.long_list import LongListResponse
-from bridle.http.transport.sse import run_while_connected
 from bridle.service.generation import Part
 from bridle.service.requests import EMBEDDING
 from bridle.service.serving import Serving

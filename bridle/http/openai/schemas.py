@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from bridle.chat.conversation import Conversation
-from bridle.errors import InvalidRequest
+from bridle.constraints import Constraint
 from bridle.http.fields import Fields, InnerFields
 from bridle.http.openai.biases import read_biases
+from bridle.http.openai.constraint import CONSTRAINT_FIELDS, constraint_of
 from bridle.http.openai.derived import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams, fields_on
 from bridle.service.defaults import filled
@@ -216,6 +217,10 @@ class SamplingFields(_Derived):
         wants = self.stream_options is not None and bool(self.stream_options.include_resuming)
         return wants and bool(self.stream)
 
+    def form(self) -> Constraint | None:
+        """What the text must look like; None if no field says so. Raises `InvalidRequest` that names the field."""
+        return None if self.model_fields_set.isdisjoint(CONSTRAINT_FIELDS) else constraint_of(self)
+
     def sampling(self, **changes: Any) -> SamplingParams:
         """Sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
@@ -305,9 +310,3 @@ class ChatBody(SamplingFields):
                 "continue_final_message",
             )
         return self.messages[:-1], last["content"]
-
-    def num_logprobs(self) -> int | None:
-        """How many alternatives the client wants; None for no log-probabilities at all."""
-        if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
-        return (self.top_logprobs or 0) if self.logprobs else None

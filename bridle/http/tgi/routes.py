@@ -15,7 +15,8 @@ from bridle.http.tgi.errors import NativeRoute, native_body
 from bridle.http.tgi.plan import check_truncate, plan_of
 from bridle.http.tgi.schemas import GenerateBody
 from bridle.http.tgi.shapes import headers, stream_headers
-from bridle.http.transport.sse import SseResponse, run_while_connected
+from bridle.http.transport.call import run_while_connected
+from bridle.http.transport.sse import SseResponse
 from bridle.service.serving import Serving
 
 #: The text by which clients of models that see put an image into a prompt.

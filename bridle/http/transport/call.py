@@ -7,23 +7,25 @@ everything that it reserves (a place, an event stream) into `Call.resources`, wh
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bridle.errors import Unauthorized
+from bridle.errors import EngineClosed, RequestCancelled, Unauthorized
 from bridle.http.errors import Refuse, internal_error, refuse_plainly
 from bridle.http.transport.hosts import UnknownHost
 from bridle.service import new_request_id
 from bridle.service.keys import Identity
 from bridle.service.story import Story, Tracing, trace_headers
 
+T = TypeVar("T")
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 #: Routes that generate text.
 GENERATING_ROUTES = frozenset(
@@ -137,6 +139,29 @@ class CallMiddleware:
 
 def _status_of(error: Unauthorized) -> int | None:
     return 403 if isinstance(error, UnknownHost) else None
+
+
+async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """Run `work` until it is done and return its result, or cancel it as soon as the client leaves. Raises
+    `RequestCancelled` then, and `EngineClosed` if `work` ended because the model was closed."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_until_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestCancelled("the client went away")
+        if task.cancelled():  # not cancelled here, so the model was closed
+            raise EngineClosed("the model was closed while the request was prepared")
+        return await task
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def id_headers(call: Call) -> list[tuple[bytes, bytes]]:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bridle.errors import BridleError, EngineClosed, RequestCancelled
+from bridle.errors import BridleError, RequestCancelled
 from bridle.http.errors import error_body
 from bridle.http.settings import HttpSettings
-from bridle.http.transport.call import Call, call_of
+from bridle.http.transport.call import Call, call_of, run_while_connected
 
-T = TypeVar("T")
 Produce = Callable[["SseWriter"], Awaitable[None]]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -150,29 +149,6 @@ class SseResponse(Response):
 
 def _event(payload: Any) -> bytes:
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
-
-
-async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """Run `work` until it is done and return its result, or cancel it as soon as the client leaves. Raises
-    `RequestCancelled` then, and `EngineClosed` if `work` ended because the model was closed."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_until_disconnect(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise RequestCancelled("the client went away")
-        if task.cancelled():  # not cancelled here, so the model was closed
-            raise EngineClosed("the model was closed while the request was prepared")
-        return await task
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _ping(writer: SseWriter, interval: float) -> None:

@@ -19,10 +19,10 @@ from bridle.http.openai.responses.items import Event, ItemWriter
 from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.http.openai.shapes import usage_shape
 from bridle.http.state import http_state, serving_of
-from bridle.http.transport.call import call_of
+from bridle.http.transport.call import call_of, run_while_connected
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.named_events import send_events, with_last_event
-from bridle.http.transport.sse import SseResponse, SseWriter, run_while_connected
+from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import FinishReason
 from bridle.service.generation import Generation, Part
 from bridle.service.serving import Serving
