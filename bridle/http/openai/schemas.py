@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from bridle.chat.conversation import Conversation
 from bridle.constraints import Constraint
+from bridle.constraints.named import NAMES, constraint_named
 from bridle.http.fields import Fields, InnerFields
 from bridle.http.openai.biases import read_biases
-from bridle.http.openai.constraint import CONSTRAINT_FIELDS, constraint_of
 from bridle.http.openai.derived import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams, fields_on
 from bridle.service.defaults import filled
@@ -219,7 +219,9 @@ class SamplingFields(_Derived):
 
     def form(self) -> Constraint | None:
         """What the text must look like; None if no field says so. Raises `InvalidRequest` that names the field."""
-        return None if self.model_fields_set.isdisjoint(CONSTRAINT_FIELDS) else constraint_of(self)
+        if self.model_fields_set.isdisjoint(NAMES):
+            return None
+        return constraint_named({name: getattr(self, name) for name in NAMES})
 
     def sampling(self, **changes: Any) -> SamplingParams:
         """Sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
