@@ -132,7 +132,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is not over, or events wait to be returned."""
-        return bool(self._live or self._progress.events) or any(pool.is_busy for pool in self._steering.pools)
+        return bool(self._live or self._progress.events) or self._is_steering
+
+    @property
+    def _is_steering(self) -> bool:
+        """Whether controllers have something to hear or to say."""
+        steering = self._steering
+        is_talking = bool(steering.sequences or steering.goodbyes or steering.held)
+        return is_talking or any(pool.is_busy for pool in steering.pools)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -231,15 +238,17 @@ class Engine:
             self._progress.tracer.begin_step(self._scheduler.step + 1)
         self._endings.apply(began)
         self._openings.take()
-        self._steering.apply_early()
+        if self._is_steering:
+            self._steering.apply_early()
         plan, scheduled = self._plan()
         if plan.rows or plan.forks or plan.freed:  # freed and forked are mirrors alone
             self._compute(plan, scheduled)
             self._statistics.num_steps += 1
         else:
             self._steering.gather_any(self.clock() + self.config.step_timeout)
-        self._steering.ask()
-        self._steering.gather()
+        if self._is_steering:
+            self._steering.ask()
+            self._steering.gather()
         self._statistics.step_seconds += self.clock() - began
         return self._progress.take_events()
 

@@ -61,8 +61,8 @@ class Steering:
         self._last_words = last_words
         self._watch = DeadlockWatch(max_noops, clock)
         self.sequences: dict[int, Sequence] = {}  # live and controlled
-        self._held: dict[int, tuple[Sequence, Finished, float]] = {}  # ended, their controllers' logs are due
-        self._goodbyes: list[Sequence] = []
+        self.held: dict[int, tuple[Sequence, Finished, float]] = {}  # ended, their controllers' logs are due
+        self.goodbyes: list[Sequence] = []  # ended, their controllers were not told yet
 
     def pool_for(self, controller: object) -> ControllerPool | None:
         """The pool that runs `controller`, if any does."""
@@ -106,8 +106,6 @@ class Steering:
     def ask(self) -> None:
         """Send all news of this step, a parent and its forks in the same call. A controller that waits is asked again
         once its answer was applied. One whose sequence is over, except for its scores, is asked for its last words."""
-        if not (self.sequences or self._goodbyes):
-            return
         asks: dict[ControllerPool, list[Ask]] = {}
         self._watch.next_round()
         for seq in self.sequences.values():
@@ -123,10 +121,10 @@ class Steering:
             if seq.trace is not None:
                 self._progress.tracer.asked(seq, self._clock())
             self._watch.note_ask(seq)
-        for seq in self._goodbyes:
+        for seq in self.goodbyes:
             if seq.control.pool is not None:
                 asks.setdefault(seq.control.pool, []).append(replace(seq.control.news or Ask(seq.id), final=True))
-        self._goodbyes.clear()
+        self.goodbyes.clear()
         for pool, batch in asks.items():
             batch.sort(key=lambda ask: ask.seq_id)
             pool.ask(batch)
@@ -143,21 +141,19 @@ class Steering:
             seq.control.pool.close([seq.id])
             return False
         if not seq.control.is_dismissed:
-            self._goodbyes.append(seq)
-        self._held[seq.id] = seq, event, self._clock() + self._last_words
+            self.goodbyes.append(seq)
+        self.held[seq.id] = seq, event, self._clock() + self._last_words
         return True
 
     # -- hearing -----------------------------------------------------------------------------------------
 
     def gather(self, due: Collection[Sequence] = (), deadline: float | None = None) -> None:
         """Take in the answers that have arrived; wait for those of `due` until `deadline`."""
-        if not (self.sequences or self._held or any(pool.is_busy for pool in self.pools)):
-            return
         for pool in self.pools:
             ids = [seq.id for seq in due if seq.control.pool is pool]
             for seq_id, answer in pool.collect(ids, deadline if ids else None).items():
                 self._hear(seq_id, answer)
-        if self._held:
+        if self.held:
             self._release_overdue()
 
     def gather_any(self, deadline: float) -> None:
@@ -187,7 +183,7 @@ class Steering:
                 self._watch_wait(seq, answer.decision, answer.turns)
 
     def _hear_last_words(self, seq_id: int, answer: Answer) -> None:
-        held = self._held.pop(seq_id, None)
+        held = self.held.pop(seq_id, None)
         if held is not None:
             if held[0].trace is not None:
                 self._progress.tracer.heard(held[0], answer, self._clock())
@@ -216,9 +212,9 @@ class Steering:
 
     def _release_overdue(self) -> None:
         now = self._clock()
-        for seq_id, (seq, event, deadline) in list(self._held.items()):
+        for seq_id, (seq, event, deadline) in list(self.held.items()):
             if now >= deadline:
-                del self._held[seq_id]
+                del self.held[seq_id]
                 self._let_go(seq, event)
 
     def _let_go(self, seq: Sequence, event: Finished) -> None:

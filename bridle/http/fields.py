@@ -7,8 +7,7 @@ since clients send what only some servers know, unless the server or the call is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, ClassVar, Self
@@ -30,14 +29,11 @@ _MAX_NAME_CHARS = 80
 _is_strict: ContextVar[bool] = ContextVar("strict_fields", default=False)
 
 
-@contextmanager
-def strictness(is_strict: bool) -> Iterator[None]:
-    """Whether bodies that are read within it may have fields that nobody knows."""
-    token = _is_strict.set(is_strict)
-    try:
-        yield
-    finally:
-        _is_strict.reset(token)
+def set_strictness(headers: Mapping[str, str], default: bool) -> None:
+    """Note whether the body of this call, whose `headers` are given, may have fields that nobody knows: as its header
+    says, by default as the server has it."""
+    said = headers.get(STRICT_HEADER, "").strip().lower()
+    _is_strict.set(default if not said else said not in ("0", "false", "no", "off"))
 
 
 class UnknownField(InvalidRequest):
@@ -59,7 +55,9 @@ class Fields(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _known(cls, data: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        return read(_translated(cls, data) if isinstance(data, dict) else data)
+        if isinstance(data, dict) and not data.keys() <= cls.model_fields.keys():
+            data = _translated(cls, data)
+        return read(data)
 
 
 class InnerFields(Fields):
@@ -71,8 +69,6 @@ class InnerFields(Fields):
 def _translated(kind: type[Fields], data: dict[Any, Any]) -> dict[Any, Any]:
     """The body with its own names. Raises what is wrong with any other."""
     own = kind.model_fields
-    if data.keys() <= own.keys():
-        return data
     found = {name: value for name, value in data.items() if name in own}
     others = {str(name): value for name, value in data.items() if name not in own and value is not None}
     if len(others) > MAX_UNKNOWN:
@@ -135,9 +131,3 @@ def _on(api: Api, name: str) -> str | None:
     """What a sampling parameter is called on an API."""
     meaning = meanings().get(name)
     return None if meaning is None else meaning.names.get(api, name)
-
-
-def wants_strict(headers: Mapping[str, str], default: bool) -> bool:
-    """Whether a call is strict: as its header says, by default as the server is."""
-    said = headers.get(STRICT_HEADER, "").strip().lower()
-    return default if not said else said not in ("0", "false", "no", "off")

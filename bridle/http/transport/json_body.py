@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
 from bridle.http.errors import RefusedBody
-from bridle.http.fields import strictness, wants_strict
+from bridle.http.fields import set_strictness
 from bridle.http.settings import HttpSettings
 from bridle.http.state import http_state
 from bridle.http.transport.content_coding import unpacker_of
@@ -75,9 +75,8 @@ class BoundedRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
-            bounded_request = BoundedRequest(request.scope, request.receive)
-            with strictness(wants_strict(request.headers, http_state(bounded_request).settings.strict_fields)):
-                return await handler(bounded_request)
+            set_strictness(request.headers, http_state(request).settings.strict_fields)
+            return await handler(BoundedRequest(request.scope, request.receive))
 
         return bounded
 
