@@ -107,7 +107,7 @@ def make_request(
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
     if sampling.banned_phrases:
-        detokenize = True
+        options["detokenize"] = True  # phrases are found in text
         if controller is not None and not isinstance(controller, (Constraint, FreePart)):
             message = "banned_phrases do not go with a controller, which can take text back by itself"
             raise InvalidRequest(message, "banned_phrases")

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from bridle.chat.conversation import Conversation
 from bridle.constraints import Constraint
 from bridle.constraints.named import NAMES, constraint_named
+from bridle.errors import InvalidRequest
 from bridle.http.fields import Fields, InnerFields
 from bridle.http.openai.biases import read_biases
 from bridle.http.openai.derived import derived_fields

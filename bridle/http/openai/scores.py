@@ -22,9 +22,8 @@ from bridle.http.errors import json_response
 from bridle.http.fields import Fields
 from bridle.http.openai.embeddings import MAX_AT_ONCE, MAX_INPUTS
 from bridle.http.state import serving_of
-from bridle.http.transport.call import Call, call_of
+from bridle.http.transport.call import Call, call_of, run_while_connected
 from bridle.http.transport.json_body import BoundedRoute
-from bridle.http.transport.sse import run_while_connected
 from bridle.service.generation import Part
 from bridle.service.requests import EMBEDDING
 from bridle.service.serving import Serving
