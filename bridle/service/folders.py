@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -22,18 +23,42 @@ _MAX_FILES = 10_000
 _LOOK_SECONDS = 2.0
 
 
-class NamedFolders:
-    """The folders under `root` that have a file `marker`, by their path from there. The disk is read when somebody
-    asks, so new folders need no restart. Raises `InvalidRequest` about `param` if the root is not a folder."""
+class _Named(ABC):
+    """What lies under `root` and has a name. The disk is read when somebody asks, so what is new needs no restart.
+    Raises `InvalidRequest` about `param` if the root is not a folder."""
+
+    def __init__(self, root: Path, param: str) -> None:
+        self._root = _folder(root, param)
+        self._seen: tuple[float, list[str]] = (-math.inf, [])  # when the root was last read, and its names then
+
+    @abstractmethod
+    def find(self, name: str) -> Path | None:
+        """What has that name, if it and all that belong to it really lie under the root; otherwise None."""
+
+    @abstractmethod
+    def _scan(self) -> Iterator[str]:
+        """All names, as the disk has them now."""
+
+    def names(self) -> list[str]:
+        """All names (of very many, the first). Reads the disk every few seconds at most, since a large folder takes a
+        while."""
+        now = time.monotonic()
+        looked, found = self._seen
+        if not now - looked < _LOOK_SECONDS:
+            found = sorted(islice(self._scan(), _MAX_LISTED))
+            self._seen = now, found
+        return found
+
+
+class NamedFolders(_Named):
+    """The folders that have a file `marker`, by their path from the root."""
 
     def __init__(self, root: Path, marker: str, param: str) -> None:
-        self._root = _folder(root, param)
+        super().__init__(root, param)
         self._prefixes = (f"{self._root}/", f"{root.expanduser().absolute()}/")
         self._marker = marker
-        self._seen: tuple[float, list[str]] = (-math.inf, [])  # when the root was last read, and its folders then
 
     def find(self, name: str) -> Path | None:
-        """The folder of that name, if it and all its files really lie under the root; otherwise None."""
         if not is_hub_name(name):
             return None
         try:
@@ -53,16 +78,6 @@ class NamedFolders:
                 return path.removeprefix(prefix).rstrip("/")
         return path
 
-    def names(self) -> list[str]:
-        """All names (of very many folders, the first). Reads the disk every few seconds at most, since a large folder
-        takes a while."""
-        now = time.monotonic()
-        looked, found = self._seen
-        if not now - looked < _LOOK_SECONDS:
-            found = sorted(islice(self._scan(), _MAX_LISTED))
-            self._seen = now, found
-        return found
-
     def _scan(self) -> Iterator[str]:
         for path in self._root.glob(f"*/{self._marker}"):
             if self.find(path.parent.name) is not None:
@@ -73,17 +88,11 @@ class NamedFolders:
                 yield name
 
 
-class NamedFiles:
-    """The GGUF files under `root` or in a folder right under it, by their path from there; of a model in several files
-    the first. The disk is read when somebody asks. Raises `InvalidRequest` about `param` if the root is not a
-    folder."""
-
-    def __init__(self, root: Path, param: str) -> None:
-        self._root = _folder(root, param)
-        self._seen: tuple[float, list[str]] = (-math.inf, [])  # when the root was last read, and its files then
+class NamedFiles(_Named):
+    """The GGUF files under the root or in a folder right under it, by their path from there; of a model in several
+    files the first."""
 
     def find(self, name: str) -> Path | None:
-        """The file of that name, if it and all that belong to it really lie under the root; otherwise None."""
         if not is_hub_name(name) or not name.lower().endswith(".gguf") or not is_first_piece(name.rpartition("/")[2]):
             return None
         try:
@@ -92,15 +101,6 @@ class NamedFiles:
             return None
         inside = all(path.is_relative_to(self._root) and path.is_file() for path in files)
         return self._root / name if inside else None
-
-    def names(self) -> list[str]:
-        """All names (of very many files, the first). Reads the disk every few seconds at most."""
-        now = time.monotonic()
-        looked, found = self._seen
-        if not now - looked < _LOOK_SECONDS:
-            found = sorted(islice(self._scan(), _MAX_LISTED))
-            self._seen = now, found
-        return found
 
     def _scan(self) -> Iterator[str]:
         for pattern in ("*.[gG][gG][uU][fF]", "*/*.[gG][gG][uU][fF]"):
