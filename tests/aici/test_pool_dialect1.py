@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bridle.aici.client import RuntimeConfig, RuntimePool
+from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
+from bridle.engine.request import Request
 from bridle.outputs import FinishReason, Forked
+from bridle.sampling import SamplingParams
 from tests.aici.conftest import EOS, VOCAB_SIZE
 from tests.aici.guests import SHOW_ARGUMENT, TRAP, Step, by_branch, guest1, mask, result, say
 from tests.aici.steering import Steered
+from tests.waiting import PATIENCE, until
 
 GO = [result({"suspend": False, "num_forks": 1, "ff_tokens": []})]
 SUSPEND = [result({"suspend": True, "num_forks": 1, "ff_tokens": []})]
@@ -135,6 +138,15 @@ def test_outputs_cannot_be_multiplied(steered: Steered) -> None:
     steered.add("a", guest1([GO], [among(65)], [STOP]), n=2, temperature=1.0)
     steered.run()
     assert "dialect 1" in str(steered.end("a").error)
+
+
+def test_what_nobody_wants_goes_while_nobody_asks(steered: Steered) -> None:
+    """An instance whose request went away before it began is freed, though no other request asks for anything."""
+    controller = WasmController(steered.upload(guest1([GO], [among(65)], [STOP])), "")
+    request = Request("alone", (1, 2, 3), SamplingParams(), controller=controller)
+    steered.pool.open(request).result(PATIENCE)
+    steered.pool.abandon(request)
+    until(lambda: not steered.pool.collect((), None) and not steered.pool.is_busy, "an idle pool")
 
 
 def test_cancelled_at_any_step(steered: Steered) -> None:

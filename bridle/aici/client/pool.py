@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 #: Sequence numbers for instances whose requests went away before the engine made a sequence. They lie above all of the
 #: engine's.
 _STRAYS = 1 << 60
+_GLANCE = 0.001  # seconds between two looks at what is in the making
 
 
 @dataclass(slots=True)
@@ -233,6 +234,8 @@ class RuntimePool:
         """Return the answers that are there. Waits for those of `seq_ids` until `deadline` of the monotonic clock."""
         life = self._sync()
         wanted = set(seq_ids)
+        if self._strays:
+            self._flush(life)  # nobody may ask anything for a long time
         if wanted and self._asked_at:
             self._learn_patience()
         while life is not None and life.listener.is_open:
@@ -249,10 +252,13 @@ class RuntimePool:
         return answers
 
     def settle(self, timeout: float = 10.0) -> None:
-        """Send what is queued and receive what is under way. Afterwards another engine, which numbers its sequences
-        anew, may use this pool. Raises `ControllerError` after `timeout` seconds."""
+        """Send what is queued and receive what is under way, instances in the making included. Afterwards another
+        engine, which numbers its sequences anew, may use this pool. Raises `ControllerError` after `timeout`
+        seconds."""
         deadline = time.monotonic() + timeout
-        while (life := self._sync()) is not None and (life.listener.is_open or self._queue.asks or self._queue.freed):
+        while self._pending and time.monotonic() < deadline:
+            time.sleep(_GLANCE)
+        while (life := self._sync()) is not None and (self.is_busy or self._queue.asks):
             self._flush(life)
             if not self._receive(life, max(deadline - time.monotonic(), 0.0)):
                 raise ControllerError(f"the control runtime gave no answer within {timeout:g} s")
