@@ -20,6 +20,7 @@ from bridle.engine.interfaces import Executor
 from bridle.engine.plan import BlockCopy, SampleBatch, SampleRow, StepPlan
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import QueueState
 from bridle.engine.step_cost import StepCost
 
 _log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class ModelDrafter:
             return None
         if shadow is None:
             shadow = self._shadows[seq.id] = _Shadow(self._new_shadow(seq), len(seq.tokens))
-            self.blocks.adopt_prefix(shadow.own, self.blocks.match_prefix(shadow.own))
+            self.blocks.admit(shadow.own)  # what the cache has of it; without room for the rest, nothing
         else:
             self._follow(shadow, seq)
         return _Turn(seq, shadow.own, limit)
@@ -145,6 +146,7 @@ class ModelDrafter:
             sampling=sampling,
             max_len=min(seq.max_len, self._info.max_model_len),
             key=seq.key,
+            queue=QueueState(seq.queue.level),
         )
 
     def _follow(self, shadow: _Shadow, seq: Sequence) -> None:
@@ -173,7 +175,7 @@ class ModelDrafter:
         plan.freed, self._freed = self._freed, []  # with those that made room for this pass
         drawing = [turn for turn in picked if turn.own.kv.num_computed + turn.num_tokens == len(turn.own.tokens)]
         plan.rows = [turn.own.plan_row(turn.num_tokens) for turn in picked]
-        if plan.is_empty:
+        if not (plan.rows or plan.freed):
             return []
         self._executor.forward(plan)
         for turn in picked:
