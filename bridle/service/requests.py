@@ -103,7 +103,7 @@ def make_request(
     **options: Unpack[RequestOptions],
 ) -> Request:
     """`build_request` of tokens and sampling parameters that were checked."""
-    check_fits(model, len(tokens), 0 if embeds else sampling.max_tokens)
+    check_fits(model, len(tokens), 0 if options.get("embeds") else sampling.max_tokens)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
     if sampling.banned_phrases:
