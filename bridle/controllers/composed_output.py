@@ -1,0 +1,346 @@
+"""One output that several controllers steer: what each of them was told, what it wants, and what they want together.
+
+Each controller is asked as if it were alone. What it forces is its *script*: it is shown to the others token by token,
+each checked against what they allow there, and only then applied. So the others may have been told of tokens that the
+engine has not applied yet (`shown`). The owner of a script hears of it once all of it was applied. This module sends
+nothing; `composed_pool.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from bridle.controllers.composition import (
+    Clash,
+    Way,
+    all_ways,
+    branch_numbers,
+    draw_of,
+    matching,
+    piece_of,
+    rest_of,
+)
+from bridle.engine.decision import Branch, Decision, Splice, WaitsFor
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue
+from bridle.errors import ControllerError
+
+#: How many forced tokens are shown before they are applied.
+_MAX_SHOWN = 64
+
+Candidates = tuple[tuple[int, float], ...] | None
+Piece = tuple[int, tuple[int, ...]]
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One of the controllers on one output. `untold` is what it has not heard of yet, and `ahead` what it has heard of
+    before the others were shown it. While it has a `script`, its decision is not asked for, and what it `said` is not
+    told: alone it would not have been asked yet."""
+
+    id: int
+    pool: ControllerPool
+    decision: Decision | None = None
+    script: Splice | None = None
+    is_asked: bool = False
+    untold: Ask | None = None
+    ahead: tuple[int, ...] = ()
+    said: Answer | None = None
+
+    def move(self, backtrack: int, tokens: tuple[int, ...], sampled: int | None = None, top: Candidates = None) -> None:
+        """Note that tokens went and came."""
+        if self.ahead:
+            same = 0 if backtrack else _num_same(self.ahead, tokens)
+            backtrack += 0 if same == len(tokens) and not backtrack else len(self.ahead) - same
+            self.ahead, tokens = () if backtrack else self.ahead[same:], tokens[same:]
+            if not (backtrack or tokens):
+                return
+        news = self.untold
+        if news is None:
+            self.untold = Ask(self.id, tokens, backtrack, sampled, top)
+            return
+        kept = news.tokens[: max(len(news.tokens) - backtrack, 0)]
+        further = max(backtrack - len(news.tokens), 0)
+        if sampled is None:
+            sampled, top = news.sampled, news.candidates
+        self.untold = replace(
+            news, tokens=kept + tokens, backtrack=news.backtrack + further, sampled=sampled, candidates=top
+        )
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has to be told now."""
+        news = self.untold
+        if self.is_asked or (news is None and self.decision is not None):
+            return False
+        if news is not None and news.parent is not None:
+            return True
+        return self.script is None and (
+            self.decision is None or (news is not None and bool(news.tokens or news.backtrack))
+        )
+
+    def tell(self, turns: int, final: bool) -> Ask:
+        """What it is asked now. A fork that has a script hears of all of it, as it would alone."""
+        if self.script is not None and not final and not self.ahead:
+            self.move(0, self.script.ff_tokens)
+            self.ahead = self.script.ff_tokens
+        ask = self.untold or Ask(self.id)
+        if final or turns > 1:
+            ask = replace(ask, final=final, turns=turns)
+        self.untold, self.decision, self.is_asked = None, None, True
+        return ask
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """One output. `length` counts its tokens, those shown included. `ways` are what the engine was answered last, if
+    that was to draw or to fork, and `expected` what comes back if it was to take tokens back."""
+
+    names: Sequence[str]
+    vocabulary: int
+    parts: list[Part]
+    length: int
+    shown: tuple[int, ...] = ()
+    ways: list[tuple[Way, ...]] = field(default_factory=list)
+    counts: tuple[int, ...] = ()
+    expected: Piece = (0, ())
+    is_owed: bool = False
+    is_final: bool = False
+    turns_due: int = 1
+    turns: int = 1
+    log: str = ""
+    stored: tuple[StoredValue, ...] = ()
+
+    # -- what the engine says ----------------------------------------------------------------------------
+
+    def fork(self, ask: Ask, ids: Sequence[int]) -> Output:
+        """The output that `ask` introduces, made from this one as it is."""
+        numbers = branch_numbers(self.counts, ask.branch or 0)
+        parts = []
+        for part, part_id, number in zip(self.parts, ids, numbers, strict=True):
+            news = part.untold or Ask(part.id)
+            born = replace(news, seq_id=part_id, parent=part.id, branch=number, index=ask.index)
+            parts.append(Part(part_id, part.pool, untold=born, ahead=part.ahead))
+        return Output(self.names, self.vocabulary, parts, self.length, ways=self.ways)
+
+    def report(self, ask: Ask) -> None:
+        """Take in what the engine says: what became of the last answer."""
+        self.is_owed, self.is_final, self.turns_due, self.turns = True, ask.final, ask.turns, 1
+        ways, self.ways = self.ways, []
+        if not ways or ask.final:
+            self._follow(ask)
+            return
+        way = ways[(ask.branch or 0) % len(ways)]
+        self.length += len(ask.tokens) - ask.backtrack
+        if any(isinstance(each, Splice) for each in way):
+            self._begin_scripts(way, ask)
+        else:
+            self._take_draw(way, ask)
+
+    def _follow(self, ask: Ask) -> None:
+        """Compare what happened with what was shown, or expected. If it is something else, because the engine took
+        tokens back by itself, all scripts are void."""
+        shown, expected = self.shown, self.expected
+        self.shown, self.expected = (), (0, ())
+        same = 0 if ask.backtrack else _num_same(shown, ask.tokens)
+        backtrack, tokens = ask.backtrack + len(shown) - same, ask.tokens[same:]
+        self.length += len(tokens) - backtrack
+        if backtrack or tokens:
+            self._move_all(backtrack, tokens, ask)
+            if (backtrack, tokens) != expected:
+                for part in self.parts:
+                    part.script = None
+        for part in self.parts:
+            if part.decision is not None and _rests(part.decision):
+                part.decision = None  # it is asked again
+
+    def _move_all(self, backtrack: int, tokens: tuple[int, ...], ask: Ask) -> None:
+        for part in self.parts:
+            part.move(backtrack, tokens, ask.sampled, ask.candidates)
+
+    def _take_draw(self, way: Sequence[Way], ask: Ask) -> None:
+        """Tell all of a draw. If it sets off a splice, what is left of that becomes the script of who wanted it."""
+        wanted: list[tuple[int, Splice]] = []
+        for number, (part, branch) in enumerate(zip(self.parts, way, strict=True)):
+            assert isinstance(branch, Branch)
+            top = ask.candidates[: branch.top_logprobs] if ask.candidates and branch.top_logprobs else None
+            part.move(ask.backtrack, ask.tokens, ask.sampled, top)
+            part.decision = None
+            if branch.splices and ask.sampled is not None:
+                splice = matching(branch, ask.sampled)
+                if splice is not None and (splice.backtrack or splice.ff_tokens):
+                    wanted.append((number, splice))
+        if wanted:
+            self._begin_wanted(way, ask, wanted)
+
+    def _begin_wanted(self, way: Sequence[Way], ask: Ask, wanted: Sequence[tuple[int, Splice]]) -> None:
+        first, splice = wanted[0]
+        for number, other in wanted[1:]:
+            if (other.backtrack, other.ff_tokens) != (splice.backtrack, splice.ff_tokens):
+                raise self._clash(-len(ask.tokens)).between(
+                    first, number, f"token {ask.sampled} was drawn, for which they force different tokens"
+                )
+        taken = 0 if ask.tokens else ask.backtrack + 1  # the drawn token included
+        rest = rest_of(Splice(splice.backtrack, splice.ff_tokens), (taken, ()))
+        if rest is None:
+            return
+        owners = {number for number, _ in wanted}
+        for number, (part, branch) in enumerate(zip(self.parts, way, strict=True)):
+            if number in owners:
+                part.script = rest
+            elif not (ask.tokens or ask.backtrack) and isinstance(branch, Branch):
+                part.decision = Decision((branch,))  # nothing came yet: what it allows here holds for what is forced
+
+    def _begin_scripts(self, way: Sequence[Way], ask: Ask) -> None:
+        """Go on along one way of a fork on which something is forced. Its first piece was applied."""
+        piece = piece_of(way, self._clash())
+        is_applied = piece == (ask.backtrack, ask.tokens)
+        for part, each in zip(self.parts, way, strict=True):
+            part.move(ask.backtrack, ask.tokens)
+            if isinstance(each, Splice):
+                part.decision, part.script = None, rest_of(each, piece) if is_applied else None
+            else:
+                part.decision = Decision((each,))
+
+    # -- what the controllers say ------------------------------------------------------------------------
+
+    def tells(self) -> Iterator[tuple[ControllerPool, Ask]]:
+        """What is to be asked now, and where."""
+        for part in self.parts:
+            if self.is_final or part.is_due:
+                yield part.pool, part.tell(self.turns_due, self.is_final)
+
+    def hear(self, number: int, answer: Answer) -> None:
+        """Take in the answer of one controller. Raises its error."""
+        part = self.parts[number]
+        part.is_asked = False
+        if part.script is not None and not self.is_final:
+            part.said = answer
+        elif answer.log or answer.stored:
+            self._print(answer)
+        if self.is_final:
+            return
+        if answer.error is not None:
+            raise answer.error
+        decision = answer.decision
+        assert decision is not None
+        self.turns = max(self.turns, answer.turns)
+        if part.untold is None and part.script is None and decision.is_forced and not decision.is_noop:
+            splice = decision.branches[0].splices[0]
+            part.script = Splice(splice.backtrack, splice.ff_tokens)
+        else:
+            part.decision = decision
+
+    # -- what they want together -------------------------------------------------------------------------
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer is missing without which nothing can be decided."""
+        return any(part.is_asked and (self.is_final or part.script is None) for part in self.parts)
+
+    def advance(self) -> Decision | None:
+        """What they want together; None if others have to be asked first, because one more token was shown to them.
+        Raises `ControllerError` if they cannot be reconciled. Not to be called while it `is_waiting`."""
+        free = [part.decision for part in self.parts if part.script is None and part.decision is not None]
+        is_forced = len(free) < len(self.parts)
+        is_calm = all(decision.is_draw and len(decision.branches) == 1 for decision in free)
+        if self.shown and not (is_forced and is_calm):
+            return Decision.splice(0, self.shown)
+        if is_calm:
+            return self._show() if is_forced else self._draw([decision.branches[0] for decision in free])
+        for decision in free:
+            if decision.is_stop:
+                return Decision.stop(decision.reason)
+        waits = [decision.waits_for for decision in free if _rests(decision)]
+        if waits:
+            return _waiting(waits)
+        return self._fork()
+
+    def _draw(self, branches: list[Branch]) -> Decision:
+        self.ways, self.counts = [tuple(branches)], (1,) * len(branches)
+        return Decision((draw_of(branches, self.vocabulary, self._clash()),))
+
+    def _show(self) -> Decision | None:
+        """Show the next token that is forced to all, or take back what has to go."""
+        piece = piece_of([self._next(part) for part in self.parts], self._clash())
+        backtrack, tokens = piece
+        for part in self.parts:
+            if part.script is not None:
+                part.script = rest_of(part.script, piece)
+        if backtrack:
+            self.expected = piece
+            return Decision.splice(backtrack, ())
+        self.shown += tokens
+        self.length += 1
+        for part in self.parts:
+            part.move(0, tokens)
+        is_over = all(part.script is None for part in self.parts)
+        return Decision.splice(0, self.shown) if is_over or len(self.shown) >= _MAX_SHOWN else None
+
+    def _fork(self) -> Decision | None:
+        """Each way of each with each way of the others."""
+        if any(part.is_asked for part in self.parts):
+            return None
+        options = [
+            [self._next(part)] if part.script is not None else list(map(_way, part.decision.branches))
+            for part in self.parts
+            if part.script is not None or part.decision is not None
+        ]
+        self.ways, self.counts = all_ways(options), tuple(map(len, options))
+        return Decision.fork(self._branch(way) for way in self.ways)
+
+    def _branch(self, way: Sequence[Way]) -> Branch:
+        draws = [each for each in way if isinstance(each, Branch)]
+        if len(draws) == len(way):
+            return draw_of(draws, self.vocabulary, self._clash())
+        return Branch(sample=False, splices=(Splice(*piece_of(way, self._clash())),))
+
+    def _next(self, part: Part) -> Way:
+        """What a part wants: its script, or its only branch."""
+        if part.script is not None:
+            return part.script
+        assert part.decision is not None
+        return part.decision.branches[0]
+
+    def _clash(self, before: int = 0) -> Clash:
+        return Clash(self.names, self.length + before)
+
+    def answer(self, decision: Decision | None) -> Answer:
+        """The answer for the engine, with what the controllers have printed and stored."""
+        for part in self.parts:
+            if part.said is not None and part.script is None and not (self.shown or self.is_final):
+                self._print(part.said)
+                part.said = None
+        answer = Answer(decision, log=self.log, stored=self.stored, turns=self.turns)
+        self.log, self.stored, self.is_owed = "", (), False
+        return answer
+
+    def _print(self, answer: Answer) -> None:
+        self.log, self.stored = self.log + answer.log, self.stored + answer.stored
+
+    def failure(self, error: ControllerError) -> Answer:
+        """The answer that ends the output."""
+        answer = self.answer(None)
+        answer.error = error
+        return answer
+
+
+def _way(branch: Branch) -> Way:
+    """What a branch of a fork wants."""
+    return branch if branch.sample else Splice(branch.splices[0].backtrack, branch.splices[0].ff_tokens)
+
+
+def _rests(decision: Decision) -> bool:
+    return decision.is_wait or decision.is_noop
+
+
+def _waiting(waits: Sequence[WaitsFor | None]) -> Decision:
+    """The wait of several that wait: it ends when all of theirs have. Who waits for variables says so, since nothing
+    else can end it."""
+    named = next((each for each in waits if each), None)
+    return Decision.wait(named if named is not None else None if None in waits else ())
+
+
+def _num_same(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

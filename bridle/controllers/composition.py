@@ -1,0 +1,218 @@
+"""Several controllers on one request: the value that names them, and what their decisions are together.
+
+docs/composition.md has the meaning. This module has what needs no memory: which controllers a request has, the draw
+that all of them allow, and the words for what cannot be reconciled. `composed_output.py` has the order of things.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from bridle.engine.decision import Branch, Splice, mask_allows
+from bridle.errors import ControllerError, InvalidRequest
+
+#: How many controllers one request may have, a constraint included.
+MAX_CONTROLLERS = 8
+_MAX_NAME_CHARS = 64
+
+#: One way of one controller to go on: a draw, or what it forces.
+Way = Branch | Splice
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """The controllers of one request, the outer one first. Make it with `compose`."""
+
+    parts: tuple[object, ...]
+
+    @property
+    def max_rewind(self) -> int | None:
+        """How many tokens they may take back together at any moment; None if one of them does not say."""
+        total = 0
+        for part in self.parts:
+            announced = announced_rewind(part)
+            if announced is None:
+                return None
+            total += announced
+        return total
+
+
+def compose(*controllers: object | None) -> object | None:
+    """One controller of many, which may be composed themselves; None if there is none."""
+    parts = tuple(part for each in controllers for part in parts_of(each))
+    if len(parts) > MAX_CONTROLLERS:
+        raise InvalidRequest(f"the request has {len(parts)} controllers; at most {MAX_CONTROLLERS}", "controllers")
+    return Composed(parts) if len(parts) > 1 else next(iter(parts), None)
+
+
+def parts_of(controller: object | None) -> tuple[object, ...]:
+    """The controllers that one is made of."""
+    if controller is None:
+        return ()
+    return controller.parts if isinstance(controller, Composed) else (controller,)
+
+
+def announced_rewind(controller: object) -> int | None:
+    """How many tokens a controller may take back at any moment, as its attribute `max_rewind` says; None if it does not
+    say."""
+    announced = getattr(controller, "max_rewind", None)
+    return announced if isinstance(announced, int) and announced >= 0 else None
+
+
+def name_of(controller: object) -> str:
+    """A controller's name for people: its module, or its class in snake case."""
+    kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(controller).__name__).lower()
+    name = getattr(controller, "module", None) or getattr(controller, "__name__", None) or kind
+    return str(name)[:_MAX_NAME_CHARS]
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Where controllers cannot be reconciled. `names` are those of all, `position` is that of the token in question,
+    prompt included."""
+
+    names: Sequence[str]
+    position: int
+
+    def between(self, one: int, other: int, what: str) -> ControllerError:
+        """The error for two controllers, by their numbers."""
+        first, second = (f"{number + 1} ({self.names[number]})" for number in sorted((one, other)))
+        return ControllerError(
+            f"controllers {first} and {second} cannot be reconciled at position {self.position}: {what}"
+        )
+
+
+# -- draws -------------------------------------------------------------------------------------------------
+
+
+def draw_of(branches: Sequence[Branch], vocabulary: int, clash: Clash) -> Branch:
+    """The draw that all of them allow. Of a splice that depends on the drawn token only the taking back is left: what
+    is forced then has to be shown to the others first. `vocabulary` has a bit for each token."""
+    mask = branches[0].mask
+    bias, sampling, splices, top = branches[0].bias, branches[0].sampling, branches[0].splices, branches[0].top_logprobs
+    for number in range(1, len(branches)):
+        other = branches[number]
+        if other.mask is not None:
+            mask = other.mask if mask is None else _intersection(branches, number, mask, vocabulary, clash)
+        if other.bias:
+            bias = (*bias, *other.bias)
+        if other.splices:
+            splices = (*splices, *other.splices)
+        sampling = sampling or other.sampling
+        top = max(top, other.top_logprobs)
+    if splices:
+        splices = tuple(Splice(splice.backtrack, (), splice.when_sampled) for splice in splices)
+    return Branch(True, mask, bias, sampling, splices, top)
+
+
+def _intersection(branches: Sequence[Branch], number: int, mask: bytes, vocabulary: int, clash: Clash) -> bytes:
+    """What the mask of branch `number` leaves of `mask`, which is that of the branches before it."""
+    other = branches[number].mask or b""
+    if other == mask:
+        return mask
+    if len(other) != len(mask):
+        raise ControllerError(
+            f"the mask of controller {number + 1} ({clash.names[number]}) has {len(other)} bytes; others have {len(mask)}"
+        )
+    both = int.from_bytes(mask, "little") & int.from_bytes(other, "little")
+    if not both & vocabulary:
+        masks = [(one, branch.mask) for one, branch in enumerate(branches[:number]) if branch.mask is not None]
+        wanted = int.from_bytes(other, "little")
+        against = next((one for one, each in masks if not int.from_bytes(each, "little") & wanted & vocabulary), None)
+        one = masks[-1][0] if against is None else against
+        tokens = " and ".join(_example(branches[each].mask or b"", vocabulary) for each in (one, number))
+        raise clash.between(one, number, f"no token is left; they allow {tokens}")
+    return both.to_bytes(len(mask), "little")
+
+
+def _example(mask: bytes, vocabulary: int) -> str:
+    """The first token of a mask, for people."""
+    row = int.from_bytes(mask, "little") & vocabulary
+    if not row:
+        return "nothing"
+    first = f"token {(row & -row).bit_length() - 1}"
+    return first if row.bit_count() == 1 else f"{first} and {row.bit_count() - 1} more"
+
+
+def allows(branch: Branch, token: int) -> bool:
+    """Whether a draw could have given `token`."""
+    if branch.mask is not None and not mask_allows(branch.mask, token):
+        return False
+    return not any(each == token and addend == -float("inf") for each, addend in branch.bias)
+
+
+def matching(branch: Branch, token: int) -> Splice | None:
+    """The splice of a draw that applies to the token that was drawn."""
+    return next((each for each in branch.splices if not each.when_sampled or token in each.when_sampled), None)
+
+
+# -- what is forced ----------------------------------------------------------------------------------------
+
+
+def piece_of(way: Sequence[Way], clash: Clash) -> tuple[int, tuple[int, ...]]:
+    """What is taken back, or else the token that is appended, first on a way on which something is forced. Raises
+    `ControllerError` if the others do not allow it. A splice that does nothing demands nothing of the others."""
+    forcing = [
+        (number, each)
+        for number, each in enumerate(way)
+        if isinstance(each, Splice) and (each.backtrack or each.ff_tokens)
+    ]
+    if not forcing:
+        return 0, ()
+    first, splice = forcing[0]
+    for number, other in forcing[1:]:
+        if other.backtrack != splice.backtrack:
+            what = f"one takes {splice.backtrack} tokens back and the other {other.backtrack}{_before(splice, other)}"
+            raise clash.between(first, number, what)
+    if splice.backtrack:
+        return splice.backtrack, ()
+    token = splice.ff_tokens[0]
+    for number, each in enumerate(way):
+        if isinstance(each, Branch):
+            if not allows(each, token):
+                raise clash.between(first, number, f"{clash.names[first]} forces token {token}, which the other forbids")
+        elif each.ff_tokens and each.ff_tokens[0] != token:
+            what = f"one forces token {token} and the other token {each.ff_tokens[0]}"
+            raise clash.between(first, number, what)
+    return 0, (token,)
+
+
+def _before(one: Splice, other: Splice) -> str:
+    tokens = (*one.ff_tokens, *other.ff_tokens)
+    return f", before token {tokens[0]}" if tokens else ""
+
+
+def rest_of(splice: Splice, piece: tuple[int, tuple[int, ...]]) -> Splice | None:
+    """What a splice still has to do after a piece of it; None if that was all."""
+    backtrack, tokens = piece
+    if splice.backtrack:
+        rest = Splice(splice.backtrack - backtrack, splice.ff_tokens)
+    else:
+        rest = Splice(0, splice.ff_tokens[len(tokens) :])
+    return rest if rest.backtrack or rest.ff_tokens else None
+
+
+# -- forks -------------------------------------------------------------------------------------------------
+
+
+def all_ways(options: Sequence[Sequence[Way]]) -> list[tuple[Way, ...]]:
+    """Each way of each controller with each way of the others. That of the first controller changes fastest."""
+    return [way[::-1] for way in product(*reversed(options))]
+
+
+def branch_numbers(counts: Sequence[int], number: int) -> Iterator[int]:
+    """For each controller, the number that its own fork has, where the fork of all has `number`: the remainder by its
+    count of ways is its way, and no two forks have the same."""
+    total = 1
+    for count in counts:
+        total *= count
+    round_, at = divmod(number, total)
+    stride = 1
+    for count in counts:
+        own = at // stride % count
+        others = at // (stride * count) * stride + at % stride
+        yield (round_ * (total // count) + others) * count + own
+        stride *= count
