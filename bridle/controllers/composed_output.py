@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from bridle.controllers.composed_part import Part, num_same
 from bridle.controllers.composition import (
     Clash,
     Way,
@@ -28,67 +29,7 @@ from bridle.errors import ControllerError
 #: How many forced tokens are shown before they are applied.
 _MAX_SHOWN = 64
 
-Candidates = tuple[tuple[int, float], ...] | None
 Piece = tuple[int, tuple[int, ...]]
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """One of the controllers on one output. `untold` is what it has not heard of yet, and `ahead` what it has heard of
-    before the others were shown it. While it has a `script`, its decision is not asked for, and what it `said` is not
-    told: alone it would not have been asked yet."""
-
-    id: int
-    pool: ControllerPool
-    decision: Decision | None = None
-    script: Splice | None = None
-    is_asked: bool = False
-    untold: Ask | None = None
-    ahead: tuple[int, ...] = ()
-    said: Answer | None = None
-
-    def move(self, backtrack: int, tokens: tuple[int, ...], sampled: int | None = None, top: Candidates = None) -> None:
-        """Note that tokens went and came."""
-        if self.ahead:
-            same = 0 if backtrack else _num_same(self.ahead, tokens)
-            backtrack += 0 if same == len(tokens) and not backtrack else len(self.ahead) - same
-            self.ahead, tokens = () if backtrack else self.ahead[same:], tokens[same:]
-            if not (backtrack or tokens):
-                return
-        news = self.untold
-        if news is None:
-            self.untold = Ask(self.id, tokens, backtrack, sampled, top)
-            return
-        kept = news.tokens[: max(len(news.tokens) - backtrack, 0)]
-        further = max(backtrack - len(news.tokens), 0)
-        if sampled is None:
-            sampled, top = news.sampled, news.candidates
-        self.untold = replace(
-            news, tokens=kept + tokens, backtrack=news.backtrack + further, sampled=sampled, candidates=top
-        )
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it has to be told now."""
-        news = self.untold
-        if self.is_asked or (news is None and self.decision is not None):
-            return False
-        if news is not None and news.parent is not None:
-            return True
-        return self.script is None and (
-            self.decision is None or (news is not None and bool(news.tokens or news.backtrack))
-        )
-
-    def tell(self, turns: int, final: bool) -> Ask:
-        """What it is asked now. A fork that has a script hears of all of it, as it would alone."""
-        if self.script is not None and not final and not self.ahead:
-            self.move(0, self.script.ff_tokens)
-            self.ahead = self.script.ff_tokens
-        ask = self.untold or Ask(self.id)
-        if final or turns > 1:
-            ask = replace(ask, final=final, turns=turns)
-        self.untold, self.decision, self.is_asked = None, None, True
-        return ask
 
 
 @dataclass(slots=True, eq=False)
@@ -142,7 +83,7 @@ class Output:
         tokens back by itself, all scripts are void."""
         shown, expected = self.shown, self.expected
         self.shown, self.expected = (), (0, ())
-        same = 0 if ask.backtrack else _num_same(shown, ask.tokens)
+        same = 0 if ask.backtrack else num_same(shown, ask.tokens)
         backtrack, tokens = ask.backtrack + len(shown) - same, ask.tokens[same:]
         self.length += len(tokens) - backtrack
         if backtrack or tokens:
@@ -281,11 +222,7 @@ class Output:
         """Each way of each with each way of the others."""
         if any(part.is_asked for part in self.parts):
             return None
-        options = [
-            [self._next(part)] if part.script is not None else list(map(_way, part.decision.branches))
-            for part in self.parts
-            if part.script is not None or part.decision is not None
-        ]
+        options = [list(_ways(part)) for part in self.parts]
         self.ways, self.counts = all_ways(options), tuple(map(len, options))
         return Decision.fork(self._branch(way) for way in self.ways)
 
@@ -325,9 +262,14 @@ class Output:
         return answer
 
 
-def _way(branch: Branch) -> Way:
-    """What a branch of a fork wants."""
-    return branch if branch.sample else Splice(branch.splices[0].backtrack, branch.splices[0].ff_tokens)
+def _ways(part: Part) -> Iterator[Way]:
+    """How a part may go on: as its script says, or by each branch of its fork."""
+    if part.script is not None:
+        yield part.script
+    elif part.decision is not None:
+        for branch in part.decision.branches:
+            splices = branch.splices
+            yield branch if branch.sample else Splice(splices[0].backtrack, splices[0].ff_tokens)
 
 
 def _rests(decision: Decision) -> bool:
@@ -339,8 +281,3 @@ def _waiting(waits: Sequence[WaitsFor | None]) -> Decision:
     else can end it."""
     named = next((each for each in waits if each), None)
     return Decision.wait(named if named is not None else None if None in waits else ())
-
-
-def _num_same(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,102 +1,30 @@
 """The pool of requests with several controllers. It runs none itself: each lives in the pool of its kind, as a sequence
 of its own there, and `Output` says what they want together.
 
-The pools are shared with the engine, which asks them about all other requests. A pool hands over whatever answers it
-has, so `SharedPool` keeps apart whose they are.
+The pools are shared with the engine, which asks them about all other requests.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import replace
+from concurrent.futures import Future
 
-from bridle.controllers.composed_output import Output, Part
-from bridle.controllers.composition import Composed, name_of
+from bridle.controllers.composed_opening import Opening
+from bridle.controllers.composed_output import Output
+from bridle.controllers.composed_part import Part
+from bridle.controllers.composition import Composed
+from bridle.controllers.shared_pool import FIRST_PART, ForesightedSharedPool, SharedPool
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool
 from bridle.engine.request import Request
-from bridle.errors import ControllerError, InternalError
-
-#: The sequences of composed controllers have numbers from here on, above all of the engine's.
-_PARTS = 1 << 48
-
-Prompt = tuple[int, ...]
+from bridle.errors import ControllerError
 
 
 def with_composed(pools: Iterable[ControllerPool], vocab_size: int) -> tuple[ControllerPool, ...]:
     """The pools, and one more for requests with several controllers that live in these."""
-    shared = [_Foresighted(pool) if isinstance(pool, ForesightedPool) else SharedPool(pool) for pool in pools]
+    shared = [ForesightedSharedPool(pool) if isinstance(pool, ForesightedPool) else SharedPool(pool) for pool in pools]
     return (*shared, ComposedPool(shared, vocab_size))
-
-
-class SharedPool:
-    """A pool that the engine and the composed pool both ask."""
-
-    def __init__(self, pool: ControllerPool) -> None:
-        self._pool = pool
-        self._answers: dict[int, Answer] = {}  # for the engine
-        self._parts: dict[int, Answer] = {}  # for the composed pool
-        self.num_composed = 0  # live requests of the composed pool
-
-    @property
-    def is_busy(self) -> bool:
-        """As the pool is; answers that were kept are to be fetched, too."""
-        return self._pool.is_busy or bool(self._answers)
-
-    def accepts(self, controller: object) -> bool:
-        """As the pool does."""
-        return self._pool.accepts(controller)
-
-    def open(self, request: Request) -> Future[Prompt]:
-        """As the pool does."""
-        return self._pool.open(request)
-
-    def abandon(self, request: Request) -> None:
-        """As the pool does."""
-        self._pool.abandon(request)
-
-    def ask(self, asks: Sequence[Ask]) -> None:
-        """As the pool does."""
-        self._pool.ask(asks)
-
-    def close(self, seq_ids: Sequence[int]) -> None:
-        """As the pool does."""
-        for seq_id in seq_ids:
-            (self._parts if seq_id >= _PARTS else self._answers).pop(seq_id, None)
-        self._pool.close(seq_ids)
-
-    def shutdown(self) -> None:
-        """As the pool does."""
-        self._pool.shutdown()
-
-    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """The answers for the engine."""
-        if not (self.num_composed or self._answers):
-            return self._pool.collect(seq_ids, deadline)
-        self._fetch([seq_id for seq_id in seq_ids if seq_id not in self._answers], deadline)
-        answers, self._answers = self._answers, {}
-        return answers
-
-    def take_parts(self, seq_ids: Sequence[int], deadline: float | None, *, may_ask: bool) -> Mapping[int, Answer]:
-        """The answers for the composed pool: those that were kept, or else, if it `may_ask`, those of the pool."""
-        if may_ask and not self._parts:
-            self._fetch(seq_ids, deadline)
-        answers, self._parts = self._parts, {}
-        return answers
-
-    def _fetch(self, seq_ids: Sequence[int], deadline: float | None) -> None:
-        answers = self._pool.collect(seq_ids, deadline if seq_ids else None)
-        for seq_id, answer in answers.items():
-            (self._parts if seq_id >= _PARTS else self._answers)[seq_id] = answer
-
-
-class _Foresighted(SharedPool):
-    def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """As the pool does."""
-        assert isinstance(self._pool, ForesightedPool)
-        return self._pool.foresee(seq_id, tokens)
 
 
 class ComposedPool:
@@ -107,7 +35,7 @@ class ComposedPool:
     def __init__(self, pools: Sequence[SharedPool], vocab_size: int) -> None:
         self._pools = pools
         self._vocabulary = (1 << vocab_size) - 1
-        self._opened: dict[str, _Opening] = {}
+        self._opened: dict[str, Opening] = {}
         self._live: dict[int, Output] = {}
         self._asks: dict[ControllerPool, list[Ask]] = {pool: [] for pool in pools}
         self._answers: dict[int, Answer] = {}
@@ -121,12 +49,12 @@ class ComposedPool:
     def _pool_of(self, part: object) -> SharedPool | None:
         return next((pool for pool in self._pools if pool.accepts(part)), None)
 
-    def open(self, request: Request) -> Future[Prompt]:
+    def open(self, request: Request) -> Future[tuple[int, ...]]:
         """Make all controllers, the outer one first. Each gets the prompt as those before it leave it; one that
         rewrites what others have seen is refused."""
         assert isinstance(request.controller, Composed)
         pools = [pool for part in request.controller.parts if (pool := self._pool_of(part)) is not None]
-        opening = _Opening(request, request.controller.parts, pools, self._opened)
+        opening = Opening(request, request.controller.parts, pools, self._opened)
         opening.next(request.prompt)
         return opening.future
 
@@ -207,7 +135,7 @@ class ComposedPool:
         return bool(heard)
 
     def _hear(self, part_id: int, answer: Answer, heard: set[int]) -> None:
-        number, seq_id = divmod(part_id, _PARTS)
+        number, seq_id = divmod(part_id, FIRST_PART)
         output = self._live.get(seq_id)
         if output is None:
             return
@@ -219,11 +147,11 @@ class ComposedPool:
             heard.add(seq_id)
 
     def _decide(self, seq_id: int, output: Output) -> None:
-        """Answer for an output, if all is known; or show its controllers one more token."""
+        """Answer for an output, if all is known; or show its controllers what is forced, as far as it goes."""
         if not output.is_owed or output.is_waiting:
             return
         try:
-            decision = None if output.is_final else output.advance()
+            decision = None if output.is_final else self._advance(output)
         except ControllerError as error:
             self._answers[seq_id] = output.failure(error)
         except (TypeError, ValueError, AttributeError) as error:
@@ -231,8 +159,17 @@ class ComposedPool:
         else:
             if decision is not None or output.is_final:
                 self._answers[seq_id] = output.answer(decision)
-            else:
-                self._spread(output)
+
+    def _advance(self, output: Output) -> Decision | None:
+        """What its controllers want; None if one of them has to answer first."""
+        num_shown = -1
+        while len(output.shown) != num_shown and not output.is_waiting:
+            num_shown = len(output.shown)
+            decision = output.advance()
+            if decision is not None:
+                return decision
+            self._spread(output)
+        return None
 
     # -- going ---------------------------------------------------------------------------------------------
 
@@ -257,7 +194,7 @@ class ComposedPool:
 
 
 def _part_id(number: int, seq_id: int) -> int:
-    return (number + 1) * _PARTS + seq_id
+    return (number + 1) * FIRST_PART + seq_id
 
 
 def _named(error: ControllerError, number: int, output: Output) -> ControllerError:
@@ -265,81 +202,3 @@ def _named(error: ControllerError, number: int, output: Output) -> ControllerErr
     named = copy.copy(error)
     named.args = (f"controller {number + 1} ({output.names[number]}): {error}",)
     return named
-
-
-class _Opening:
-    """Makes the controllers of a request one after the other. Once all are there it is in `opened`, and `future` gives
-    the prompt."""
-
-    def __init__(
-        self,
-        request: Request,
-        parts: Sequence[object],
-        pools: Sequence[SharedPool],
-        opened: dict[str, _Opening],
-    ) -> None:
-        self.request, self.pools, self.prompt = request, pools, request.prompt
-        self.names = [name_of(part) for part in parts]
-        self.future: Future[Prompt] = Future()
-        self._opened = opened
-        self.requests = [
-            replace(request, id=f"{request.id}/{number}", controller=part) for number, part in enumerate(parts)
-        ]
-        self._num_open = 0
-
-    def next(self, prompt: Prompt) -> None:
-        """Make the next controller, which gets `prompt`."""
-        self.prompt = prompt
-        number = self._num_open
-        self.requests[number] = request = replace(self.requests[number], prompt=prompt)
-        self.pools[number].open(request).add_done_callback(self._take)
-
-    def _take(self, opened: Future[Prompt]) -> None:
-        try:
-            prompt = tuple(opened.result())
-        except BaseException as error:  # a cancelled opening is one too
-            self._fail(error)
-            return
-        number, self._num_open = self._num_open, self._num_open + 1
-        if prompt != self.prompt and number:
-            self._fail(ControllerError(self._too_late(number)))
-        elif self.future.cancelled():
-            self.abandon()
-        elif self._num_open < len(self.requests):
-            self._go_on(prompt)
-        else:
-            self.prompt = prompt
-            self._conclude()
-
-    def _go_on(self, prompt: Prompt) -> None:
-        try:
-            self.next(prompt)
-        except Exception as error:
-            self._fail(InternalError(f"a controller could not be opened: {error!r}"))
-
-    def _too_late(self, number: int) -> str:
-        return (
-            f"controller {number + 1} ({self.names[number]}) rewrites the prompt, which controller {number} "
-            f"({self.names[number - 1]}) has seen; name it first"
-        )
-
-    def _conclude(self) -> None:
-        self._opened[self.request.id] = self
-        try:
-            self.future.set_result(self.prompt)
-        except InvalidStateError:  # cancelled meanwhile
-            self._opened.pop(self.request.id, None)
-            self.abandon()
-
-    def _fail(self, error: BaseException) -> None:
-        self.abandon()
-        try:
-            self.future.set_exception(error)
-        except InvalidStateError:
-            pass
-
-    def abandon(self) -> None:
-        """Drop the controllers that were made."""
-        for pool, request in zip(self.pools, self.requests[: self._num_open], strict=False):
-            pool.abandon(request)
-        self._num_open = 0

@@ -115,7 +115,8 @@ def _intersection(branches: Sequence[Branch], number: int, mask: bytes, vocabula
         return mask
     if len(other) != len(mask):
         raise ControllerError(
-            f"the mask of controller {number + 1} ({clash.names[number]}) has {len(other)} bytes; others have {len(mask)}"
+            f"the mask of controller {number + 1} ({clash.names[number]}) has {len(other)} bytes; "
+            f"that of another has {len(mask)}"
         )
     both = int.from_bytes(mask, "little") & int.from_bytes(other, "little")
     if not both & vocabulary:
@@ -173,7 +174,9 @@ def piece_of(way: Sequence[Way], clash: Clash) -> tuple[int, tuple[int, ...]]:
     for number, each in enumerate(way):
         if isinstance(each, Branch):
             if not allows(each, token):
-                raise clash.between(first, number, f"{clash.names[first]} forces token {token}, which the other forbids")
+                raise clash.between(
+                    first, number, f"{clash.names[first]} forces token {token}, which the other forbids"
+                )
         elif each.ff_tokens and each.ff_tokens[0] != token:
             what = f"one forces token {token} and the other token {each.ff_tokens[0]}"
             raise clash.between(first, number, what)

@@ -66,7 +66,7 @@ class Tracer:
         began, computed, steered, sampled = times
         self._cost = Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
         for item in scheduled:
-            if item.seq.trace is not None:
+            if item.seq.trace is not None and not item.seq.is_finished:  # its controller may have failed meanwhile
                 self._chunk(item, item.seq.trace)
 
     def _chunk(self, item: Scheduled, trace: TraceState) -> None:

@@ -227,6 +227,7 @@ def _start_engine(
     """Start the engine over the parts, on its thread, with every kind of controller that it runs."""
     from bridle.constraints import ConstraintPool, vocabulary_of
     from bridle.controllers import PythonControllerPool
+    from bridle.controllers.composed_pool import with_composed
     from bridle.engine import AsyncEngine, Engine
     from bridle.text import Detokenizer
 
@@ -235,7 +236,8 @@ def _start_engine(
     all_pools = (PythonControllerPool(info.vocab_size), constraints, *pools, *((runtime,) if runtime else ()))
     decoder = Detokenizer(parts.tokenizer)
     draft: Executor | None = getattr(parts.executor, "draft", None)
-    engine = Engine(parts.executor, config, pools=all_pools, decoder=decoder, adapters=adapters, draft=draft)
+    pools = with_composed(all_pools, info.vocab_size)
+    engine = Engine(parts.executor, config, pools=pools, decoder=decoder, adapters=adapters, draft=draft)
     client = AsyncEngine(engine)
     if adapters is not None:
         adapters.on_change = client.wake

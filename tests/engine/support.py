@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from hypothesis import settings
 
 from bridle.config import EngineConfig
+from bridle.controllers.composed_pool import with_composed
 from bridle.engine.engine import Engine
 from bridle.engine.interfaces import ControllerPool, Executor, TextDecoder
 from bridle.engine.request import Request
@@ -219,6 +220,7 @@ class Lab:
         config: EngineConfig | None = None,
         pools: Seq[ControllerPool] | None = None,
         decoder: TextDecoder | None = None,
+        composed: bool = False,
         **options: object,
     ) -> None:
         limits = {name: options.pop(name) for name in list(options) if name in _CONFIG}
@@ -226,6 +228,8 @@ class Lab:
         self.executor = ScriptedExecutor(clock=self.clock, **options)  # type: ignore[arg-type]
         self.pool = FakeControllerPool(self.clock)
         self.pools = [self.pool] if pools is None else pools
+        if composed:
+            self.pools = with_composed(self.pools, self.executor.info.vocab_size)
         self.decoder = decoder
         self.engine = self.make_engine(self, config or EngineConfig(**limits), options)  # type: ignore[arg-type]
         self.events: list[Event] = []

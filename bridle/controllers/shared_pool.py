@@ -1,0 +1,84 @@
+"""A pool that both the engine and the composed pool ask. A pool hands over whatever answers it has, so this keeps apart
+whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+
+from bridle.engine.decision import Decision
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool
+from bridle.engine.request import Request
+
+#: The sequences of composed controllers have numbers from here on, above all of the engine's.
+FIRST_PART = 1 << 48
+
+
+class SharedPool:
+    """A pool that the engine and the composed pool both ask."""
+
+    def __init__(self, pool: ControllerPool) -> None:
+        self._pool = pool
+        self._answers: dict[int, Answer] = {}  # for the engine
+        self._parts: dict[int, Answer] = {}  # for the composed pool
+        self.num_composed = 0  # live requests of the composed pool
+
+    @property
+    def is_busy(self) -> bool:
+        """As the pool is; answers that were kept are to be fetched, too."""
+        return self._pool.is_busy or bool(self._answers)
+
+    def accepts(self, controller: object) -> bool:
+        """As the pool does."""
+        return self._pool.accepts(controller)
+
+    def open(self, request: Request) -> Future[tuple[int, ...]]:
+        """As the pool does."""
+        return self._pool.open(request)
+
+    def abandon(self, request: Request) -> None:
+        """As the pool does."""
+        self._pool.abandon(request)
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """As the pool does."""
+        self._pool.ask(asks)
+
+    def close(self, seq_ids: Sequence[int]) -> None:
+        """As the pool does."""
+        for seq_id in seq_ids:
+            (self._parts if seq_id >= FIRST_PART else self._answers).pop(seq_id, None)
+        self._pool.close(seq_ids)
+
+    def shutdown(self) -> None:
+        """As the pool does."""
+        self._pool.shutdown()
+
+    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
+        """The answers for the engine."""
+        if not (self.num_composed or self._answers):
+            return self._pool.collect(seq_ids, deadline)
+        self._fetch([seq_id for seq_id in seq_ids if seq_id not in self._answers], deadline)
+        answers, self._answers = self._answers, {}
+        return answers
+
+    def take_parts(self, seq_ids: Sequence[int], deadline: float | None, *, may_ask: bool) -> Mapping[int, Answer]:
+        """The answers for the composed pool: those that were kept, or else, if it `may_ask`, those of the pool."""
+        if may_ask and not self._parts:
+            self._fetch(seq_ids, deadline)
+        answers, self._parts = self._parts, {}
+        return answers
+
+    def _fetch(self, seq_ids: Sequence[int], deadline: float | None) -> None:
+        answers = self._pool.collect(seq_ids, deadline if seq_ids else None)
+        for seq_id, answer in answers.items():
+            (self._parts if seq_id >= FIRST_PART else self._answers)[seq_id] = answer
+
+
+class ForesightedSharedPool(SharedPool):
+    """One that can say ahead what it would answer."""
+
+    def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+        """As the pool does."""
+        assert isinstance(self._pool, ForesightedPool)
+        return self._pool.foresee(seq_id, tokens)
