@@ -7,9 +7,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
 
-from bridle.controllers.composition import name_of
 from bridle.controllers.shared_pool import SharedPool
-from bridle.engine.request import Request
+from bridle.engine.request import Request, name_of
 from bridle.errors import ControllerError, InternalError
 
 Prompt = tuple[int, ...]

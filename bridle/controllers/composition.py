@@ -6,17 +6,16 @@ that all of them allow, and the words for what cannot be reconciled. `composed_o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from bridle.engine.decision import Branch, Splice, mask_allows
+from bridle.engine.request import name_of
 from bridle.errors import ControllerError, InvalidRequest
 
 #: How many controllers one request may have, a constraint included.
 MAX_CONTROLLERS = 8
-_MAX_NAME_CHARS = 64
 
 #: One way of one controller to go on: a draw, or what it forces.
 Way = Branch | Splice
@@ -27,6 +26,11 @@ class Composed:
     """The controllers of one request, the outer one first. Make it with `compose`."""
 
     parts: tuple[object, ...]
+
+    @property
+    def __name__(self) -> str:
+        """Their names, as logs and traces show them."""
+        return "+".join(map(name_of, self.parts))
 
     @property
     def max_rewind(self) -> int | None:
@@ -60,13 +64,6 @@ def announced_rewind(controller: object) -> int | None:
     say."""
     announced = getattr(controller, "max_rewind", None)
     return announced if isinstance(announced, int) and announced >= 0 else None
-
-
-def name_of(controller: object) -> str:
-    """A controller's name for people: its module, or its class in snake case."""
-    kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(controller).__name__).lower()
-    name = getattr(controller, "module", None) or getattr(controller, "__name__", None) or kind
-    return str(name)[:_MAX_NAME_CHARS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bridle.constraints.spec import Constraint
+from bridle.controllers.composition import parts_of
 from bridle.engine.request import name_of
 from bridle.outputs import TOKEN_KINDS, Event, Finished, Forked, PromptEvent, Rewind, TokenEvent
 from bridle.service.terms import DEFAULT_TERMS, Terms
@@ -156,11 +157,11 @@ class Story:
 
 
 def names_of(controller: object | None) -> tuple[str | None, str | None]:
-    """The names of the request's controller and of its constraint; it has at most one of the two."""
-    if controller is None:
-        return None, None
-    name = name_of(controller)
-    return (None, name) if isinstance(controller, Constraint) else (name, None)
+    """The names of the request's controllers and of its constraints, joined."""
+    parts = parts_of(controller)
+    forms = [name_of(part) for part in parts if isinstance(part, Constraint)]
+    others = [name_of(part) for part in parts if not isinstance(part, Constraint)]
+    return "+".join(others) or None, "+".join(forms) or None
 
 
 class Span(Protocol):

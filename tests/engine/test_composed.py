@@ -354,6 +354,7 @@ def test_too_many_controllers() -> None:
     assert nested == Composed((NEUTRAL,) * 3)
     assert compose(None) is None
     assert compose(None, NEUTRAL) is NEUTRAL
+    assert make_request(controller=nested).controller_name == "+".join(["fake_controller"] * 3)
 
 
 # -- coming and going --------------------------------------------------------------------------------------------

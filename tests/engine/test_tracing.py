@@ -8,7 +8,8 @@ import math
 import pytest
 
 from bridle.engine.decision import Branch, Decision, Splice, mask_of
-from bridle.outputs import Traced
+from bridle.errors import ControllerError
+from bridle.outputs import FinishReason, Traced
 from bridle.testing.text import PieceDecoder
 from bridle.traced import (
     NUM_CANDIDATES,
@@ -112,6 +113,16 @@ def test_biases_are_told() -> None:
     assert (token.biases, token.num_biases) == (((2, 1.5), (3, None)), 2)
     assert token.draw is not None
     assert token.draw.num_allowed == VOCAB - 1
+
+
+def test_nothing_is_recorded_of_an_output_whose_controller_fails_while_it_is_computed() -> None:
+    """The error comes between the forward pass and the draw; the step's costs are then no part of the trace."""
+    late = Reply(error=ControllerError("broken"), delay=0.01)
+    made = lab(device_time=lambda plan: 0.0)
+    replay = made.run_one((1, 2, 3), controller=FakeController(lambda view: late), trace=True)
+    assert replay.first.reason is FinishReason.ERROR
+    assert not of_kind(replay, Chunk)
+    assert isinstance(replay.records[-1], End)
 
 
 def test_what_is_taken_back_is_told() -> None:
