@@ -13,6 +13,7 @@ from enum import Enum
 
 from bridle.errors import BridleError
 from bridle.traced import Record, Trace
+from bridle.traced.colours import page_of
 
 
 class FinishReason(str, Enum):
@@ -232,6 +233,11 @@ class RequestOutput:
     def text(self) -> str:
         """Text of the first output."""
         return self.outputs[0].text
+
+    def _repr_html_(self) -> str:
+        """The output for a notebook; with a trace, tokens have the colours of where they came from."""
+        texts, indexes = [output.text for output in self.outputs], [output.index for output in self.outputs]
+        return page_of(self.trace, self.prompt or "", texts, indexes)
 
     @property
     def message(self) -> ChatMessage | None:

@@ -74,6 +74,9 @@ STANDARD_ONLY = (
     "bridle.sampling",
     "bridle.outputs",
     "bridle.traced",
+    "bridle.traced.colours",
+    "bridle.traced.rebuild",
+    "bridle.traced.records",
 )
 ENGINE_FORBIDDEN = {
     "torch",

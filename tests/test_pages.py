@@ -38,6 +38,8 @@ ELSEWHERE = {
 }
 #: Pages whose programs start processes or take long.
 SLOW = ("docs/shards.md", "docs/simulation.md")
+#: Pages whose programs write files.
+WRITING = ("docs/traces.md",)
 #: Programs that do not end by themselves.
 ENDLESS = ("serve_forever",)
 
@@ -70,8 +72,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", HERE)
-def test_programs_run(page: str, server: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_run(
+    page: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """From top to bottom: a program may use what one above it has made."""
+    if page in WRITING:
+        monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for program in blocks(page, "python"):
         code = compile(program.replace(SERVED_AT, server), page, "exec", dont_inherit=True)

@@ -19,6 +19,7 @@ from bridle.cli.chat import chat
 from bridle.cli.check import check
 from bridle.cli.control import infer, run, tag, tags, upload
 from bridle.cli.doctor import doctor
+from bridle.cli.explain import explain
 from bridle.cli.generate import generate
 from bridle.cli.help_search import help_
 from bridle.cli.keys import app as keys
@@ -94,6 +95,7 @@ COMMANDS: tuple[tuple[Group, Callable[..., int], str], ...] = (
     (CONTROL, tag, "MODULE TAG... [OPTIONS]"),
     (CONTROL, tags, "[OPTIONS]"),
     (CONTROL, replay, "TRACE [MODEL] [OPTIONS]"),
+    (KNOWING, explain, "TRACE [OPTIONS]"),
     (KNOWING, doctor, "[MODEL] [OPTIONS]"),
     (KNOWING, check, "MODEL [OPTIONS]"),
     (KNOWING, quantize, "MODEL OUT [OPTIONS]"),

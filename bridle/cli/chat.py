@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from bridle.cli.options import ModelOptions, SamplingOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.terminal import harmless
+from bridle.cli.trace_options import TraceOptions
 from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter
 
 if TYPE_CHECKING:
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from bridle.cli.output import TextStream
     from bridle.sampling import SamplingParams
     from bridle.service.loading import LoadedModel
+    from bridle.traced import Trace
 
 _MODEL = ModelOptions()
 _SAMPLING = SamplingOptions()
 _STEERING = SteeringOptions()
+_TRACING = TraceOptions()
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
     "/undo takes the last turn back, /quit ends."
@@ -41,6 +44,7 @@ def chat(
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
     steering: SteeringOptions = _STEERING,
+    tracing: TraceOptions = _TRACING,
 ) -> int:
     """Talk to a model in the terminal.
 
@@ -62,12 +66,14 @@ def chat(
 
     params, specs = sampling.to_params(), adapter_specs(adapter)
     steering.named()  # what is wrong with it is said before the model is loaded
+    tracing.check()
     config = model.to_config(name, warm_up=False)
     with loaded_model(config, adapters=specs, control=steering.control()) as loaded:
         if not loaded.tokenizer.chat_template.is_present:
             raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
         chosen = specs[0].name if specs else None
-        Conversation(loaded, params, system=system, adapter=chosen, show_stats=stats, steering=steering).run()
+        talk = Conversation(loaded, params, system, chosen, show_stats=stats, steering=steering, tracing=tracing)
+        talk.run()
     return 0
 
 
@@ -81,6 +87,8 @@ class Conversation:
     adapter: str | None = None
     show_stats: bool = True
     steering: SteeringOptions = _STEERING
+    tracing: TraceOptions = _TRACING
+    traces: list[Trace] = field(default_factory=list)
     turns: list[dict[str, str]] = field(default_factory=list)
     console: Console = field(init=False)
 
@@ -139,6 +147,7 @@ class Conversation:
         try:
             stream = self._stream(turns)
             reply = self._print(stream)
+            self._keep(stream)
         except ContextOverflow as error:
             self._note(f"{error}. /reset or /undo makes room.")
             return
@@ -158,8 +167,15 @@ class Conversation:
             controller=turn.steering.controller,
             constraint=turn.steering.constraint,
             adapter=self.adapter,
+            trace=self.tracing.is_wanted,
         )
-        return TextStream(self.loaded, request)
+        return TextStream(self.loaded, request, on_record=self.tracing.printer(self.console))
+
+    def _keep(self, stream: TextStream) -> None:
+        """Write the traces of all replies so far."""
+        if stream.trace is not None:
+            self.traces.append(stream.trace)
+            self.tracing.keep(self.traces)
 
     async def _turn(self, turns: list[dict[str, str]]) -> Turn:
         """The next turn, steered as the flags say: thoughts come first, if the model has some."""
@@ -185,6 +201,8 @@ class Conversation:
     def _show(self, stream: Iterable[str], pieces: list[str]) -> None:
         for piece in stream:
             pieces.append(piece)
+            if self.tracing.show == "tokens":
+                continue
             self.console.print(harmless(piece), end="", markup=False, soft_wrap=True)
 
     def _note(self, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from cyclopts import Parameter
 
 from bridle.cli.options import ModelOptions, SamplingOptions
 from bridle.cli.steering_options import SteeringOptions
+from bridle.cli.trace_options import TraceOptions
 from bridle.elsewhere.names import nearest
 from bridle.errors import InvalidRequest
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _MODEL = ModelOptions()
 _SAMPLING = SamplingOptions()
 _STEERING = SteeringOptions()
+_TRACING = TraceOptions()
 
 
 def generate(
@@ -36,6 +39,7 @@ def generate(
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
     steering: SteeringOptions = _STEERING,
+    tracing: TraceOptions = _TRACING,
 ) -> int:
     """Continue a text.
 
@@ -61,14 +65,15 @@ def generate(
     name, prompt = _model_and_prompt(words)
     params = sampling.to_params()
     steering.named()  # what is wrong with it is said before the model is loaded
+    tracing.check()
     specs = adapter_specs((adapter,) if adapter is not None else ())
     chosen = specs[0].name if specs else None
     with loaded_model(model.to_config(name, warm_up=False), adapters=specs, control=steering.control()) as loaded:
-        request = _request(loaded, prompt, params, chosen, steering, chat)
+        request = replace(_request(loaded, prompt, params, chosen, steering, chat), trace=tracing.is_wanted)
         if as_json:
-            _print_json(loaded, request, prompt)
+            _print_json(loaded, request, prompt, tracing)
         else:
-            _print_stream(loaded, request, show_stats=stats)
+            _print_stream(loaded, request, tracing, show_stats=stats)
     return 0
 
 
@@ -123,24 +128,34 @@ def _misuse(words: tuple[str, ...]) -> str:
     return f'generate takes [MODEL] PROMPT, but got {len(words)} words; put the prompt in quotes, as in "{shown}"'
 
 
-def _print_stream(loaded: LoadedModel, request: Request, *, show_stats: bool) -> None:
+def _print_stream(loaded: LoadedModel, request: Request, tracing: TraceOptions, *, show_stats: bool) -> None:
+    from rich.console import Console
+
     from bridle.cli.output import TextStream
 
-    stream = TextStream(loaded, request)
+    printer = tracing.printer(Console(highlight=False))
+    stream = TextStream(loaded, request, on_record=printer)
     for piece in stream:
-        print(piece, end="", flush=True)
+        if printer is None:
+            print(piece, end="", flush=True)
     print()
+    if stream.trace is not None:
+        tracing.keep([stream.trace])
     if show_stats:
         print(stream.summary, file=sys.stderr)
 
 
-def _print_json(loaded: LoadedModel, request: Request, prompt: str) -> None:
+def _print_json(loaded: LoadedModel, request: Request, prompt: str, tracing: TraceOptions) -> None:
     from bridle.service.collect import OutputCollector
+    from bridle.service.tracing import name_engine
 
     collector = OutputCollector(request, prompt)
     with loaded.client.submit(request) as stream:
         for events in stream:
             collector.add(events)
+    if (trace := collector.output.trace) is not None:
+        name_engine(trace, loaded.name, loaded.info)
+        tracing.keep([trace])
     print(json.dumps(_as_json(loaded.name, collector.output), ensure_ascii=False))
 
 

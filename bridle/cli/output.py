@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bridle.outputs import Event, Finished, FinishReason, TokenEvent, Usage
+from bridle.outputs import Event, Finished, FinishReason, TokenEvent, Traced, Usage
 
 if TYPE_CHECKING:
     from bridle.engine.client import EventStream
     from bridle.engine.request import Request
     from bridle.service.loading import LoadedModel
+    from bridle.traced import Record, Trace
 
 
 @dataclass(slots=True)
@@ -32,8 +33,17 @@ class TextStream:
     first: float = 0.0
     last: float = 0.0
     num_tokens: int = 0
+    trace: Trace | None = None  # of a request that asks for one
+    on_record: Callable[[Record], None] | None = None
     _stream: EventStream | None = None
     _events: deque[Event] = field(default_factory=deque)  # arrived, and not read yet
+
+    def __post_init__(self) -> None:
+        if self.request.trace:
+            from bridle.service.tracing import name_engine, new_trace
+
+            self.trace = new_trace(self.request)
+            name_engine(self.trace, self.model.name, self.model.info)
 
     def __iter__(self) -> Iterator[str]:
         self.started = self.clock()
@@ -59,6 +69,10 @@ class TextStream:
             if isinstance(event, TokenEvent):
                 self._count()
                 yield event.text
+            elif isinstance(event, Traced) and self.trace is not None:
+                self.trace.records.append(event.record)
+                if self.on_record is not None:
+                    self.on_record(event.record)
             elif isinstance(event, Finished):
                 self.usage, self.reason = event.usage, event.reason
                 yield event.text

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bridle.chat.conversation import prompt_text
@@ -31,6 +32,7 @@ from bridle.llm.options import ChatOptions, Message, Sampling
 from bridle.llm.requests import NO_CONTROL, make_collectors, run_options, start_compiling
 from bridle.llm.scores import Score, score_of
 from bridle.llm.streams import Reader, TextStream
+from bridle.llm.traces import keep_traces
 from bridle.llm.typed import Kind, are_conversations, content_of, is_conversation, is_single
 from bridle.outputs import RequestOutput
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+#: No keywords.
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 #: Arguments that calls have beside keywords of sampling and running.
 _OWN = ("sampling", "sampling_params", "multi_modal_data", "use_tqdm")
 
@@ -153,7 +157,7 @@ class LLM:
         `use_tqdm` shows a progress bar if stderr is a terminal. An interrupt cancels everything.
         """
         collectors = self._collectors("generate", prompts, _one_of(sampling, sampling_params), given, multi_modal_data)
-        return self._run(collectors, use_tqdm)
+        return self._run(collectors, use_tqdm, given)
 
     async def generate_async(
         self,
@@ -166,7 +170,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """`generate` for an event loop. Cancelling the task cancels the requests."""
         wanted = _one_of(sampling, sampling_params)
-        return await self._run_async(self._collectors("generate_async", prompts, wanted, given, multi_modal_data))
+        collectors = self._collectors("generate_async", prompts, wanted, given, multi_modal_data)
+        return await self._run_async(collectors, given)
 
     def stream(
         self,
@@ -182,7 +187,12 @@ class LLM:
         if not batch.in_event_loop():
             for compiling in start_compiling(self._model, [collector]):
                 compiling.result()
-        return TextStream(self._model.client, collector.request, collector.output.prompt)
+        return TextStream(
+            self._model.client,
+            collector.request,
+            collector.output.prompt,
+            on_finish=lambda output: keep_traces(self._model, [output], given),
+        )
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], *, top: int = 0, use_tqdm: bool = True, **given: Any
@@ -245,7 +255,7 @@ class LLM:
         }
         plan = self._plan_chats("chat", messages, _one_of(sampling, sampling_params), given | {**options})
         chats = batch.run(plan)
-        return _read_chats(chats, self._run([OutputCollector(chat.request) for chat in chats], use_tqdm))
+        return _read_chats(chats, self._run([OutputCollector(chat.request) for chat in chats], use_tqdm, given))
 
     async def chat_async(
         self,
@@ -257,7 +267,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """`chat` for an event loop, with the same keywords. Cancelling the task cancels the requests."""
         chats = await self._plan_chats("chat_async", messages, _one_of(sampling, sampling_params), given)
-        return _read_chats(chats, await self._run_async([OutputCollector(chat.request) for chat in chats]))
+        return _read_chats(chats, await self._run_async([OutputCollector(chat.request) for chat in chats], given))
 
     def session(self, system: str | None = None, sampling: SamplingParams | None = None, **given: Any) -> ChatSession:
         """A conversation that remembers its turns. See `ChatSession`."""
@@ -275,13 +285,13 @@ class LLM:
         the other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` for what was cut off."""
         typed, run = self._typed(prompts, kind, sampling, given)
         turns, collectors = batch.run(run)
-        return _objects(typed, turns, self._run(collectors, use_tqdm), prompts)
+        return _objects(typed, turns, self._run(collectors, use_tqdm, given), prompts)
 
     async def parse_async(self, prompts: Any, kind: type[T], sampling: Sampling = None, **given: Any) -> Any:
         """`parse` for an event loop."""
         typed, run = self._typed(prompts, kind, sampling, given)
         turns, collectors = await run
-        return _objects(typed, turns, await self._run_async(collectors), prompts)
+        return _objects(typed, turns, await self._run_async(collectors, given), prompts)
 
     def parse_stream(
         self, prompt: Any, kind: type[T], sampling: SamplingParams | None = None, **given: Any
@@ -291,7 +301,12 @@ class LLM:
         typed, run = self._typed(prompt, kind, sampling, given)
         turns, collectors = batch.run(run)
         ((turn,), (collector,)) = turns, collectors
-        stream = TextStream(self._model.client, collector.request, turn=turn)
+        stream = TextStream(
+            self._model.client,
+            collector.request,
+            on_finish=lambda output: keep_traces(self._model, [output], given),
+            turn=turn,
+        )
         return stream.objects(typed)
 
     def _typed(
@@ -404,18 +419,28 @@ class LLM:
         (collector,) = self._collectors("request", [prompt], sampling, given)
         return collector.request
 
-    def _run(self, collectors: list[OutputCollector], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(
+        self, collectors: list[OutputCollector], use_tqdm: bool, given: Mapping[str, Any] = NOTHING
+    ) -> list[RequestOutput]:
         for compiling in start_compiling(self._model, collectors):
             compiling.result()
         with batch.progress(len(collectors), use_tqdm) as report:
             batch.run(batch.run_batch(self._model.client, collectors, report))
-        return _outputs_of(collectors)
+        return self._outputs_of(collectors, given)
 
-    async def _run_async(self, collectors: list[OutputCollector]) -> list[RequestOutput]:
+    async def _run_async(
+        self, collectors: list[OutputCollector], given: Mapping[str, Any] = NOTHING
+    ) -> list[RequestOutput]:
         for compiling in start_compiling(self._model, collectors):
             await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same
         await batch.run_batch(self._model.client, collectors, lambda output: None)
-        return _outputs_of(collectors)
+        return self._outputs_of(collectors, given)
+
+    def _outputs_of(self, collectors: list[OutputCollector], given: Mapping[str, Any]) -> list[RequestOutput]:
+        """All outputs, traced ones with what they ran on."""
+        outputs = _outputs_of(collectors)
+        keep_traces(self._model, outputs, given)
+        return outputs
 
 
 class LLMBuilder:

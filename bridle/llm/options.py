@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, TypedDict
 
 from bridle.constraints.spec import Constraint
@@ -18,7 +19,8 @@ Adapters = str | Sequence[str | None] | None
 class How(TypedDict, total=False):
     """How a request is run, beside its prompt and sampling. `constraint` is what the text must look like (see
     `bridle.constraints`). Requests wait for room in the order of `priority`, smaller numbers first; a `deadline` or a
-    `timeout`, both in seconds, ends them when it is over."""
+    `timeout`, both in seconds, ends them when it is over. With `trace` each output tells how its tokens came to be; the
+    name of a file writes that there as well."""
 
     controller: object | None
     constraint: Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str, Any] | None] | None
@@ -28,6 +30,7 @@ class How(TypedDict, total=False):
     priority: int
     deadline: float | None
     tenant: str
+    trace: bool | str | PathLike[str]
 
 
 class ChatOptions(TypedDict, total=False):

@@ -14,6 +14,7 @@ from bridle.errors import UnsupportedFeature
 from bridle.llm import inputs
 from bridle.llm.inputs import Prompt
 from bridle.llm.options import How
+from bridle.llm.traces import is_traced
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, OutputCollector, build_request
 from bridle.service.terms import Terms
@@ -57,6 +58,7 @@ class One:
             constraint=self.constraint,
             adapter=self.adapter,
             stopping=inputs.as_criteria(self.how.get("stopping_criteria")),
+            trace=is_traced(self.how),
             **run_options(self.how),
         )
 

@@ -22,7 +22,9 @@ from bridle.outputs import (
     Rewind,
     Stored,
     TokenEvent,
+    Traced,
 )
+from bridle.service.tracing import new_trace
 
 _MAX_LOG_CHARS = 1 << 20
 _MAX_STORED_BYTES = 1 << 24
@@ -98,6 +100,8 @@ class OutputCollector:
         self.growing[0] = GrowingOutput(first)
         #: What there is so far, outputs in order of their index. Only to look at.
         self.output = RequestOutput(request.id, prompt_text, list(request.prompt), [first])
+        if request.trace:
+            self.output.trace = new_trace(request, prompt_text)
 
     def add(self, events: Iterable[Event]) -> None:
         """Add events, in the order in which they came."""
@@ -113,6 +117,9 @@ class OutputCollector:
                     self.output.outputs = [self.growing[index].output for index in sorted(self.growing)]
                 case Finished():
                     self.growing[event.index].finish(event)
+                case Traced():
+                    if self.output.trace is not None:
+                        self.output.trace.records.append(event.record)
                 case PromptEvent():
                     self._add_prompt(event)
                 case Embedded():

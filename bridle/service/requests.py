@@ -46,6 +46,7 @@ class OwnOptions(TypedDict, total=False):
     tenant: str
     terms: Terms
     metadata: Mapping[str, str] | None
+    trace: bool
 
 
 class RequestOptions(OwnOptions, Wanted, total=False):
@@ -125,6 +126,7 @@ def make_request(
         detokenize=options.get("detokenize", True),
         embeds=options.get("embeds", False),
         tell_resuming=options.get("tell_resuming", False),
+        trace=options.get("trace", False),
         metadata=dict(options.get("metadata") or {}),
     )
 

@@ -10,7 +10,7 @@ What a trace consists of is in `bridle.traced`.
 
 from __future__ import annotations
 
+from bridle.traced.rebuild import Rebuilt, rebuild
 from bridle.traces.format import decode_record, encode_record, encode_trace, read, schema, write
-from bridle.traces.rebuild import Rebuilt, rebuild
 
 __all__ = ["Rebuilt", "decode_record", "encode_record", "encode_trace", "read", "rebuild", "schema", "write"]

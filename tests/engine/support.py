@@ -37,7 +37,7 @@ from bridle.sampling import SamplingParams
 from bridle.testing.clock import FakeClock
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.traced import End, Record
-from bridle.traces.rebuild import rebuild_records
+from bridle.traced.rebuild import rebuild_records
 from lab.doubles.controllers import FakeController, FakeControllerPool, Program
 from lab.doubles.reference import Path, ReferenceOutput, run_reference
 

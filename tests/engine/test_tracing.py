@@ -25,7 +25,7 @@ from bridle.traced import (
     Wait,
     Wrote,
 )
-from bridle.traces.rebuild import rebuild_records
+from bridle.traced.rebuild import rebuild_records
 from lab.doubles.controllers import FakeController, Program, Reply
 from tests.engine.programs import always, script
 from tests.engine.support import Lab, Replay, make_request

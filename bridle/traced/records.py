@@ -221,6 +221,7 @@ class Header:
     sampling: dict[str, Any] = field(default_factory=dict)
     controller: dict[str, Any] | None = None
     adapter: str | None = None
+    num_media: int = 0  # pictures, which are not kept
     engine: dict[str, Any] = field(default_factory=dict)
     bridle: str = ""
     made: str = ""

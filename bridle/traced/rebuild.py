@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bridle.traced import End, Fork, Record, Rewind, Token, Trace
+from bridle.traced.records import End, Fork, Record, Rewind, Token, Trace
 
 
 @dataclass(slots=True)

@@ -1,0 +1,113 @@
+"""`bridle explain`: what a trace says, in tables and sentences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from bridle.cli.terminal import harmless
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bridle.traced import Trace
+    from bridle.traces.explain import Explanation
+
+
+def explain(
+    path: Annotated[Path | None, Parameter(name="TRACE")] = None,
+    /,
+    *,
+    top: int = 10,
+    tokens: bool = True,
+    schema: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Say what happened to a traced request.
+
+    `bridle generate "Once" --trace once.jsonl`, then `bridle explain once.jsonl`: where the mask fought the model, what
+    controllers took time for, what was computed in vain, and the text in the colours of where its tokens came from.
+
+    Parameters
+    ----------
+    path
+        A file that `--trace`, `LLM.generate(trace=FILE)` or `GET /v1/traces/ID` gave.
+    top
+        How many fights between mask and model to list.
+    tokens
+        Show the texts, in colours.
+    schema
+        Print the JSON schema of a line of such a file, and nothing else.
+    """
+    from rich.console import Console
+
+    from bridle.traces import read
+    from bridle.traces import schema as schema_of_lines
+
+    if schema:
+        print(json.dumps(schema_of_lines(), indent=1))
+        return 0
+    if path is None or not path.is_file():
+        raise InvalidRequest(f"there is no trace {path}" if path else "explain takes the file of a TRACE", "TRACE")
+    if top < 0:
+        raise InvalidRequest(f"top is {top}; must not be negative", "top")
+    console = Console(highlight=False, markup=False)
+    for trace in read(path):
+        _show(console, trace, top, is_text_shown=tokens)
+    return 0
+
+
+def _show(console: Console, trace: Trace, top: int, *, is_text_shown: bool) -> None:
+    from bridle.traces.explain import explain as explain_trace
+
+    found, header = explain_trace(trace), trace.header
+    console.print(harmless(f"{header.request_id} on {header.model or 'an unnamed model'}, {header.made}"), style="bold")
+    if is_text_shown:
+        _show_texts(console, found)
+    _show_outputs(console, found)
+    _show_fights(console, found, top)
+    for sentence in found.sentences:
+        console.print(harmless(sentence, on_one_line=True), soft_wrap=True)
+
+
+def _show_texts(console: Console, found: Explanation) -> None:
+    from bridle.cli.token_colours import colour_text, legend
+
+    for output in found.outputs:
+        console.print(colour_text(found.trace, output.index), soft_wrap=True)
+    console.print(legend(), soft_wrap=True)
+
+
+def _show_outputs(console: Console, found: Explanation) -> None:
+    from rich.table import Table
+
+    table = Table("output", "of", "drawn", "forced", "drafted", "taken back", "replaced", "ended")
+    for each in found.outputs:
+        parent = "" if each.parent is None else str(each.parent)
+        counts = (each.num_sampled, each.num_forced, each.num_drafted, each.num_rewound, each.num_replaced)
+        table.add_row(str(each.index), parent, *map(str, counts), each.ended)
+    console.print(table)
+
+
+def _show_fights(console: Console, found: Explanation, top: int) -> None:
+    from rich.table import Table
+
+    if not found.fights or not top:
+        return
+    title = f"Where the mask fought the model ({min(top, len(found.fights))} of {len(found.fights)})"
+    table = Table("output", "token", "drawn", "its chance", "wanted", "its chance", "allowed", "taken", title=title)
+    for each in found.fights[:top]:
+        table.add_row(
+            str(each.output),
+            str(each.at),
+            harmless(repr(each.text)),
+            f"{100 * each.own:.2g} %",
+            harmless(repr(each.wanted)),
+            f"{100 * each.chance:.1f} %",
+            "all" if each.num_allowed is None else str(each.num_allowed),
+            f"{100 * each.taken:.1f} %",
+        )
+    console.print(table)

@@ -1,0 +1,53 @@
+"""The flags by which commands show and keep how tokens came to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from cyclopts import Group, Parameter
+
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bridle.traced import Record, Trace
+
+
+@Parameter(name="*", group=Group("Traces", sort_key=30))
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """What is shown and kept beside the text."""
+
+    trace: Path | None = None
+    "Write how each token came to be to this file, as JSON lines; `bridle explain FILE` reads it."
+    show: Literal["text", "tokens"] = "text"
+    "`tokens` shows them in the colours of where they came from: drawn, drafted, forced, fought over, taken back."
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether requests have to be traced."""
+        return self.trace is not None or self.show == "tokens"
+
+    def check(self) -> None:
+        """Refuse a file that cannot be written, before anything is computed."""
+        if self.trace is not None and not self.trace.parent.is_dir():
+            raise InvalidRequest(f"{self.trace}: there is no folder {self.trace.parent}", "trace")
+
+    def printer(self, console: Console) -> Callable[[Record], None] | None:
+        """What prints tokens as they come; None if text is wanted."""
+        if self.show == "text":
+            return None
+        from bridle.cli.token_colours import TokenPrinter
+
+        return TokenPrinter(console).print
+
+    def keep(self, traces: list[Trace]) -> None:
+        """Write the file, if one was named."""
+        if self.trace is not None:
+            from bridle.traces import write
+
+            write(traces, self.trace)

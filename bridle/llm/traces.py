@@ -1,0 +1,31 @@
+"""The keyword `trace` of calls: True keeps what happened in the output, a file's name writes it there as well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bridle.errors import InvalidRequest
+from bridle.outputs import RequestOutput
+from bridle.service import LoadedModel
+from bridle.service.tracing import name_engine
+from bridle.traces import write
+
+
+def is_traced(given: Mapping[str, Any]) -> bool:
+    """Whether a call asks for traces. Raises `InvalidRequest` for what is neither yes or no nor a file."""
+    wish = given.get("trace")
+    if not isinstance(wish, (bool, str, os.PathLike, type(None))):
+        raise InvalidRequest(f"trace is {wish!r}; it is True, False or the name of a file", "trace")
+    return bool(wish)
+
+
+def keep_traces(model: LoadedModel, outputs: Iterable[RequestOutput], given: Mapping[str, Any]) -> None:
+    """Complete the traces of outputs that have ended, and write them if the call says so."""
+    traces = [output.trace for output in outputs if output.trace is not None]
+    for trace in traces:
+        name_engine(trace, model.name, model.info)
+    if traces and isinstance(given["trace"], (str, os.PathLike)):
+        write(traces, Path(given["trace"]))

@@ -1,0 +1,118 @@
+"""The header of a trace: what was asked for, in a form that can be written down and asked for again.
+
+Constraints and Wasm controllers have such a form. Other controllers are code of one process: of them there is the name,
+and who replays a trace brings the code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bridle import __version__
+from bridle.cluster.controller_forms import pack_controller, unpack_controller
+from bridle.engine.request import Request
+from bridle.errors import InvalidRequest, ProtocolError, UnsupportedFeature
+from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
+from bridle.traced import Header, Trace
+
+if TYPE_CHECKING:
+    from bridle.engine.interfaces import ExecutorInfo
+
+#: What of the engine bears on numbers.
+_ENGINE = ("model", "dtype", "device", "vocab_size")
+
+
+def new_trace(request: Request, text: str | None = None, info: ExecutorInfo | None = None) -> Trace:
+    """An empty trace of a request, whose prompt came from `text`."""
+    header = Header(
+        request.id,
+        prompt=list(request.prompt),
+        text=text,
+        sampling=sampling_form(request.sampling),
+        controller=controller_form(request),
+        adapter=request.adapter,
+        num_media=len(request.media),
+        bridle=__version__,
+        made=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
+    trace = Trace(header)
+    if info is not None:
+        name_engine(trace, info.model, info)
+    return trace
+
+
+def name_engine(trace: Trace, model: str, info: ExecutorInfo) -> None:
+    """Note what the request ran on."""
+    trace.header.model = model
+    trace.header.engine = {name: getattr(info, name) for name in _ENGINE}
+
+
+# -- sampling ------------------------------------------------------------------------------------------------
+
+
+def sampling_form(sampling: SamplingParams) -> dict[str, Any]:
+    """The parameters that are not the default, as JSON has them."""
+    changed = {
+        each.name: getattr(sampling, each.name)
+        for each in fields(SamplingParams)
+        if getattr(sampling, each.name) != getattr(DEFAULT_SAMPLING, each.name)
+    }
+    if "logit_bias" in changed:  # JSON has no infinity
+        bias = changed["logit_bias"].items()
+        changed["logit_bias"] = {str(token): None if math.isinf(addend) else addend for token, addend in bias}
+    form: dict[str, Any] = msgspec.to_builtins(changed)
+    return form
+
+
+def sampling_of(form: Mapping[str, Any]) -> SamplingParams:
+    """The parameters again. Raises `InvalidRequest`."""
+    values = dict(form)
+    if unknown := values.keys() - {each.name for each in fields(SamplingParams)}:
+        raise InvalidRequest(f"the trace has a sampling parameter {min(unknown)!r}, which is none", "TRACE")
+    try:
+        if "logit_bias" in values:
+            bias = values["logit_bias"].items()
+            values["logit_bias"] = {int(token): -math.inf if addend is None else addend for token, addend in bias}
+        known: SamplingParams = msgspec.convert(values, SamplingParams)
+    except (msgspec.ValidationError, ValueError, AttributeError) as error:
+        raise InvalidRequest(f"the trace has sampling parameters that are none: {error}", "TRACE") from None
+    return known
+
+
+# -- controllers ---------------------------------------------------------------------------------------------
+
+
+def controller_form(request: Request) -> dict[str, Any] | None:
+    """What steers a request: its plain form and its name, or its name alone if it has none. On whose behalf it ran is
+    left out."""
+    if request.controller is None:
+        return None
+    try:
+        form = pack_controller(request.controller) or {}
+    except UnsupportedFeature:
+        form = {}
+    form.get("wasm", {}).pop("auth", None)
+    return {"name": request.controller_name, **form}
+
+
+def controller_of(form: Mapping[str, Any] | None) -> object | None:
+    """What steered a traced request. Raises `InvalidRequest` if that was code of its process."""
+    if form is None:
+        return None
+    plain = {key: value for key, value in form.items() if key != "name"}
+    if not plain:
+        raise InvalidRequest(
+            f"the request was steered by {form.get('name')}, which is code of the process that recorded it; "
+            "bring a controller of your own",
+            "TRACE",
+        )
+    try:
+        return unpack_controller(plain)
+    except ProtocolError as error:
+        raise InvalidRequest(f"the trace has a controller that is none: {error}", "TRACE") from None

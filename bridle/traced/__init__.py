@@ -1,0 +1,53 @@
+"""Traces as values: records of what happened to a request, what they add up to, and in which colours they show."""
+
+from __future__ import annotations
+
+from bridle.traced.records import (
+    KINDS,
+    MAX_BIASES,
+    MAX_RECORDS,
+    MAX_SAID,
+    NUM_CANDIDATES,
+    VERSION,
+    Chunk,
+    Cost,
+    Draw,
+    End,
+    Fork,
+    Header,
+    Odds,
+    Prompt,
+    Record,
+    Replaced,
+    Rewind,
+    Said,
+    Token,
+    Trace,
+    Wait,
+    Wrote,
+)
+
+__all__ = [
+    "KINDS",
+    "MAX_BIASES",
+    "MAX_RECORDS",
+    "MAX_SAID",
+    "NUM_CANDIDATES",
+    "VERSION",
+    "Chunk",
+    "Cost",
+    "Draw",
+    "End",
+    "Fork",
+    "Header",
+    "Odds",
+    "Prompt",
+    "Record",
+    "Replaced",
+    "Rewind",
+    "Said",
+    "Token",
+    "Trace",
+    "Wait",
+    "Wrote",
+]

@@ -1,0 +1,217 @@
+"""What a trace says about a request: where the mask fought the model, what controllers cost, what was computed in vain.
+
+Everything is counted from the records; how it is shown is for others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from bridle.traced import Chunk, Cost, End, Fork, Odds, Prompt, Record, Replaced, Rewind, Token, Trace, Wait
+
+#: A draw from which less than this was taken is no fight.
+LEAST = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Fight:
+    """A draw that the model wanted otherwise: `wanted` had the probability `chance` for it, the drawn token `own`."""
+
+    output: int
+    at: int
+    step: int
+    text: str
+    own: float
+    wanted: str
+    chance: float
+    taken: float
+    num_allowed: int | None
+
+
+@dataclass(slots=True)
+class OutputCount:
+    """What became of one output."""
+
+    index: int
+    parent: int | None = None
+    num_sampled: int = 0
+    num_forced: int = 0
+    num_drafted: int = 0
+    num_rewound: int = 0
+    num_replaced: int = 0
+    ended: str = "not over"
+
+
+@dataclass(slots=True)
+class Explanation:
+    """What a trace says. `fights` go from the worst to the least; seconds are those of the steps that drew for it."""
+
+    trace: Trace
+    outputs: list[OutputCount] = field(default_factory=list)
+    fights: list[Fight] = field(default_factory=list)
+    num_prompt: int = 0
+    num_cached: int = 0
+    queued: float = 0.0
+    opening: float = 0.0
+    num_again: int = 0
+    num_bits: float = 0.0  # that mask and bias told the model
+    answer: float = 0.0
+    slowest: Token | None = None
+    waits: list[Wait] = field(default_factory=list)
+    num_steps: int = 0
+    forward: float = 0.0
+    wait: float = 0.0
+    sample: float = 0.0
+    _costs: dict[int, Cost] = field(default_factory=dict)
+
+    @property
+    def controller(self) -> str | None:
+        """The name of what steered it."""
+        form = self.trace.header.controller
+        return None if form is None else str(form.get("name"))
+
+    def total(self, name: str) -> int:
+        """A count over all outputs."""
+        return sum(getattr(output, name) for output in self.outputs)
+
+    @property
+    def sentences(self) -> list[str]:
+        """The whole of it in a few sentences."""
+        told = [self._what(), *self._fought(), *self._controlled(), *self._in_vain(), self._timed()]
+        if self.trace.num_cut:
+            told.append(f"{self.trace.num_cut} records are missing, because there were too many.")
+        return told
+
+    def _what(self) -> str:
+        parts = [f"{_count(self.total('num_sampled'), 'token')} drawn"]
+        if drafted := self.total("num_drafted"):
+            parts[0] += f" ({drafted} of them drafted)"
+        parts.append(f"{_count(self.total('num_forced'), 'token')} forced")
+        by = f" by {self.controller}" if self.controller is not None else ""
+        cached = f", {self.num_cached} of them cached" if self.num_cached else ""
+        return (
+            f"{_count(len(self.outputs), 'output')} from {_count(self.num_prompt, 'prompt token')}{cached}: "
+            f"{' and '.join(parts)}{by}."
+        )
+
+    def _fought(self) -> list[str]:
+        if not self.fights:
+            return ["No mask took anything away from the model that it wanted."] if self.controller else []
+        worst = self.fights[0]
+        return [
+            f"In {_count(len(self.fights), 'draw')} something that the model wanted was forbidden, most of all at "
+            f"token {worst.at} of output {worst.output}: {100 * worst.taken:.1f} % was taken away, the model wanted "
+            f"{worst.wanted!r} ({100 * worst.chance:.1f} %) and got {worst.text!r} ({100 * worst.own:.2g} %).",
+            f"All masks and biases together told it {self.num_bits:.1f} bits.",
+        ]
+
+    def _controlled(self) -> list[str]:
+        told = []
+        if self.answer and self.controller is not None:
+            slow = self.slowest
+            most = f", the longest {1000 * slow.answer:.1f} ms before token {slow.at}" if slow is not None else ""
+            told.append(f"{self.controller} took {1000 * self.answer:.1f} ms for its answers{most}.")
+        late = sum(wait.num_steps for wait in self.waits if wait.late)
+        if late:
+            told.append(f"It was late in {_count(late, 'step')}.")
+        waited = [wait for wait in self.waits if not wait.late]
+        if waited:
+            names = sorted({name for wait in waited for name in wait.variables})
+            what = f" for {', '.join(names)}" if names else ""
+            seconds = sum(wait.seconds for wait in waited)
+            told.append(f"It waited {_count(len(waited), 'time')}{what}, {1000 * seconds:.1f} ms in all.")
+        return told
+
+    def _in_vain(self) -> list[str]:
+        vain = [
+            f"{_count(count, 'token')} {what}"
+            for count, what in (
+                (self.total("num_rewound"), "taken back"),
+                (self.total("num_replaced"), "replaced as soon as drawn"),
+                (self.num_again, "computed again"),
+            )
+            if count
+        ]
+        return [f"In vain: {', '.join(vain)}."] if vain else ["Nothing was computed in vain."]
+
+    def _timed(self) -> str:
+        return (
+            f"It took {_count(self.num_steps, 'step')}: {1000 * self.forward:.1f} ms of forward passes, "
+            f"{1000 * self.wait:.1f} ms of waiting for controllers, {1000 * self.sample:.1f} ms of drawing; before, "
+            f"{1000 * self.queued:.1f} ms in the queue and {1000 * self.opening:.1f} ms to make the controller."
+        )
+
+
+def explain(trace: Trace) -> Explanation:
+    """Count everything up."""
+    made = Explanation(trace)
+    counts = {0: OutputCount(0)}
+    for record in trace.records:
+        _add(made, counts.setdefault(record.output, OutputCount(record.output)), record)
+    made.outputs = [count for _, count in sorted(counts.items())]
+    made.fights.sort(key=lambda fight: -fight.taken)
+    costs = made._costs.values()
+    made.num_steps = len(costs)
+    made.forward, made.wait = sum(cost.forward for cost in costs), sum(cost.wait for cost in costs)
+    made.sample = sum(cost.sample for cost in costs)
+    return made
+
+
+def _add(made: Explanation, count: OutputCount, record: Record) -> None:
+    match record:
+        case Prompt():
+            made.num_prompt, made.num_cached = len(record.tokens), record.num_cached
+            made.queued, made.opening = record.queued, record.opening
+        case Chunk():
+            made.num_again += record.num_again
+            _add_cost(made, record.step, record.cost)
+        case Token():
+            count.num_sampled += not record.forced
+            count.num_forced += record.forced
+            count.num_drafted += record.drafted
+            made.answer += record.answer
+            if made.slowest is None or record.answer > made.slowest.answer:
+                made.slowest = record
+            _add_cost(made, record.step, record.cost)
+            _add_fight(made, record)
+        case Replaced():
+            count.num_replaced += 1
+        case Rewind():
+            count.num_rewound += record.num_tokens
+        case Fork():
+            count.parent = record.parent
+        case Wait():
+            made.waits.append(record)
+        case End():
+            count.ended = record.reason
+
+
+def _add_cost(made: Explanation, step: int, cost: Cost | None) -> None:
+    if cost is not None:
+        made._costs[step] = cost
+
+
+def _add_fight(made: Explanation, token: Token) -> None:
+    draw = token.draw
+    if draw is None or draw.after is None:
+        return
+    made.num_bits += max(draw.after.logprob - draw.before.logprob, 0.0) / math.log(2)
+    if draw.taken >= LEAST:
+        wanted, chance = best_of(draw.before)
+        own = math.exp(min(draw.before.logprob, 0.0))
+        text = token.spelled or str(token.token)
+        place = (token.output, token.at, token.step)
+        made.fights.append(Fight(*place, text, own, wanted, chance, draw.taken, draw.num_allowed))
+
+
+def best_of(odds: Odds) -> tuple[str, float]:
+    """The likeliest token of a distribution, as people read it, and its probability."""
+    if not odds.top:
+        return "", 0.0
+    token, logprob = odds.top[0]
+    return (odds.texts[0] if odds.texts else str(token)), math.exp(min(logprob, 0.0))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
