@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from bridle.errors import InvalidRequest
+from bridle.shown import shown
 
 MAX_N = 64
 MAX_STOP_STRINGS = 64
@@ -27,10 +28,13 @@ MAX_BAD_WORDS = 1_024
 MAX_BANNED_PHRASES = 256
 MAX_BAD_WORD_TOKENS = 1 << 14  # of all of them together
 MAX_BREAKER_IDS = 1 << 20
+MAX_ALLOWED_TOKENS = 1 << 20
+MAX_BIAS_TEXTS = 256
 #: The most tokens that are drafted at once, and the number that leaves it to the engine.
 MAX_DRAFTS = 64
 MAX_PREDICTION_CHARS = 1 << 16
 AUTO_DRAFTS = -1
+DRAFT_WORDS: Mapping[str, int] = {"off": 0, "auto": AUTO_DRAFTS}
 
 
 _TINY = math.ulp(0.0)
@@ -140,10 +144,13 @@ class SamplingParams:
     (arXiv 2007.14966), `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n` (-1: all tokens) and
     `dry_sequence_breakers` (DRY). At temperature 0 only DRY counts, since the others choose what may be drawn.
 
+    With `allowed_token_ids` nothing else is drawn (vLLM), no end either unless it is one of them; what a constraint
+    forces is not drawn. `logit_bias` may name texts beside token ids: each token of a text gets the addend (llama.cpp).
     `bad_words` are never completed, by whichever of two spellings: alone and after a space (vLLM). The text never
     holds any of `banned_phrases`, however it is put into tokens: what would complete one is taken back unseen, and
     drawn anew.
-    Whoever builds a request turns texts to tokens: `dry_breaker_ids`, `bad_words_ids` and `prediction_ids` are theirs.
+    Whoever builds a request turns texts to tokens: `dry_breaker_ids`, `bad_words_ids` and `prediction_ids` are theirs,
+    and `bias_texts` are what they find of `logit_bias`.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None)
@@ -165,7 +172,7 @@ class SamplingParams:
     ignore_eos: bool = _param(False)
     logprobs: int | None = _param(None, (0, MAX_LOGPROBS), part="report", tgi="top_n_tokens", lmtp="top_logprobs")
     logprobs_mode: Literal["raw", "processed"] = _param("raw", part="report", openai=None, tgi=None, lmtp=None)
-    prompt_logprobs: int | None = _param(None, (0, MAX_LOGPROBS), openai="echo", tgi="decoder_input_details", lmtp=None)
+    prompt_logprobs: int | None = _param(None, (0, MAX_LOGPROBS), openai=None, tgi="decoder_input_details", lmtp=None)
     prompt_logprobs_start: int = _param(0, (0, MAX_TOKENS_LIMIT), openai=None, tgi=None, lmtp=None)
     skip_special_tokens: bool = _param(True, tgi=None)
     watermark: Watermark | None = field(default=None, metadata={"meaning": Meaning("draw")})
@@ -185,6 +192,8 @@ class SamplingParams:
     dry_breaker_ids: tuple[int, ...] = _fixed((), openai=None, tgi=None, lmtp=None)
     bad_words: tuple[str, ...] = _param(())
     banned_phrases: tuple[str, ...] = _param(())
+    allowed_token_ids: tuple[int, ...] = _param(())
+    bias_texts: tuple[tuple[str, float], ...] = _param((), openai=None, tgi=None, lmtp=None)
     bad_words_ids: tuple[tuple[int, ...], ...] = _param((), openai=None, tgi=None, lmtp=None)
     speculate: int | None = _param(None, (AUTO_DRAFTS, MAX_DRAFTS))
     prediction: str = _param("")
@@ -211,6 +220,8 @@ class SamplingParams:
         _check_lists(self)
         if not isinstance(self.prediction, str) or len(self.prediction) > MAX_PREDICTION_CHARS:
             raise InvalidRequest(f"prediction must be text, of {MAX_PREDICTION_CHARS} characters at most", "prediction")
+        if self.bias_texts:
+            _check_bias_texts(self.bias_texts)
         if self.logit_bias:
             _check_biases(self.logit_bias)
 
@@ -229,7 +240,9 @@ class SamplingParams:
     @property
     def has_texts(self) -> bool:
         """Whether texts among these stand for tokens that a model has to be asked for."""
-        return bool(self.bad_words or self.prediction) or (self.has_dry and bool(self.dry_sequence_breakers))
+        return bool(self.bad_words or self.prediction or self.bias_texts) or (
+            self.has_dry and bool(self.dry_sequence_breakers)
+        )
 
     @property
     def has_mirostat(self) -> bool:
@@ -253,8 +266,13 @@ def _freeze_collections(params: SamplingParams) -> None:
     for name in _MOST_IDS:
         object.__setattr__(params, name, tuple(getattr(params, name) or ()))
     object.__setattr__(params, "bad_words_ids", tuple(map(tuple, params.bad_words_ids or ())))
-    bias = params.logit_bias or {}
+    object.__setattr__(params, "bias_texts", tuple((text, addend) for text, addend in params.bias_texts or ()))
+    bias: Mapping[Any, float] = params.logit_bias or {}
     if not isinstance(bias, LogitBias):
+        if str in set(map(type, bias)):
+            texts = tuple((key, value) for key, value in bias.items() if isinstance(key, str))
+            object.__setattr__(params, "bias_texts", (*params.bias_texts, *texts))
+            bias = {key: value for key, value in bias.items() if not isinstance(key, str)}
         bias = LogitBias.of(bias) if _MANY_BIASES < len(bias) <= MAX_LOGIT_BIAS else dict(bias)
     object.__setattr__(params, "logit_bias", bias)
     if params.watermark is not None:
@@ -264,8 +282,15 @@ def _freeze_collections(params: SamplingParams) -> None:
 
 
 def drafts_of(given: Any) -> Any:
-    """The number of drafts that a word stands for; anything else as it is."""
-    return {"off": 0, "auto": AUTO_DRAFTS}.get(given, given) if isinstance(given, str) else given
+    """The number of drafts that a number or a word stands for. Raises `InvalidRequest` for anything else."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    if not isinstance(given, str) or given not in DRAFT_WORDS:
+        words = ", ".join(map(repr, DRAFT_WORDS))
+        raise InvalidRequest(
+            f"speculate is {shown(given)}; must be {words}, or a number of tokens up to {MAX_DRAFTS}", "speculate"
+        )
+    return DRAFT_WORDS[given]
 
 
 def _watermark(given: object) -> Watermark | None:
@@ -302,6 +327,7 @@ _TEXTS = {
 }
 _MOST_IDS = {
     "stop_token_ids": MAX_STOP_TOKENS,
+    "allowed_token_ids": MAX_ALLOWED_TOKENS,
     "dry_breaker_ids": MAX_BREAKER_IDS,
     "prediction_ids": MAX_PREDICTION_CHARS,
 }
@@ -333,15 +359,31 @@ def _check_lists(params: SamplingParams) -> None:
             _check_number("bad_words_ids", token, 0, MAX_TOKENS_LIMIT)
 
 
+def _check_bias_texts(texts: tuple[tuple[str, float], ...]) -> None:
+    if len(texts) > MAX_BIAS_TEXTS:
+        raise InvalidRequest(f"logit_bias names {len(texts)} texts; at most {MAX_BIAS_TEXTS}", "logit_bias")
+    for text, value in texts:
+        if not text or len(text) > MAX_STOP_STRING_CHARS:
+            raise InvalidRequest(
+                f"logit_bias names a text of {len(text)} characters; must have 1 to {MAX_STOP_STRING_CHARS}",
+                "logit_bias",
+            )
+        _check_addend(shown(text), value)
+
+
 def _check_biases(bias: Mapping[int, float]) -> None:
     if len(bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
     for token, value in () if isinstance(bias, LogitBias) else bias.items():  # that was checked when it was packed
         _check_number("logit_bias", token, 0, MAX_TOKENS_LIMIT)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-            raise InvalidRequest(f"logit_bias[{token}] is {value!r}; must be a number", "logit_bias")
-        if value == math.inf:
-            raise InvalidRequest(f"logit_bias[{token}] is infinite; must be finite or -inf", "logit_bias")
+        _check_addend(token, value)
+
+
+def _check_addend(name: int | str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise InvalidRequest(f"logit_bias[{name}] is {value!r}; must be a number", "logit_bias")
+    if value == math.inf:
+        raise InvalidRequest(f"logit_bias[{name}] is infinite; must be finite or -inf", "logit_bias")
 
 
 # -- what the fields are -----------------------------------------------------------------------------------

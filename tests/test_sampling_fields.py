@@ -78,6 +78,8 @@ OTHER: Mapping[str, Any] = {
     "dry_breaker_ids": (4, 9),
     "bad_words": ("no",),
     "banned_phrases": ("as an AI",),
+    "allowed_token_ids": (4, 9),
+    "bias_texts": (("so", 1.5),),
     "bad_words_ids": ((4, 9), (3,)),
     "speculate": 4,
     "prediction": "so",

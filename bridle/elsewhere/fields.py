@@ -5,13 +5,24 @@ A name that a route has as a field of its own means that field there, whatever s
 
 from __future__ import annotations
 
+from typing import Any
+
 from bridle.elsewhere.rows import Field, absent, named, neutral, same
 
 _CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, and in Python it is a class"
 _SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"
 _TEXT_ONLY = "models here read and write only text"
 _TOP = "its entries are fields of the body itself here: write them beside `model`"
+_ORDER = "the order is fixed: penalties, temperature, then the filters"
+_WEBUI = "text-generation-webui"
 _SPEED = "how a server computes changes no text"
+
+
+def _banned_tokens(ids: Any) -> Any:
+    """Token ids in one text, as pairs of `logit_bias`. What is none is left for that field to refuse."""
+    if not isinstance(ids, str):
+        return ids
+    return [[int(each) if each.strip().isdecimal() else each, False] for each in ids.split(",") if each.strip()]
 
 
 FIELDS: tuple[Field, ...] = (
@@ -26,18 +37,21 @@ FIELDS: tuple[Field, ...] = (
     *same("vLLM", "guided_grammar priority bad_words truncate_prompt_tokens add_special_tokens"),
     *same("vLLM SGLang", "continue_final_message"),
     *same("vLLM", "add_generation_prompt"),
-    absent("vLLM", "allowed_token_ids", "a `regex` or a `choice` says which texts are allowed", [1]),
-    absent("vLLM", "prompt_logprobs", "`echo` with `logprobs` has those of the prompt, on /v1/completions", 1),
+    *same("vLLM", "allowed_token_ids prompt_logprobs", allowed_token_ids=[1], prompt_logprobs=1),
     *same("SGLang", "regex ebnf json_schema"),
     *same("llama.cpp", "grammar json_schema typical_p ignore_eos temperature top_p seed stop stream logit_bias"),
     *same("llama.cpp", "presence_penalty frequency_penalty prompt messages tools tool_choice response_format"),
     *same("TGI", "best_of decoder_input_details details do_sample frequency_penalty grammar max_new_tokens"),
     *same("TGI", "repetition_penalty return_full_text seed stop temperature top_k top_n_tokens top_p truncate"),
     *same("TGI", "typical_p watermark adapter_id inputs parameters"),
+    *same(_WEBUI, "temperature top_p top_k min_p typical_p presence_penalty frequency_penalty repetition_penalty seed"),
+    *same(_WEBUI, "stop stream max_tokens n logit_bias logprobs echo prompt messages model tools tool_choice"),
+    *same(_WEBUI, "dynatemp_exponent xtc_threshold xtc_probability dry_multiplier dry_base dry_allowed_length"),
+    *same(_WEBUI, "dry_sequence_breakers mirostat_tau mirostat_eta skip_special_tokens top_n_sigma"),
     *same("LMQL", "temperature max_tokens logit_bias top_logprobs"),
     *same("Anthropic", "system stop_sequences thinking tool_choice output_config max_tokens messages"),
     # Other names.
-    named("TGI SGLang", "max_new_tokens", "max_tokens", 3),
+    named(f"TGI SGLang {_WEBUI}", "max_new_tokens", "max_tokens", 3),
     named("SGLang TGI", "min_new_tokens", "min_tokens", 1),
     named("llama.cpp", "n_predict", "max_tokens", 3),
     named("llama.cpp", "repeat_penalty", "repetition_penalty", 1.2),
@@ -47,6 +61,13 @@ FIELDS: tuple[Field, ...] = (
     named("SGLang", "lora_path", "adapter", "an-adapter"),
     named("SGLang", "no_stop_trim", "include_stop_str_in_output", True),
     named("OpenAI", "max_output_tokens", "max_tokens", 3),
+    named(_WEBUI, "mirostat_mode", "mirostat", 2),
+    named(_WEBUI, "grammar_string", "ebnf", 'root ::= "a"'),
+    named(_WEBUI, "custom_token_bans", "logit_bias", "5,7", _banned_tokens),
+    named(_WEBUI, "add_bos_token", "add_special_tokens", False),
+    named(_WEBUI, "prompt_lookup_num_tokens", "speculate", 3),
+    named(_WEBUI, "continue_", "continue_final_message", True),
+    named(_WEBUI, "enable_thinking", "chat_template_kwargs", False, lambda value: {"enable_thinking": value}),
     # Controllers instead.
     absent("vLLM", "logits_processors", _CONTROLLER, ["x"]),
     absent("SGLang", "custom_logit_processor", _CONTROLLER, "x"),
@@ -56,10 +77,16 @@ FIELDS: tuple[Field, ...] = (
     absent("SGLang", "session_params", "a conversation is found again in the prefix cache: send it whole", {"id": "1"}),
     # Samplers.
     absent("vLLM TGI", "use_beam_search", "there is no beam search; `best_of` draws several and keeps the likeliest"),
-    absent("vLLM TGI", "length_penalty", "it belongs to beam search", 1.2, (1, 1.0)),
-    absent("vLLM TGI", "early_stopping", "it belongs to beam search"),
-    absent("TGI", "num_beams", "there is no beam search; `best_of` draws several and keeps the likeliest", 4, (1,)),
-    absent("TGI", "no_repeat_ngram_size", _SAMPLER, 3, (0,)),
+    absent(f"vLLM TGI {_WEBUI}", "length_penalty", "it belongs to beam search", 1.2, (1, 1.0)),
+    absent(f"vLLM TGI {_WEBUI}", "early_stopping", "it belongs to beam search"),
+    absent(
+        f"TGI {_WEBUI}",
+        "num_beams",
+        "there is no beam search; `best_of` draws several and keeps the likeliest",
+        4,
+        (1,),
+    ),
+    absent(f"TGI {_WEBUI}", "no_repeat_ngram_size", _SAMPLER, 3, (0,)),
     named("llama.cpp", "banned_strings", "banned_phrases", ["x"]),
     *same(
         "llama.cpp", "dynatemp_range dynatemp_exponent dry_multiplier dry_base dry_allowed_length dry_penalty_last_n"
@@ -67,10 +94,43 @@ FIELDS: tuple[Field, ...] = (
     *same("llama.cpp", "dry_sequence_breakers xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta"),
     *same("llama.cpp", "top_n_sigma"),
     absent("llama.cpp", "tfs_z", _SAMPLER, 0.9, (1, 1.0)),
-    absent("llama.cpp", "top_a", _SAMPLER, 0.2, (0,)),
+    absent(f"llama.cpp {_WEBUI}", "top_a", _SAMPLER, 0.2, (0,)),
     absent("llama.cpp", "adaptive_target", _SAMPLER, 0.5, (-1, 0)),
     neutral("llama.cpp", "adaptive_decay", "without its sampler it says nothing", 0.9),
-    absent("llama.cpp", "samplers", "the order is fixed: penalties, temperature, then the filters", ["top_k"]),
+    absent(_WEBUI, "tfs", _SAMPLER, 0.9, (1, 1.0)),
+    absent(_WEBUI, "epsilon_cutoff", _SAMPLER, 3, (0,)),
+    absent(_WEBUI, "eta_cutoff", _SAMPLER, 3, (0,)),
+    absent(_WEBUI, "smoothing_factor", _SAMPLER, 0.2, (0,)),
+    absent(_WEBUI, "smoothing_curve", _SAMPLER, 2, (1, 1.0)),
+    absent(_WEBUI, "encoder_repetition_penalty", _SAMPLER, 1.1, (1, 1.0)),
+    absent(_WEBUI, "penalty_alpha", _SAMPLER, 0.6, (0,)),
+    absent(_WEBUI, "guidance_scale", _SAMPLER, 1.5, (1, 1.0)),
+    absent(_WEBUI, "negative_prompt", _SAMPLER, "x"),
+    absent(_WEBUI, "dynamic_temperature", "`dynatemp_range` goes as far below `temperature` as above it"),
+    absent(_WEBUI, "dynatemp_low", "`dynatemp_range` goes as far below `temperature` as above it", 0.5, (1, 1.0)),
+    absent(_WEBUI, "dynatemp_high", "`dynatemp_range` goes as far below `temperature` as above it", 1.5, (1, 1.0)),
+    absent(_WEBUI, "temperature_last", _ORDER),
+    absent(_WEBUI, "sampler_priority", _ORDER, ["top_k"]),
+    absent(_WEBUI, "repetition_penalty_range", "penalties look at the whole text", 1024, (0, -1)),
+    absent(_WEBUI, "do_sample", "`temperature` 0 is greedy", False, (True,)),
+    absent(_WEBUI, "ban_eos_token", "`min_tokens` keeps a text from ending early"),
+    absent(_WEBUI, "truncation_length", "`truncate_prompt_tokens` cuts a prompt", 2048, (0,)),
+    absent(_WEBUI, "auto_max_new_tokens", "chats without `max_tokens` go on up to the context's end"),
+    absent(_WEBUI, "preset", "this server has no presets; send the fields", "min_p"),
+    absent(_WEBUI, "mode", "conversations follow the checkpoint's template", "chat", ("instruct",)),
+    absent(_WEBUI, "character", "write who speaks into a message of the role `system`", "x"),
+    absent(_WEBUI, "context", "write who speaks into a message of the role `system`", "x"),
+    *(
+        absent(_WEBUI, name, "the checkpoint's own template is used", "x")
+        for name in ("instruction_template", "instruction_template_str", "chat_template_str", "chat_instruct_command")
+    ),
+    *(
+        absent(_WEBUI, name, "roles are called as the checkpoint's template has them", "x")
+        for name in ("bot_name", "user_name", "name1", "name2", "greeting")
+    ),
+    neutral(_WEBUI, "max_tokens_second", _SPEED, 5),
+    neutral(_WEBUI, "static_cache", _SPEED),
+    absent("llama.cpp", "samplers", _ORDER, ["top_k"]),
     absent("llama.cpp", "min_keep", "top_p and the other filters always keep one token", 2, (0, 1)),
     absent("llama.cpp", "repeat_last_n", "penalties look at the whole text, as -1 says there", 64, (-1,)),
     absent("llama.cpp", "penalize_nl", "penalties make no exception", True),

@@ -10,7 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-System = Literal["OpenAI", "Anthropic", "vLLM", "SGLang", "llama.cpp", "TGI", "LMQL", "guidance", "outlines", "Ray"]
+System = Literal[
+    "OpenAI",
+    "Anthropic",
+    "vLLM",
+    "SGLang",
+    "llama.cpp",
+    "TGI",
+    "text-generation-webui",
+    "LMQL",
+    "guidance",
+    "outlines",
+    "Ray",
+]
 #: Values that switch a field off, in all systems.
 _OFF: tuple[Any, ...] = (None, False, "", [], {})
 

@@ -277,11 +277,20 @@ def _sample_row(owner: Sequence, branch: Branch, item: Scheduled, place: int) ->
         bias = (*bias, *completing(own.bad_words_ids, tokens, owner.num_generated + place))
     if banned := owner.output.bans.get(len(owner.tokens) + place):
         bias = (*bias, *((token, -math.inf) for token in sorted(banned)))
+    mask = branch.mask if owner.allowed is None else _both(branch.mask, owner.allowed)
     mu = owner.draws.mus[-1][1] if owner.draws.mus else None
     number, num_ahead = owner.draws.num_draws + place, len(item.drafts) - place
     index = item.last_logit + place
     num_traced = 0 if owner.trace is None else NUM_CANDIDATES
-    return SampleRow(item.seq.id, index, sampling, owner.key, number, branch.mask, bias, mu, num_ahead, num_traced)
+    return SampleRow(item.seq.id, index, sampling, owner.key, number, mask, bias, mu, num_ahead, num_traced)
+
+
+def _both(mask: bytes | None, allowed: bytes) -> bytes:
+    """What two masks allow together."""
+    if mask is None:
+        return allowed
+    both = int.from_bytes(mask, "little") & int.from_bytes(allowed, "little")
+    return both.to_bytes(len(allowed), "little")
 
 
 def draw_has_mirostat(seq: Sequence, branch: Branch) -> bool:

@@ -100,6 +100,7 @@ class Intake:
             queue=QueueState(request.priority),
             stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
             runs=request.runs,
+            allowed=_mask_of(sampling.allowed_token_ids, self._info.vocab_size),
         )
         self._set_prompt(seq, request.prompt)
         return seq
@@ -126,6 +127,20 @@ def check_task(info: ExecutorInfo, embeds: bool) -> None:
         if info.task == "classify":
             what = "labels of texts: ask /v1/classify, or /v1/score and /v1/rerank if there is one label"
         raise UnsupportedFeature(f"this model generates no text; it gives {what}", "model")
+
+
+def _mask_of(tokens: tuple[int, ...], vocab_size: int) -> bytes | None:
+    """A mask that allows these tokens and no others; None if there are none."""
+    if not tokens:
+        return None
+    if max(tokens) >= vocab_size:
+        raise InvalidRequest(
+            f"allowed_token_ids names token {max(tokens)}; the vocabulary has {vocab_size}", "allowed_token_ids"
+        )
+    mask = bytearray((vocab_size + 31) // 32 * 4)
+    for token in tokens:
+        mask[token // 8] |= 1 << token % 8
+    return bytes(mask)
 
 
 class Openings:

@@ -68,6 +68,7 @@ class Sequence:
     queue: QueueState
     stop_ids: frozenset[int] = frozenset()
     runs: Runs = ()  # pictures among the tokens
+    allowed: bytes | None = None  # a mask for all of its draws, beside those of its controller
     kv: KvState = field(default_factory=KvState)
     control: ControlState = field(default_factory=ControlState)
     draws: DrawState = field(default_factory=DrawState)
@@ -210,6 +211,7 @@ class Sequence:
             queue=QueueState(self.queue.level, SequenceStatus.RUNNING),
             stop_ids=self.stop_ids,
             runs=self.runs,
+            allowed=self.allowed,
             kv=KvState(num_computed=kv.num_computed, block_hashes=kv.block_hashes.copy(), num_hashed=kv.num_hashed),
             control=ControlState(control.pool, control.max_moves, control.num_moves),
             draws=DrawState(self.draws.num_draws, mus=self.draws.mus.copy(), was_forked=True),

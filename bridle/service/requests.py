@@ -297,11 +297,16 @@ def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
         _check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, vocab_size)
     if ends:
         _check_ids("stop_token_ids", ends, vocab_size)
+    if sampling.allowed_token_ids:
+        _check_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
     for word in sampling.bad_words_ids:
         _check_ids("bad_words_ids", word, vocab_size)
     for name in ("stop", "banned_phrases", *(("bad_words", "dry_sequence_breakers") if sampling.has_texts else ())):
         for text in getattr(sampling, name):
             check_unicode(text, name)
+    check_unicode(sampling.prediction, "prediction")
+    for text, _ in sampling.bias_texts:
+        check_unicode(text, "logit_bias")
 
 
 def _check_ids(param: str, tokens: Collection[int], vocab_size: int) -> None:

@@ -62,6 +62,12 @@ def with_tokens(model: LoadedModel, sampling: SamplingParams) -> SamplingParams:
     if sampling.prediction:
         expected = model.tokenizer.encode(sampling.prediction, False)
         sampling = sampling.with_(prediction_ids=tuple(expected))
+    if sampling.bias_texts:
+        bias = dict(sampling.logit_bias)
+        for text, addend in sampling.bias_texts:
+            for token in model.tokenizer.encode(text, False):
+                bias[token] = bias.get(token, 0.0) + addend
+        sampling = sampling.with_(logit_bias=bias, bias_texts=())
     return sampling
 
 

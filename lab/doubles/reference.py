@@ -223,6 +223,10 @@ class _Reference:
             bias = (*bias, *((token, float("-inf")) for token in self.stop_ids))
         bias = (*bias, *self.bad_word_ends(output))
         mu = next((mu for length, mu in reversed(output.mus) if length <= len(output.tokens)), None)
+        allowed = own.allowed_token_ids
+        if allowed:
+            size = self.model.vocab_size
+            bias = (*bias, *((token, float("-inf")) for token in range(size) if token not in allowed))
         row = SampleRow(0, 0, sampling, output.key, output.num_draws, branch.mask, bias, mu)
         logits = self.model.row_after(output.tokens, self.request.adapter)
         token, logprob = sample_row(logits, row, output.tokens, output.num_prompt)

@@ -62,6 +62,7 @@ def random_request(random: Random, delays: tuple[float, ...] = ON_TIME, **fields
         "dry_multiplier": random.choice([0.0, 0.0, 3.0]),
         "dry_allowed_length": random.choice([1, 2]),
         "dry_breaker_ids": random.choice([(), (2,)]),
+        "allowed_token_ids": random.choice([(), (), (0, 1, 2, 4, 5, 7)]),
         "bad_words_ids": random.choice([(), (), ((5,), (1, 4))]),
         "seed": random.choice([0, 1, None, 12345]),
         "stop": random.choice([(), (), ("abc",), ("ca", "d e", "é")]),

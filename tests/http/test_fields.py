@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridle import LLM
-from bridle.constraints.named import NAMES
+from bridle.constraints.named import NAMES, SHORT
 from bridle.deploy.ray.settings import RaySettings
 from bridle.elsewhere.calls import ROUTES as ROUTES_THERE
 from bridle.elsewhere.calls import WORDS
@@ -137,6 +137,9 @@ def test_another_name_means_the_field(kind: type[Fields], row: Field) -> None:
         if here != row.name:
             with pytest.raises(ValueError, match="they are the same"):
                 kind.model_validate(least | {row.name: row.example, here: row.example})
+    elif row.here in SHORT and "constraint" in kind.model_fields:
+        named = kind.model_validate(least | {row.name: row.example})
+        assert getattr(named, "constraint") == {SHORT[row.here]: row.example}  # noqa: B009 -- of some bodies
     else:
         with pytest.raises(ValueError, match=f"{row.name} is .*, but this route does not take it"):
             kind.model_validate(least | {row.name: row.example})
@@ -237,7 +240,7 @@ def test_a_slip_of_one_letter_is_found(name: str, place: int, letter: str) -> No
 
 
 def test_the_parameters_of_sampling_are_not_called_absent() -> None:
-    own = set(SamplingParams.__slots__) - {"prompt_logprobs"}  # another field says it on these routes
+    own = set(SamplingParams.__slots__)
     assert not [row.name for row in ABSENT if row.name in own]
 
 

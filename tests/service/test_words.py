@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,3 +53,21 @@ def test_the_engine_never_completes_a_bad_word(seed: int, n: int) -> None:
         said = output.tokens
         for word in words:
             assert word not in [tuple(said[i : i + len(word)]) for i in range(len(said))]
+
+
+@pytest.mark.parametrize("fields", [{"prediction": "\ud800"}, {"logit_bias": {"a\ud800": 1.0}}, {"stop": "\ud800"}])
+def test_half_a_surrogate_is_no_text(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    with pytest.raises(InvalidRequest, match=f"{name} is not valid Unicode: lone surrogate U\\+D800") as refusal:
+        build_request(fake_model(), "x", SamplingParams(**fields))
+    assert refusal.value.param == name
+
+
+def test_biases_of_texts_are_those_of_their_tokens() -> None:
+    model, sampling = fake_model(), SamplingParams(logit_bias={"aab": 1.0, ord("b"): 0.5, 7: -1.0})
+    assert sampling.bias_texts == (("aab", 1.0),) and sampling.with_(seed=3).bias_texts == sampling.bias_texts
+    found = build_request(model, "x", sampling).sampling
+    assert found.logit_bias == {ord("a"): 2.0, ord("b"): 1.5, 7: -1.0} and not found.bias_texts
+    for wrong in ({"": 1.0}, {"x" * 1025: 1.0}, {"x": "y"}, {str(i): 1.0 for i in range(257)}):
+        with pytest.raises(InvalidRequest, match="logit_bias"):
+            SamplingParams(logit_bias=wrong)

@@ -14,7 +14,7 @@ from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Piece, T
 from bridle.chat.turn import Turn, TurnReader, plan_turn
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
-from bridle.http.openai.logprobs import chat_logprobs
+from bridle.http.openai.logprobs import chat_logprobs, check_prompt_logprobs, prompt_logprobs
 from bridle.http.openai.native_chunks import is_native_client, native_chunks
 from bridle.http.openai.schemas import ChatBody
 from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
@@ -94,8 +94,10 @@ def _sampling(body: ChatBody) -> SamplingParams:
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    check_prompt_logprobs(body.prompt_logprobs, body.stream)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return body.sampling(max_tokens=limits.pop() if limits else None, logprobs=num_logprobs)
+    max_tokens = limits.pop() if limits else None
+    return body.sampling(max_tokens=max_tokens, logprobs=num_logprobs, prompt_logprobs=body.prompt_logprobs)
 
 
 @dataclass(slots=True)
@@ -113,7 +115,12 @@ class _Answer:
         """The answer of a call that does not stream."""
         choices = [self._choice(part, output) for part in self.generation.parts for output in part.outputs]
         choices.sort(key=itemgetter("index"))
-        return self._envelope("chat.completion", choices) | {"usage": self._usage()}
+        answer = self._envelope("chat.completion", choices) | {"usage": self._usage()}
+        if self.body.prompt_logprobs is not None:
+            entries = self.generation.parts[0].collector.output.prompt_logprobs or ()
+            tokenizer = self.generation.model.tokenizer
+            answer["prompt_logprobs"] = prompt_logprobs(tokenizer, entries, self.body.prompt_logprobs)
+        return answer
 
     async def stream(self, writer: SseWriter) -> None:
         """The chunks of a call that streams."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
-from bridle.http.openai.logprobs import CompletionLogprobs
+from bridle.http.openai.logprobs import CompletionLogprobs, check_prompt_logprobs, prompt_logprobs
 from bridle.http.openai.schemas import CompletionBody
 from bridle.http.openai.shapes import SYSTEM_FINGERPRINT, ChoiceNumbers, finish_reason, rewind_fields, usage_shape
 from bridle.http.state import http_state, serving_of
@@ -78,6 +78,7 @@ class _Plan:
     sampling: SamplingParams
     num_wanted: int
     num_logprobs: int | None
+    num_prompt_logprobs: int | None
     echo: bool
     wants_usage: bool
 
@@ -85,8 +86,10 @@ class _Plan:
 def _plan(body: CompletionBody) -> _Plan:
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     is_scoring = bool(body.echo) and max_tokens == 0
-    prompt_logprobs = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None
-    sampling = body.sampling(max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)
+    echoed = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None
+    check_prompt_logprobs(body.prompt_logprobs, body.stream)
+    num_prompt = max((most for most in (echoed, body.prompt_logprobs) if most is not None), default=None)
+    sampling = body.sampling(max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=num_prompt)
     num_wanted = sampling.n
     if is_scoring and num_wanted > 1:
         raise InvalidRequest(f"n is {num_wanted}; with max_tokens 0 there is only one choice", "n")
@@ -97,7 +100,7 @@ def _plan(body: CompletionBody) -> _Plan:
         if body.stream:
             raise InvalidRequest(f"best_of is {best_of}: the best are not known while streaming", "best_of")
         sampling = sampling.with_(n=best_of, logprobs=body.logprobs or 0)
-    return _Plan(sampling, num_wanted, body.logprobs, bool(body.echo), body.wants_stream_usage)
+    return _Plan(sampling, num_wanted, body.logprobs, body.prompt_logprobs, bool(body.echo), body.wants_stream_usage)
 
 
 def _check_steering(body: CompletionBody, plan: _Plan, steering: Steering) -> None:
@@ -149,6 +152,10 @@ class _Answer:
         choice = {"index": self._numbers.of(part, output.index)} | self._content(part, delta, shape)
         choice |= {"finish_reason": finish_reason(output), "stop_reason": output.stop_reason}
         choice |= self._numbers.fields(part, part.note(output.index))
+        if self.plan.num_prompt_logprobs is not None:
+            entries = part.collector.output.prompt_logprobs or ()
+            tokenizer = self.generation.model.tokenizer
+            choice["prompt_logprobs"] = prompt_logprobs(tokenizer, entries, self.plan.num_prompt_logprobs)
         return choice | {"seed": part.request.sampling.seed}
 
     def _chunk(self, part: Part, delta: Delta, note: Note | None) -> dict[str, Any] | None:
@@ -178,7 +185,7 @@ class _Answer:
             tokens = output.prompt_token_ids + tokens
             entries = (output.prompt_logprobs or []) + entries
         num_top = self.plan.num_logprobs
-        logprobs = shape.shape(text, tokens, entries, num_top > 0) if num_top is not None and entries else None
+        logprobs = shape.shape(text, tokens, entries, num_top) if num_top is not None and entries else None
         return {"text": text, "logprobs": logprobs}
 
     def _prompt_text(self, part: Part) -> str:

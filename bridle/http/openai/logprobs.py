@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bridle.errors import InvalidRequest
 from bridle.outputs import Logprob
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ class CompletionLogprobs:
         self._num_chars = 0
 
     def shape(
-        self, text: str, tokens: Sequence[int], entries: Sequence[Logprob | None], has_top: bool
+        self, text: str, tokens: Sequence[int], entries: Sequence[Logprob | None], num_top: int
     ) -> dict[str, Any]:
-        """The lists for the next tokens, whose text is `text`."""
+        """The lists for the next tokens, whose text is `text`, with `num_top` alternatives of each."""
         self._text += text
         return {
             "tokens": [_name(self._tokenizer, token) for token in tokens],
             "token_logprobs": [None if entry is None else _number(entry.logprob) for entry in entries],
-            "top_logprobs": [self._top(entry) for entry in entries] if has_top else None,
+            "top_logprobs": [self._top(entry, num_top) for entry in entries] if num_top else None,
             "text_offset": [self._offset(token) for token in tokens],
         }
 
@@ -43,11 +44,11 @@ class CompletionLogprobs:
         self._text = self._text[: len(self._text) - num_chars]
         self._num_chars = len(self._text)
 
-    def _top(self, entry: Logprob | None) -> dict[str, float] | None:
+    def _top(self, entry: Logprob | None, num_top: int) -> dict[str, float] | None:
         if entry is None:
             return None
         best: dict[str, float] = {}
-        for token, logprob in (*entry.top, (entry.token, entry.logprob)):
+        for token, logprob in (*entry.top[:num_top], (entry.token, entry.logprob)):
             best.setdefault(_name(self._tokenizer, token), _number(logprob))
         return best
 
@@ -76,6 +77,30 @@ def chat_logprobs(
         row["top_logprobs"] = [_row(tokenizer, other, value) for other, value in top]
         rows.append(row)
     return {"content": rows, "refusal": None}
+
+
+def check_prompt_logprobs(num_top: int | None, is_stream: bool | None) -> None:
+    """Refuse `prompt_logprobs` in streams, where they have no place."""
+    if num_top is not None and is_stream:
+        raise InvalidRequest(f"prompt_logprobs is {num_top}; they are not available while streaming", "prompt_logprobs")
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, entries: Iterable[Logprob | None], num_top: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """The tokens of a prompt in vLLM's shape: for each one an object of token ids, its own and those of the `num_top`
+    likeliest; null for the first, which nothing predicts."""
+    return [None if entry is None else _by_id(tokenizer, entry, num_top) for entry in entries]
+
+
+def _by_id(tokenizer: Tokenizer, entry: Logprob, num_top: int) -> dict[str, dict[str, Any]]:
+    ranked = [(entry.token, entry.logprob, entry.rank)]
+    ranked += [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top[:num_top], 1)]
+    found: dict[str, dict[str, Any]] = {}
+    for token, logprob, rank in ranked:
+        shape = {"logprob": _number(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token)}
+        found.setdefault(str(token), shape)
+    return found
 
 
 def _row(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:

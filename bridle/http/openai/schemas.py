@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
 
 from bridle.chat.conversation import Conversation
 from bridle.constraints import Constraint
 from bridle.constraints.named import NAMES, constraint_named
 from bridle.errors import InvalidRequest
 from bridle.http.fields import Fields, InnerFields
-from bridle.http.openai.biases import read_biases
 from bridle.http.openai.derived import derived_fields
-from bridle.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, SamplingParams, fields_on
+from bridle.sampling import MAX_STOP_STRINGS, SamplingParams, fields_on
 from bridle.service.defaults import filled
 from bridle.service.loading import LoadedModel
 from bridle.service.steering import ignores_eos
@@ -58,16 +57,6 @@ def _stop(value: Any) -> Any:
     if not all(isinstance(item, str) for item in values):
         raise _refuse("stop must be a string or a list of strings")
     return tuple(values)
-
-
-def _token_ids(value: Any) -> Any:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise _refuse("stop_token_ids must be a list of integers")
-    if len(value) > MAX_STOP_TOKENS:
-        raise _refuse(f"stop_token_ids has {len(value)} ids; at most {MAX_STOP_TOKENS}")
-    return tuple(value)
 
 
 def objects(name: str, limit: int) -> BeforeValidator:
@@ -111,12 +100,6 @@ _IDS = {"type": "array", "items": {"type": "integer"}}
 PROMPTS_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}
 Prompts = Annotated[Any, BeforeValidator(lambda value: prompts(value)), WithJsonSchema(PROMPTS_SCHEMA)]
 Stop = Annotated[Any, BeforeValidator(_stop), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, {"type": "null"}]})]
-TokenIds = Annotated[Any, BeforeValidator(_token_ids), WithJsonSchema({"anyOf": [_IDS, {"type": "null"}]})]
-LogitBias = Annotated[
-    Any,
-    BeforeValidator(read_biases),
-    WithJsonSchema({"type": ["object", "null"], "additionalProperties": {"type": "number"}}),
-]
 JsonObjects = list[dict[str, Any]]
 
 
@@ -183,15 +166,12 @@ class SamplingFields(_Derived):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: LogitBias = Field(default_factory=dict)
     seed: int | None = None
     stop: Stop = ()
-    stop_token_ids: TokenIds = ()
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     watermark: bool | dict[str, float] | None = None
-    speculate: int | Literal["off", "auto"] | None = None
     prediction: Prediction = None
     controller: str | None = None
     controller_arg: Any = None
@@ -249,6 +229,7 @@ class CompletionBody(SamplingFields):
     prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
     truncate_prompt_tokens: int | None = None
@@ -262,6 +243,7 @@ class ChatBody(SamplingFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from bridle.http.fields import Fields, InnerFields
 from bridle.http.openai.derived import derived_fields
-from bridle.http.openai.schemas import LogitBias, Stop, TokenIds
+from bridle.http.openai.schemas import Stop
 from bridle.sampling import Api
 from bridle.service.adapters import is_address
 
@@ -83,10 +83,7 @@ class Parameters(_Derived):
     min_p: float | None = None
     min_new_tokens: int | None = None
     presence_penalty: float | None = None
-    logit_bias: LogitBias = Field(default_factory=dict)
-    stop_token_ids: TokenIds = ()
     ignore_eos: bool | None = None
-    speculate: int | Literal["off", "auto"] | None = None
     controller: str | None = None
     controller_arg: Any = None
     constraint: dict[str, Any] | None = None

@@ -1,0 +1,110 @@
+"""Fields that came from other servers do on each API what they do there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.http.harness import scripted_model, served, tokenizer
+from tests.http.test_fields import ROUTES, post
+
+ALLOWED = tuple(tokenizer().encode("xyz", False))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[httpx.Client]:
+    with served(scripted_model()) as url, httpx.Client(base_url=url, timeout=600) as client:
+        yield client
+
+
+def text_of(answer: httpx.Response) -> str:
+    """What was generated, on any route."""
+    assert answer.status_code == 200, answer.text
+    if answer.request.url.path == "/v1/run":
+        lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        return "".join(fork.get("text", "") for line in lines for fork in line.get("forks", ()))
+    body: Any = answer.json()
+    match answer.request.url.path:
+        case "/v1/completions":
+            return str(body["choices"][0]["text"])
+        case "/v1/chat/completions":
+            return str(body["choices"][0]["message"]["content"])
+        case "/v1/responses":
+            return str(body["output"][0]["content"][0]["text"])
+        case "/v1/messages":
+            return str(body["content"][0]["text"])
+        case _:
+            return str(body["generated_text"])
+
+
+def of_eight(route: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields, and a length of 8 tokens by its name on the route."""
+    (name,) = [name for name in ROUTES[route][0] if name.startswith("max_")]
+    return {name: 8} | fields
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_only_allowed_tokens_are_drawn(server: httpx.Client, route: str) -> None:
+    for more in ({}, {"temperature": 1.0, "speculate": 4}):
+        text = text_of(post(server, route, of_eight(route, {"allowed_token_ids": list(ALLOWED)} | more)))
+        assert len(text) == 8 and set(text) <= set("xyz")
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/generate"])
+def test_a_constraint_and_allowed_tokens_hold_together(server: httpx.Client, route: str) -> None:
+    fields = {"allowed_token_ids": list(ALLOWED), "regex": "([w-y][x-z]){4}", "ignore_eos": True}
+    text = text_of(post(server, route, of_eight(route, fields)))
+    assert len(text) == 8 and set(text[::2]) <= set("xy") and set(text[1::2]) <= set("xyz")
+    nothing = {"allowed_token_ids": list(ALLOWED), "regex": "[ab]{2}"}
+    refusal = post(server, route, of_eight(route, nothing))
+    assert refusal.status_code >= 400 and "no token can be drawn" in refusal.text
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_biases_may_be_pairs_of_ids_or_texts(server: httpx.Client, route: str) -> None:
+    x, y, _ = ALLOWED
+    for pairs in ([[x, 100], [y, 100], [y, False]], [["x", 100]], [["xx", 50], [x, 50]]):
+        assert text_of(post(server, route, of_eight(route, {"logit_bias": pairs}))) == "x" * 8
+
+
+def test_the_tokens_of_a_prompt_have_vllms_shape(server: httpx.Client) -> None:
+    ids = tokenizer().encode("Say", False)
+    body = {"prompt": ids, "max_tokens": 1, "prompt_logprobs": 2, "n": 2}
+    answer = server.post("/v1/completions", json=body).json()
+    assert len(answer["choices"]) == 2
+    for choice in answer["choices"]:
+        first, *others = choice["prompt_logprobs"]
+        assert first is None and len(others) == len(ids) - 1
+        for token, found in zip(ids[1:], others, strict=True):
+            own = found[str(token)]
+            assert set(own) == {"logprob", "rank", "decoded_token"} and own["decoded_token"] == chr(
+                tokenizer().token_bytes(token)[0]
+            )
+            assert 2 <= len(found) <= 3 and {1, 2} <= {each["rank"] for each in found.values()}
+            assert all((each["rank"] < own["rank"]) == (each["logprob"] > own["logprob"]) for each in found.values())
+    echoed = server.post("/v1/completions", json=body | {"n": 1, "echo": True, "logprobs": 1}).json()["choices"][0]
+    assert [own[str(token)]["logprob"] for token, own in zip(ids[1:], echoed["prompt_logprobs"][1:], strict=True)] == (
+        echoed["logprobs"]["token_logprobs"][1 : len(ids)]
+    )
+    assert {len(each) for each in echoed["logprobs"]["top_logprobs"][1:]} <= {1, 2}  # as `logprobs` says
+    assert "prompt_logprobs" not in server.post("/v1/completions", json=body | {"prompt_logprobs": None}).text
+
+
+def test_chats_have_them_for_their_whole_prompt(server: httpx.Client) -> None:
+    answer = post(server, "/v1/chat/completions", {"prompt_logprobs": 0}).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert answer["prompt_logprobs"][0] is None and all(len(each) == 1 for each in answer["prompt_logprobs"][1:])
+    refusal = post(server, "/v1/chat/completions", {"prompt_logprobs": 0, "stream": True})
+    assert refusal.json()["error"]["param"] == "prompt_logprobs"
+
+
+def test_bans_in_one_text_are_read(server: httpx.Client) -> None:
+    x, y, _ = ALLOWED
+    fields = {"allowed_token_ids": [x, y], "custom_token_bans": f"{x}, 5"}
+    assert text_of(post(server, "/v1/completions", of_eight("/v1/completions", fields))) == "y" * 8
+    with_bias = post(server, "/v1/completions", {"custom_token_bans": "5", "logit_bias": {"5": 1}})
+    assert "they are the same" in with_bias.json()["error"]["message"]
