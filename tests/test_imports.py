@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.controllers",),
     ("bridle.constraints",),
     ("bridle.text",),
+    ("bridle.media",),
     ("bridle.backends",),
     ("bridle.llamacpp",),
     ("bridle.model",),
@@ -59,6 +60,7 @@ FACADE = "bridle"
 DISTRIBUTIONS = {
     "google": "protobuf",
     "llama_cpp": "llama_cpp_python",
+    "pil": "pillow",
     "grpc": "grpcio",
     "opentelemetry": "opentelemetry_api",
 }

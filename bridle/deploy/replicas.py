@@ -28,6 +28,7 @@ from bridle.deploy.launcher import FETCHED, START_SECONDS
 from bridle.deploy.replica_process import ReplicaConfig
 from bridle.deploy.sockets import make_socket_folder
 from bridle.errors import InvalidRequest
+from bridle.media import open_reader
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
@@ -126,6 +127,7 @@ def load_replicated(
         adapters=AdapterRegistry(client.adapters, (name, config.model), partial(unpack_source, config)),
         control=store,
         constraints=constraints,
+        pictures=None if shards else open_reader(path),
         engine=engine,
         defaults=read_defaults(path, config.generation_config),
         shutdown=partial(_shut_down, client, constraints, store),

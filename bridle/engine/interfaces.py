@@ -264,7 +264,7 @@ class MediaStore(Protocol):
         """Media in use that cannot be encoded, and why; each is returned once."""
         raise NotImplementedError
 
-    def counts(self) -> Mapping[str, int]:
+    def counts(self) -> Mapping[str, Any]:
         """Fields of `EngineStatistics`. Any thread may ask."""
         raise NotImplementedError
 

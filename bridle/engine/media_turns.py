@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
+from typing import Any
 
 from bridle.engine.interfaces import MediaStore
 from bridle.engine.request import Request
@@ -59,7 +60,7 @@ class MediaTurns:
         """Media in use that cannot be encoded, and why; each is returned once."""
         return self._store.take_failures() if self.num_users and self._store is not None else {}
 
-    def counts(self) -> Mapping[str, int]:
+    def counts(self) -> Mapping[str, Any]:
         """Counts about pictures for the statistics. Safe from any thread."""
         return {} if self._store is None else self._store.counts()
 

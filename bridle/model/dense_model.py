@@ -51,10 +51,17 @@ class DenseModel:
         self.native = try_native_step(self._layers)
 
     def __call__(
-        self, input_ids: Tensor, position_ids: Tensor, logits_rows: Tensor, attend: AttentionHandler
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        logits_rows: Tensor,
+        attend: AttentionHandler,
+        look: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Ids and positions [1, T], R indices into T -> logits [R, V]."""
+        """Ids and positions [1, T], R indices into T -> logits [R, V]. `look` puts pictures into rows [T, hidden]."""
         rows = self._embed(input_ids[0])  # [T, hidden]
+        if look is not None:
+            rows = look(rows)
         if self._embedding_scale != 1.0:
             rows = rows * self._embedding_scale
         turns = [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]

@@ -18,6 +18,7 @@ from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.errors import InternalError, ShardUnavailable
 from bridle.model.adapters import ModelAdapters, check_complete
+from bridle.model.media_store import LocalMediaStore
 from bridle.model.mirrors import Mirrors
 from bridle.model.packing import PackedStep, pack_step
 from bridle.model.runner import ModelRunner
@@ -34,10 +35,12 @@ class LocalExecutor:
         num_ids: int,
         device: torch.device,
         adapters: ModelAdapters | None = None,
+        media: LocalMediaStore | None = None,
     ) -> None:
         self._info = info
         self.adapters = adapters
         self.draft: LocalExecutor | None = None  # of the model that guesses this one's tokens
+        self.media = media
         self._runner: ModelRunner | None = runner
         self._sampler = sampler
         self._device = device
@@ -125,7 +128,9 @@ class LocalExecutor:
             self.adapters.clear()
         if self.draft is not None:
             self.draft.close()
-        self._runner = self.adapters = None
+        if self.media is not None:
+            self.media.close()
+        self._runner = self.adapters = self.media = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -29,6 +29,8 @@ from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.kernels.trial import tried_kernel
 from bridle.model.kv_cache import KVCache, token_bytes
 from bridle.model.linear import pack_linears, use_kernels
+from bridle.model.media_encoder import MediaEncoder
+from bridle.model.media_store import LocalMediaStore
 from bridle.model.parity import compare_with_eager
 from bridle.model.reading import read_weights
 from bridle.model.resolve import resolve_model
@@ -43,6 +45,8 @@ KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch
 #: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
 STEP_TOKENS = {"cpu": 256, "cuda": 4096}
 STEP_SEQS = 256
+#: Bytes that the features of pictures may take.
+MEDIA_MEMORY = {"cpu": 256 << 20, "cuda": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +241,13 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     adapter_kernel = create_adapter_kernel(config.adapter_kernel, device, dtype)
     adapters = ModelAdapters(Sites(model), dtype, device, adapter_kernel)
+    media = _media_store(model, dtype, device)
+    runner.features = None if media is None else media.features
 
     def over(num_blocks: int, sampler: Sampler) -> LocalExecutor:
         room = num_blocks * block_size if config.max_model_len is None else max_model_len
         fitted = replace(info, num_blocks=num_blocks, max_model_len=min(max_model_len, room))
-        return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters)
+        return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters, media)
 
     def allocate(num_blocks: int) -> LocalExecutor:
         for size in (1, num_blocks):  # the old pool is freed before the new one is made
@@ -256,8 +262,17 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         max_model_len=max_model_len,
         step_tokens=info.max_num_batched_tokens,
         step_seqs=info.max_num_seqs,
+        media_bytes=0 if media is None else media.max_bytes,
     )
     return over(sizing.fit_pool(needs, allocate), sampler or _standard_sampler())
+
+
+def _media_store(model: nn.Module, dtype: torch.dtype, device: torch.device) -> LocalMediaStore | None:
+    """Where pictures are encoded and kept; None for models of text alone."""
+    if not isinstance(model, TextPart):
+        return None
+    encoder = MediaEncoder(model.inner, model.config.hidden_size, dtype, device)
+    return LocalMediaStore(encoder, MEDIA_MEMORY[device.type])
 
 
 def _standard_sampler() -> Sampler:

@@ -9,17 +9,21 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+from bridle.engine.media import MediaRun, Runs, before
+
 Span = tuple[int, int]  # first slot, number of slots
 
 
 class Mirror:
-    """Tokens and block table of one sequence. `num_prompt` counts the leading tokens that are prompt."""
+    """Tokens and block table of one sequence. `num_prompt` counts the leading tokens that are prompt, `media` are the
+    pictures among the tokens."""
 
-    __slots__ = ("_runs", "blocks", "num_prompt", "tokens")
+    __slots__ = ("_runs", "blocks", "media", "num_prompt", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.num_prompt = 0
+        self.media: Runs = ()
         self.blocks = array("i")
         # (index in the table, block id) of the first block of each contiguous run
         self._runs: list[tuple[int, int]] = []
@@ -29,6 +33,7 @@ class Mirror:
         twin = Mirror()
         twin.tokens = self.tokens[:num_tokens]
         twin.num_prompt = min(self.num_prompt, num_tokens)
+        twin.media = before(self.media, num_tokens)
         twin.blocks = self.blocks[:]
         twin._runs = self._runs[:]
         twin.keep_blocks(num_blocks)
@@ -36,6 +41,11 @@ class Mirror:
 
     def keep_tokens(self, num_tokens: int) -> None:
         del self.tokens[num_tokens:]
+        self.media = before(self.media, num_tokens)
+
+    def seen(self, start: int, end: int) -> list[MediaRun]:
+        """The pictures among tokens `start` to `end` (exclusive)."""
+        return [run for run in self.media if run.position < end and run.end > start]
 
     def keep_blocks(self, num_blocks: int) -> None:
         """Forget the blocks from index `num_blocks` on."""

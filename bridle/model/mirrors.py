@@ -60,6 +60,8 @@ class Mirrors:
             mirror.keep_tokens(row.num_kept)
         if row.new_tokens:
             mirror.tokens.extend(row.new_tokens)
+        if row.runs:
+            mirror.media += row.runs
         if row.num_kept_blocks != len(mirror.blocks):
             mirror.keep_blocks(row.num_kept_blocks)
         if row.new_blocks:

@@ -5,14 +5,15 @@ All sequences are concatenated without padding. Built from mirrors anew in each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bridle.engine.media import Runs
 from bridle.engine.plan import PlanRow
 from bridle.model.mirror import Mirror, Span
 from bridle.model.uploads import upload
@@ -46,17 +47,28 @@ class PackedRow:
         return first, spans
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Rows `first .. first+length-1` of the picture `key` stand in the place of the packed tokens from `offset` on."""
+
+    key: bytes
+    first: int
+    offset: int
+    length: int
+
+
 @dataclass(slots=True)
 class PackedStep:
     """The inputs of one forward pass over T tokens, R of which give logits."""
 
     input_ids: Tensor  # [1, T]
-    position_ids: Tensor  # [1, T]
+    position_ids: Tensor  # [1, T], or [3, 1, T] where a token has a place in a picture
     slots: Tensor  # [T] where the K and V of each token are stored
     logits_rows: Tensor  # [R] indices into T
     rows: list[PackedRow]
     block_size: int
     words: Tensor | None = None  # int32: what the attention kernel wanted to have with the step
+    sights: list[Sight] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -100,15 +112,50 @@ def pack_step(
     packed = upload(_merge(ids + positions + slots + logits, extra), device)  # one transfer for everything
     total = len(ids)
     end = 3 * total + len(logits)
+    seeing = [row for row in rows if row.mirror.media]
     return PackedStep(
         input_ids=packed[:total].unsqueeze(0),
-        position_ids=packed[total : 2 * total].unsqueeze(0),
+        position_ids=_places(rows, device) if _have_grids(seeing) else packed[total : 2 * total].unsqueeze(0),
         slots=packed[2 * total : 3 * total],
         logits_rows=packed[3 * total : end],
         rows=rows,
         block_size=block_size,
         words=None if extra is None else packed[end:].view(torch.int32)[: len(extra)],
+        sights=[sight for row in seeing for sight in _sights(row)],
     )
+
+
+def _sights(row: PackedRow) -> Iterator[Sight]:
+    for run in row.mirror.seen(row.start, row.context):
+        first, last = max(run.position, row.start), min(run.end, row.context)
+        yield Sight(run.key, run.offset + first - run.position, row.offset + first - row.start, last - first)
+
+
+def _have_grids(rows: Sequence[PackedRow]) -> bool:
+    return any(run.grid is not None for row in rows for run in row.mirror.media)
+
+
+def _places(rows: Sequence[PackedRow], device: torch.device) -> Tensor:
+    """Positions [3, 1, T] by time, height and width: those of text are equal, a picture's are those of its grid."""
+    parts = [grid_positions(row.mirror.media, row.start, row.context) for row in rows]
+    return upload(np.concatenate(parts, 1).reshape(-1), device).view(3, 1, -1)
+
+
+def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
+    """[3, end-start] of the tokens from `start` on. A picture takes as many positions as its longest side has rows or
+    columns; what follows goes on behind these."""
+    places = np.tile(np.arange(start, end), (3, 1))
+    shift = 0  # how far tokens behind the runs so far stand from their number
+    for run in runs:
+        if run.grid is None or run.position >= end:
+            continue
+        first, last = max(run.position, start), min(run.end, end)
+        if first < last:
+            cells = np.unravel_index(np.arange(first, last) - run.position + run.offset, run.grid)
+            places[:, first - start : last - start] = run.position + shift + np.stack(cells)
+        shift += max(run.grid) - run.length
+        places[:, max(run.end - start, 0) :] = np.arange(max(run.end, start), end) + shift
+    return places
 
 
 def _merge(numbers: list[int], extra: npt.NDArray[np.int32] | None) -> npt.NDArray[np.int64]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from bridle.model.attention import PagedAttention
 from bridle.model.dense_model import try_lower_model
 from bridle.model.forward_context import attention_handler
 from bridle.model.hidden import HeadInput
+from bridle.model.media_encoder import Features
 from bridle.model.packing import PackedStep
 from bridle.model.text_part import TextPart
 
@@ -27,6 +30,7 @@ class ModelRunner:
         # A few model classes compute the logits of all positions; then the wanted rows are picked afterwards.
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._head_input = HeadInput(model)
+        self.features: Callable[[bytes], Features] | None = None  # of pictures, by key, where the model takes any
         self.hidden: Tensor | None = None  # [R, hidden] the last step's inputs of the head, if known
 
     @property
@@ -47,7 +51,8 @@ class ModelRunner:
         attention.kernel.begin(step)
         with torch.inference_mode():
             if self._short is not None:
-                logits = self._short(step.input_ids, step.position_ids, step.logits_rows, attention)
+                look = partial(self._look, step) if step.sights else None
+                logits = self._short(step.input_ids, step.position_ids, step.logits_rows, attention, look)
                 self.hidden = self._short.hidden
                 return logits
             with attention_handler(attention):
@@ -55,7 +60,47 @@ class ModelRunner:
             self.hidden = self._head_input.rows(step.logits_rows)
             return logits
 
+    def _look(self, step: PackedStep, rows: Tensor) -> Tensor:
+        """Rows [T, hidden] with the features of pictures in their places."""
+        places, features = self._seen(step)
+        return rows.index_copy(0, places, features)
+
+    def _seen(self, step: PackedStep, further: int | None = None) -> tuple[Tensor, Tensor]:
+        """Where pictures are, [N] of the packed tokens, and what is there, [N, hidden]; or what layer `further` adds
+        there."""
+        assert self.features is not None  # else plans name no pictures
+        numbers = [number for sight in step.sights for number in range(sight.offset, sight.offset + sight.length)]
+        parts = []
+        for sight in step.sights:
+            found = self.features(sight.key)
+            rows = found.rows if further is None else found.further[further]
+            parts.append(rows[sight.first : sight.first + sight.length])
+        return torch.tensor(numbers, device=step.input_ids.device), torch.cat(parts)
+
+    def _call_with_sights(self, step: PackedStep) -> Tensor:
+        assert self.features is not None
+        rows = self._look(step, self.model.get_input_embeddings()(step.input_ids[0]))  # type: ignore[operator]
+        extra: dict[str, Any] = {}
+        depth = len(self.features(step.sights[0].key).further)
+        if depth:
+            places = self._seen(step)[0]
+            mask = torch.zeros(1, step.num_tokens, dtype=torch.bool, device=rows.device)  # [1, T]
+            mask[0, places] = True
+            extra["visual_pos_masks"] = mask
+            order = places.argsort()
+            extra["deepstack_visual_embeds"] = [self._seen(step, layer)[1][order] for layer in range(depth)]
+        logits: Tensor = self.model(
+            inputs_embeds=rows.unsqueeze(0),
+            position_ids=step.position_ids,
+            use_cache=False,
+            logits_to_keep=step.logits_rows,
+            **extra,
+        ).logits
+        return logits[0]
+
     def _call(self, step: PackedStep) -> Tensor:
+        if step.sights:
+            return self._call_with_sights(step)
         if not self._can_keep:
             logits: Tensor = self.model(
                 input_ids=step.input_ids, position_ids=step.position_ids, use_cache=False

@@ -48,6 +48,7 @@ class PoolNeeds:
     max_model_len: int
     step_tokens: int
     step_seqs: int
+    media_bytes: int = 0  # for the features of pictures
 
     @property
     def num_sharers(self) -> int:
@@ -60,7 +61,7 @@ class PoolNeeds:
         """The bytes that all of them leave free; 0 if the number of blocks was set. Then the operator has divided the
         memory, and the other processes may already have taken their part."""
         num_sharers = self.num_sharers if self.config.num_blocks is None else 1
-        return num_sharers * (self.config.reserved_memory or 0)
+        return num_sharers * ((self.config.reserved_memory or 0) + self.media_bytes)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -130,7 +131,8 @@ def _set_aside(needs: PoolNeeds) -> str:
     """The memory that is not for the pool, in words for messages."""
     if not needs.reserved:
         return ""
-    return f", of which {show_bytes(needs.reserved)} are for adapters (adapter_memory, adapter_host_memory)"
+    what = "adapters (adapter_memory, adapter_host_memory)" + (" and pictures" if needs.media_bytes else "")
+    return f", of which {show_bytes(needs.reserved)} are for {what}"
 
 
 def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:

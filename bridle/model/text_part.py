@@ -33,7 +33,12 @@ class TextPart(nn.Module):
         self.config = whole.config.get_text_config()
         self.model = body
         self.lm_head = whole.lm_head
-        vars(self)["inner"] = inner  # no module of this one: see above
+        vars(self)["inner"] = inner  # the whole without its head; no module of this one: see above
+
+    @property
+    def inner(self) -> Any:
+        """The whole model without its head."""
+        return vars(self)["inner"]
 
     @property
     def device(self) -> Any:
@@ -58,7 +63,7 @@ class TextPart(nn.Module):
     def rest(self) -> Iterator[nn.Module]:
         """The modules that only images need."""
         mine = {id(module) for module in self.modules()}
-        yield from (module for module in vars(self)["inner"].modules() if id(module) not in mine)
+        yield from (module for module in self.inner.modules() if id(module) not in mine)
 
     def forward(
         self,

@@ -22,6 +22,7 @@ from bridle.engine.batching import Batching
 from bridle.engine.interfaces import Executor, Sampler
 from bridle.errors import EngineClosed, InvalidRequest
 from bridle.lora import AdapterPool, find_device
+from bridle.media import MediaReader, open_reader
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from bridle.engine import AsyncEngine
     from bridle.engine.client import EngineClient
     from bridle.engine.interfaces import ControllerPool, ExecutorInfo
+    from bridle.model.media_store import LocalMediaStore
     from bridle.text import Tokenizer
 
 P = ParamSpec("P")
@@ -74,6 +76,7 @@ class LoadedModel:
     adapter_pool: AdapterPool | None = None  # that of the engine in this process
     control: RuntimePool | None = None
     constraints: ConstraintPool | None = None
+    pictures: MediaReader | None = None  # None: it reads text alone
     num_bytes: int = 0
     engine: EngineConfig = field(default_factory=EngineConfig)
     pid: int = field(default_factory=os.getpid)  # the process that loaded it
@@ -150,6 +153,7 @@ def load_model(
         adapter_pool=adapters,
         control=parts.runtime,
         constraints=constraints,
+        pictures=parts.pictures,
         num_bytes=parts.executor.num_bytes + (config.reserved_memory or 0),
         engine=engine_config,
         defaults=parts.defaults,
@@ -165,6 +169,7 @@ class _Parts:
     executor: LoadedExecutor
     runtime: RuntimePool | None
     defaults: Mapping[str, Any]
+    pictures: MediaReader | None
 
 
 def _load_parts(
@@ -191,7 +196,8 @@ def _load_parts(
         undo.callback(executor.close)
         runtime = finish_control(control, starting, executor.info.vocab_size)
         undo.pop_all()
-    return _Parts(tokenizer, executor, runtime, read_defaults(path, config.generation_config))
+    pictures = None if getattr(executor, "media", None) is None else open_reader(path)
+    return _Parts(tokenizer, executor, runtime, read_defaults(path, config.generation_config), pictures)
 
 
 def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
@@ -237,8 +243,11 @@ def _start_engine(
     decoder = Detokenizer(parts.tokenizer)
     draft: Executor | None = getattr(parts.executor, "draft", None)
     pools = with_composed(all_pools, info.vocab_size)
-    engine = Engine(parts.executor, config, pools=pools, decoder=decoder, adapters=adapters, draft=draft)
+    media: LocalMediaStore | None = getattr(parts.executor, "media", None)
+    engine = Engine(parts.executor, config, pools=pools, decoder=decoder, adapters=adapters, draft=draft, media=media)
     client = AsyncEngine(engine)
+    if media is not None:
+        media.on_change = client.wake
     if adapters is not None:
         adapters.on_change = client.wake
     if runtime is not None:

@@ -16,7 +16,25 @@ from lab.doubles import tiny
 #: The id that stands for a row of an image, the last of the vocabulary; and those around it where a family has them.
 IMAGE = tiny.VOCAB_SIZE - 1
 _START, _END, _VIDEO = IMAGE - 1, IMAGE - 2, IMAGE - 3
-NAMES = {IMAGE: "<image>", _START: "<image_start>", _END: "<image_end>", _VIDEO: "<video>"}
+#: What a family calls its placeholder, and the texts of its other tokens around pictures.
+_TILES = tuple(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))
+_QWEN_NAMES = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
+NAMES: dict[str, tuple[str, ...]] = {
+    "internvl": ("<IMG_CONTEXT>", "<img>", "</img>"),
+    "qwen2_vl": _QWEN_NAMES,
+    "qwen2_5_vl": _QWEN_NAMES,
+    "qwen3_vl": _QWEN_NAMES,
+    "glm4v": ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"),
+    "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    "smolvlm": ("<image>", "<fake_token_around_image>", "<global-img>", *_TILES),
+    "idefics3": ("<image>", "<fake_token_around_image>", "<global-img>", *_TILES),
+}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 _TEXT: dict[str, Any] = {
     "vocab_size": tiny.VOCAB_SIZE,
@@ -222,4 +240,21 @@ def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     tiny.save_tokenizer(folder)
+    _name_tokens(folder, names_of(family))
     return folder
+
+
+def names_of(family: str) -> tuple[str, ...]:
+    return NAMES.get(family, ("<image>",))
+
+
+def _name_tokens(folder: Path, names: tuple[str, ...]) -> None:
+    """Give the last ids of the vocabulary to the tokens around pictures, the very last to the placeholder."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    num_free = tiny.VOCAB_SIZE - len(tokenizer) - len(names)
+    tokenizer.add_tokens([f"<|free_{number}|>" for number in range(num_free)], special_tokens=True)
+    tokenizer.add_tokens(list(reversed(names)), special_tokens=True)
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("IMAGE", names[0])
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,20 @@
+"""Pictures in prompts, up to what an engine takes: bytes, limits, decoding, the checkpoint's image processor, and the
+places that pictures take in a prompt. Imports no torch."""
+
+from bridle.media.families import FAMILIES
+from bridle.media.limits import MediaLimits
+from bridle.media.pictures import check_picture, open_picture
+from bridle.media.reader import MediaReader, Picture, open_reader
+from bridle.media.sources import read_base64, read_url
+
+__all__ = [
+    "FAMILIES",
+    "MediaLimits",
+    "MediaReader",
+    "Picture",
+    "check_picture",
+    "open_picture",
+    "open_reader",
+    "read_base64",
+    "read_url",
+]

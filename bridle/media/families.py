@@ -1,0 +1,194 @@
+"""What stands in a prompt for a picture, family by family: how many rows, in which runs, between which marker tokens.
+
+The model's own processors know the same, but need torch, torchvision or texts of their own. Every rule here is compared
+with the library in the tests, and the number of rows with what the tower makes of the picture, each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Config = Mapping[str, Any]
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a picture's placeholder becomes: numbers of rows, and texts of marker tokens, in order. `grid` is how rows
+    lie in time, height and width, for models that count positions so."""
+
+    parts: tuple[int | str, ...]
+    grid: tuple[int, int, int] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part for part in self.parts if isinstance(part, int))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`arrays` are what the tower reads of the image processor's results; `options` go to the processor."""
+
+    lay_out: Callable[[Config, Arrays], Layout]
+    arrays: tuple[str, ...] = ("pixel_values",)
+    options: Mapping[str, Any] | None = None
+
+
+# -- LLaVA -----------------------------------------------------------------------------------------------------
+
+
+def _llava(config: Config, arrays: Arrays) -> Layout:
+    vision = config["vision_config"]
+    height, width = arrays["pixel_values"].shape[-2:]
+    return Layout((_num_patches(config, height // vision["patch_size"], width // vision["patch_size"]),))
+
+
+def _num_patches(config: Config, rows: int, columns: int) -> int:
+    """What is left of a tower's output: CLIP puts one row for the whole before the patches, and `default` drops the
+    first."""
+    has_whole = config["vision_config"].get("model_type", "clip_vision_model") == "clip_vision_model"
+    return rows * columns + int(has_whole) - int(config.get("vision_feature_select_strategy", "default") == "default")
+
+
+def _llava_next(config: Config, arrays: Arrays) -> Layout:
+    """The whole picture, then its tiles as one, without their padding, each row with an end."""
+    whole = _num_patches(config, _side(config), _side(config))
+    if arrays["pixel_values"].shape[1] == 1:
+        return Layout((whole + 1,))
+    rows, columns = _unpadded(config, arrays)
+    return Layout((whole + rows * (columns + 1),))
+
+
+def _llava_onevision(config: Config, arrays: Arrays) -> Layout:
+    """As above, but tiles of many patches are scaled down together."""
+    side = _side(config)
+    if arrays["pixel_values"].shape[1] == 1:
+        return Layout((side * side + 1,))
+    rows, columns = _unpadded(config, arrays)
+    most = int(str(config.get("vision_aspect_ratio", "anyres_max_9")).rpartition("_")[2])
+    ratio = math.sqrt(rows * columns / (most * side**2))
+    if ratio > 1.1:
+        rows, columns = int(rows // ratio), int(columns // ratio)
+    return Layout((side * side + rows * (columns + 1),))
+
+
+def _side(config: Config) -> int:
+    """Patches along a side of a tile."""
+    vision = config["vision_config"]
+    return int(vision["image_size"]) // int(vision["patch_size"])
+
+
+def _unpadded(config: Config, arrays: Arrays) -> tuple[int, int]:
+    """Rows and columns of patches of all tiles together, without those that are padding."""
+    side, size = _side(config), int(config["vision_config"]["image_size"])
+    height, width = map(int, arrays["image_sizes"][0])
+    best = _best_resolution(height, width, config["image_grid_pinpoints"])
+    rows, columns = best[0] // size * side, best[1] // size * side
+    if width / height > columns / rows:
+        kept = int(round(height * (columns / width), 7))
+        return rows - 2 * ((rows - kept) // 2), columns
+    kept = int(round(width * (rows / height), 7))
+    return rows, columns - 2 * ((columns - kept) // 2)
+
+
+def _best_resolution(height: int, width: int, choices: list[list[int]]) -> tuple[int, int]:
+    """The one of `choices` in which most of the picture is seen, and among these the one with the least waste."""
+
+    def merit(choice: list[int]) -> tuple[int, int]:
+        scale = min(choice[1] / width, choice[0] / height)
+        used = min(int(width * scale) * int(height * scale), width * height)
+        return used, used - choice[0] * choice[1]
+
+    chosen = max(choices, key=merit)  # of equals the first
+    return int(chosen[0]), int(chosen[1])
+
+
+# -- tiles, rows and grids ---------------------------------------------------------------------------------------
+
+
+def _internvl(config: Config, arrays: Arrays) -> Layout:
+    vision = config["vision_config"]
+    (size, _), (patch, _) = _pair(vision["image_size"]), _pair(vision["patch_size"])
+    rows = int((size // patch) ** 2 * config.get("downsample_ratio", 0.5) ** 2)
+    return Layout(("<img>", rows * arrays["pixel_values"].shape[0], "</img>"))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    first, second = value if isinstance(value, (list, tuple)) else (value, value)
+    return int(first), int(second)
+
+
+def _idefics(config: Config, arrays: Arrays) -> Layout:
+    """Tiles row by row, then the whole, each between marker tokens; a small picture is a whole alone."""
+    vision = config["vision_config"]
+    rows = int((vision["image_size"] // vision["patch_size"]) ** 2 / config.get("scale_factor", 2) ** 2)
+    tiles = (int(np.ravel(arrays[name])[0]) for name in ("rows", "cols"))
+    num_rows, num_columns = tiles
+    around = "<fake_token_around_image>"
+    parts: list[int | str] = []
+    for row in range(1, num_rows + 1):
+        for column in range(1, num_columns + 1):
+            parts += [f"{around}<row_{row}_col_{column}>", rows]
+        parts.append("\n")
+    parts += ["\n" if parts else "", f"{around}<global-img>", rows, around]
+    return Layout(tuple(_joined(parts)))
+
+
+def _joined(parts: list[int | str]) -> list[int | str]:
+    """Neighbouring texts as one, since they may make tokens together."""
+    joined: list[int | str] = []
+    for part in parts:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        elif part != "":
+            joined.append(part)
+    return joined
+
+
+def _pixtral(config: Config, arrays: Arrays) -> Layout:
+    """One run for each row of patches, with a token between two rows and one at the end."""
+    size = int(config["vision_config"]["patch_size"]) * int(config.get("spatial_merge_size", 1))
+    height, width = map(int, arrays["image_sizes"][0])
+    rows, columns = height // size, width // size
+    parts: list[int | str] = []
+    for row in range(rows):
+        parts += [columns, "[IMG_BREAK]" if row + 1 < rows else "[IMG_END]"]
+    return Layout(tuple(parts))
+
+
+def _llava_or_pixtral(config: Config, arrays: Arrays) -> Layout:
+    is_pixtral = config["vision_config"].get("model_type") == "pixtral"
+    return _pixtral(config, arrays) if is_pixtral else _llava(config, arrays)
+
+
+def _qwen(config: Config, arrays: Arrays) -> Layout:
+    merge = int(config["vision_config"].get("spatial_merge_size", 2))
+    time, height, width = map(int, arrays["image_grid_thw"][0])
+    grid = time, height // merge, width // merge
+    return Layout((math.prod(grid),), grid)
+
+
+_SIZED = ("pixel_values", "image_sizes")
+_GRIDDED = Family(_qwen, ("pixel_values", "image_grid_thw"))
+_TILED = Family(_idefics, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True})
+
+#: Families whose pictures are read.
+FAMILIES: Mapping[str, Family] = {
+    "glm4v": _GRIDDED,
+    "idefics3": _TILED,
+    "internvl": Family(_internvl),
+    "llava": Family(_llava_or_pixtral, _SIZED),
+    "llava_next": Family(_llava_next, _SIZED),
+    "llava_onevision": Family(_llava_onevision, _SIZED),
+    "mistral3": Family(_pixtral, _SIZED),
+    "qwen2_5_vl": _GRIDDED,
+    "qwen2_vl": _GRIDDED,
+    "qwen3_vl": _GRIDDED,
+    "smolvlm": _TILED,
+}

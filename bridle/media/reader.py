@@ -1,0 +1,199 @@
+"""From pictures in a request to what an engine takes: `Medium` and `MediaRun`.
+
+The reader belongs to a model: it has the model's image processor, which makes arrays of a picture, and its rule of what
+stands in a prompt for one. Pictures that were read lately are kept by the digest of their bytes: a chat sends the same
+ones in each turn. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bridle.engine.media import MediaArray, MediaRun, Medium, Runs
+from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
+from bridle.media.families import FAMILIES, Layout
+from bridle.media.limits import MediaLimits
+from bridle.media.pictures import check_picture, open_picture
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import PreTrainedConfig
+
+#: Bytes of arrays that a reader keeps for pictures that come again.
+KEPT_BYTES = 256 << 20
+
+
+class Tokens(Protocol):
+    """The part of a tokenizer that places pictures."""
+
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture as a model reads it; `medium` has a key without tenant."""
+
+    medium: Medium
+    layout: Layout
+
+
+class MediaReader:
+    """Reads pictures for the checkpoint in `folder`, whose configuration is `settings`."""
+
+    def __init__(self, folder: Path, settings: PreTrainedConfig, limits: MediaLimits | None = None) -> None:
+        self.limits = limits or MediaLimits()
+        self._family = FAMILIES[settings.model_type]
+        self._config = settings.to_dict()
+        self._folder = folder
+        self._processor: Any = None
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, Picture] = OrderedDict()
+        found = getattr(settings, "image_token_id", None)
+        if not isinstance(found, int):
+            raise UnsupportedFeature("the checkpoint does not say which token stands for a picture", "image")
+        self.placeholder: int = found
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, source: bytes | Image, where: str = "image") -> Picture:
+        """A picture in a file, or one that a program has opened. Slow; raises `MediaRefused`."""
+        digest = blake2b(source, digest_size=16).digest() if isinstance(source, bytes) else None
+        if digest is not None:
+            with self._lock:
+                if (known := self._kept.get(digest)) is not None:
+                    self._kept.move_to_end(digest)
+                    return known
+        if isinstance(source, bytes):
+            image = open_picture(source, self.limits, where)
+        else:
+            image = check_picture(source, self.limits, where)
+        picture = self._prepare(image, where)
+        if digest is not None:
+            self._keep(digest, picture)
+        return picture
+
+    def _prepare(self, image: Image, where: str) -> Picture:
+        try:
+            with self._lock:  # processors are not made for several threads
+                results = self._load()(images=[image], return_tensors="np", **(self._family.options or {}))
+            layout = self._family.lay_out(self._config, results)
+        except UnsupportedFeature:
+            raise
+        except Exception:  # of the library, in words that may quote the picture
+            raise MediaRefused(f"{where} has a size that this model's image processor does not take", where) from None
+        arrays = tuple(
+            MediaArray(name, str(value.dtype), tuple(value.shape), value.tobytes())
+            for name in self._family.arrays
+            if (value := results.get(name)) is not None
+        )
+        return Picture(Medium(_key(arrays), arrays, layout.num_rows), layout)
+
+    def _keep(self, digest: bytes, picture: Picture) -> None:
+        with self._lock:
+            self._kept[digest] = picture
+            used = sum(each.medium.num_bytes for each in self._kept.values())
+            while used > KEPT_BYTES:
+                used -= self._kept.popitem(last=False)[1].medium.num_bytes
+
+    def _load(self) -> Any:
+        """The checkpoint's image processor, in the form that needs Pillow and numpy alone."""
+        if self._processor is None:
+            with _quiet():
+                from transformers import AutoImageProcessor
+
+                try:
+                    self._processor = AutoImageProcessor.from_pretrained(
+                        self._folder, backend="pil", local_files_only=True, trust_remote_code=False
+                    )
+                except Exception as error:
+                    raise UnsupportedFeature(
+                        f"the checkpoint's image processor cannot be used: {type(error).__name__}", "image"
+                    ) from error
+        return self._processor
+
+    # -- placing -------------------------------------------------------------------------------------------------
+
+    def place(
+        self, prompt: Sequence[int], pictures: Sequence[Picture], tokenizer: Tokens, tenant: str = ""
+    ) -> tuple[tuple[int, ...], Runs, tuple[Medium, ...]]:
+        """The prompt with each placeholder grown to what its picture takes, where the pictures stand in it, and the
+        pictures, whose keys are the tenant's. Raises `InvalidRequest` unless there is a placeholder for each."""
+        num_places = sum(token == self.placeholder for token in prompt)
+        if num_places != len(pictures):
+            raise InvalidRequest(f"the prompt has places for {num_places} pictures; {len(pictures)} were sent", "image")
+        tokens: list[int] = []
+        runs: list[MediaRun] = []
+        media = {picture.medium.key: salted(picture.medium, tenant) for picture in pictures}
+        waiting = iter(pictures)
+        for token in prompt:
+            if token != self.placeholder:
+                tokens.append(token)
+                continue
+            picture = next(waiting)
+            self._grow(tokens, runs, picture.layout, media[picture.medium.key].key, tokenizer)
+        return tuple(tokens), tuple(runs), tuple(media.values())
+
+    def _grow(self, tokens: list[int], runs: list[MediaRun], layout: Layout, key: bytes, tokenizer: Tokens) -> None:
+        offset = 0
+        for part in layout.parts:
+            if isinstance(part, str):
+                tokens += tokenizer.encode(part, add_special_tokens=False)
+            else:
+                runs.append(MediaRun(len(tokens), part, key, offset, layout.grid))
+                tokens += [self.placeholder] * part
+                offset += part
+
+
+def salted(medium: Medium, tenant: str) -> Medium:
+    """The medium of a tenant: else a quick answer would tell that somebody else has sent this picture."""
+    if not tenant:
+        return medium
+    salt = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+    return replace(medium, key=blake2b(medium.key, key=salt, digest_size=16).digest())
+
+
+def _key(arrays: Sequence[MediaArray]) -> bytes:
+    """A digest of names, types, shapes and numbers: bytes without their shape would say too little."""
+    digest = blake2b(digest_size=16)
+    for array in arrays:
+        head = f"{array.name} {array.dtype} {array.shape} ".encode()
+        digest.update(len(head).to_bytes(8, "little") + head)
+        digest.update(array.data)
+    return digest.digest()
+
+
+def open_reader(folder: Path, limits: MediaLimits | None = None) -> MediaReader | None:
+    """A reader for the checkpoint in `folder`; None if its model reads text alone, or pictures in a way that is not
+    known."""
+    try:
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None  # a file of another kind; the model's loader tells what is wrong with a folder
+    if kind not in FAMILIES:
+        return None
+    with _quiet():
+        from transformers import AutoConfig
+
+        settings = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return MediaReader(folder, settings, limits)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the library's advice about other packages."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)

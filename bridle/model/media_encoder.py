@@ -1,0 +1,67 @@
+"""Turns one picture into the rows that stand in a prompt in its place, by the model's own tower.
+
+One picture is encoded per call: what it becomes must not depend on others. Knows nothing of requests or steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bridle.engine.media import MediaArray, Medium
+from bridle.errors import MediaRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a picture is to the language model: `rows` [N, hidden], and `further` [N, hidden] for each of its first
+    layers that adds some."""
+
+    rows: Tensor
+    further: tuple[Tensor, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.rows, *self.further))
+
+
+class MediaEncoder:
+    """The part of a model that reads pictures. `inner` is the library's model of images and text without its head."""
+
+    def __init__(self, inner: Any, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._inner = inner
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._device = device
+        deepstack = getattr(getattr(inner.config, "vision_config", None), "deepstack_visual_indexes", None)
+        self._num_parts = 1 + len(deepstack or ())
+
+    def num_bytes(self, medium: Medium) -> int:
+        """The memory that its features will take."""
+        return medium.num_rows * self._hidden_size * self._dtype.itemsize * self._num_parts
+
+    def encode(self, medium: Medium) -> Features:
+        """The features of a picture. Raises `MediaRefused` if they are not as many as the prompt has places for."""
+        inputs = {array.name: self._tensor(array) for array in medium.arrays}
+        with torch.inference_mode():
+            output = self._inner.get_image_features(**inputs, return_dict=True)
+            rows = self._flat(output.pooler_output)
+            further = tuple(self._flat(part) for part in getattr(output, "deepstack_features", None) or ())
+        if rows.shape[0] != medium.num_rows:
+            raise MediaRefused(
+                f"the model makes {rows.shape[0]} rows of this picture; the prompt has places for {medium.num_rows}"
+            )
+        return Features(rows, further)
+
+    def _tensor(self, array: MediaArray) -> Tensor:
+        numbers = torch.from_numpy(np.frombuffer(array.data, array.dtype).reshape(array.shape).copy())
+        return numbers.to(self._device, self._dtype if numbers.is_floating_point() else numbers.dtype)
+
+    def _flat(self, parts: Any) -> Tensor:
+        """A tensor or several, with any number of dimensions -> [N, hidden]"""
+        several = [parts] if isinstance(parts, Tensor) else list(parts)
+        return torch.cat([part.reshape(-1, part.shape[-1]) for part in several]).to(self._dtype)

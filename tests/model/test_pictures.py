@@ -1,0 +1,286 @@
+"""Prompts with pictures give the logits of the library's own eager pass over pixels: in chunks that cut pictures,
+packed with others, decoded, after preemption, from the prefix cache. Controls that must fail do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoModelForImageTextToText
+
+from bridle.config import EngineConfig
+from bridle.engine.engine import Engine
+from bridle.engine.media import MediaRun, Medium
+from bridle.engine.plan import PlanRow, StepPlan
+from bridle.engine.request import Request
+from bridle.errors import MediaRefused
+from bridle.media import FAMILIES, MediaReader, Picture, open_reader
+from bridle.model.executor import LocalExecutor
+from bridle.model.media_encoder import Features
+from bridle.model.packing import grid_positions
+from bridle.outputs import Event, Finished, TokenEvent
+from bridle.sampling import SamplingParams
+from bridle.text import Tokenizer
+from lab.doubles import seeing
+from tests.model.driver import load
+
+#: The largest error that rounding explains, relative to the largest logit.
+LIMIT = 1e-5
+
+
+@dataclass
+class Eyes:
+    """A checkpoint of one family: the library's model of it, and what is ours."""
+
+    family: str
+    folder: Path
+    whole: Any
+    reader: MediaReader
+    tokenizer: Tokenizer
+
+    def prompt(self, *parts: str | Picture) -> Prompt:
+        """Text and pictures in order."""
+        text = "".join(part if isinstance(part, str) else seeing.names_of(self.family)[0] for part in parts)
+        pictures = [part for part in parts if isinstance(part, Picture)]
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        return Prompt(*self.reader.place(tokens, pictures, self.tokenizer), pictures)
+
+    def picture(self, seed: int, height: int = 24, width: int = 30) -> Picture:
+        numbers = np.random.RandomState(seed).randint(0, 255, (height, width, 3), dtype=np.uint8)
+        return self.reader.read(Image.fromarray(numbers))
+
+    def logits(self, prompt: Prompt, more: Sequence[int] = ()) -> Tensor:
+        """[L, V] of the library's eager pass with pixels."""
+        ids = torch.tensor([[*prompt.tokens, *more]])
+        inputs: dict[str, Any] = {"input_ids": ids, **self._pixels(prompt)}
+        if prompt.runs and prompt.runs[0].grid is not None:
+            inputs["mm_token_type_ids"] = (ids == seeing.IMAGE).int()
+            self.whole.model.rope_deltas = None
+        with torch.inference_mode():
+            return self.whole(**inputs, use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+    def _pixels(self, prompt: Prompt) -> dict[str, Tensor]:
+        """The arrays of all pictures, of equal sizes, as the library takes them."""
+        found: dict[str, list[Tensor]] = {}
+        for picture in prompt.pictures:
+            for array in picture.medium.arrays:
+                numbers = np.frombuffer(array.data, array.dtype).reshape(array.shape).copy()
+                found.setdefault(array.name, []).append(torch.from_numpy(numbers))
+        side = 1 if "pixel_attention_mask" in found else 0
+        return {name: torch.cat(parts, side) for name, parts in found.items()}
+
+
+@dataclass
+class Prompt:
+    tokens: tuple[int, ...]
+    runs: tuple[MediaRun, ...]
+    media: tuple[Medium, ...]
+    pictures: list[Picture]
+
+
+@pytest.fixture(scope="module")
+def eyes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def make(family: str) -> Eyes:
+        folder = seeing.make_seeing(family, tmp_path_factory.mktemp(family))
+        whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+        reader = open_reader(folder)
+        assert reader is not None
+        return Eyes(family, folder, whole, reader, Tokenizer.load(folder))
+
+    return make
+
+
+@pytest.fixture
+def executor(eyes: Any, request: pytest.FixtureRequest) -> Iterator[LocalExecutor]:
+    loaded = load(eyes(request.getfixturevalue("family")).folder)
+    yield loaded
+    loaded.close()
+
+
+def make_ready(executor: LocalExecutor, media: Sequence[Medium]) -> None:
+    """Have all of `media` encoded; waits for the thread that does it."""
+    store, changed = executor.media, threading.Event()
+    assert store is not None
+    store.on_change = changed.set
+    for medium in media:
+        store.open(medium)
+    keys = list(dict.fromkeys(medium.key for medium in media))
+    while store.begin_step(keys) != set(keys):
+        assert not (failures := store.take_failures()), failures
+        assert changed.wait(120)
+        changed.clear()
+
+
+def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Sequence[int]) -> list[Tensor]:
+    """Logits [L, V] of all positions of each prompt, computed side by side in chunks of these lengths in turn."""
+    size = executor.info.block_size
+    free = iter([*range(1, executor.info.num_blocks, 2), *range(0, executor.info.num_blocks, 2)])
+    done, blocks = [0] * len(prompts), [0] * len(prompts)
+    parts: list[list[Tensor]] = [[] for _ in prompts]
+    number = 0
+    while any(done[i] < len(prompt.tokens) for i, prompt in enumerate(prompts)):
+        rows = []
+        for i, prompt in enumerate(prompts):
+            count = min(chunks[(number + i) % len(chunks)], len(prompt.tokens) - done[i])
+            if not count:
+                continue
+            needed = -(-(done[i] + count) // size) - blocks[i]
+            row = PlanRow(i, done[i], count, num_logits=count, num_kept_blocks=blocks[i], num_prompt=len(prompt.tokens))
+            if not done[i]:
+                row.new_tokens, row.runs = prompt.tokens, prompt.runs
+            else:
+                row.num_kept = len(prompt.tokens)
+            row.new_blocks = tuple(next(free) for _ in range(needed))
+            blocks[i] += needed
+            rows.append(row)
+        number += 1
+        executor.forward(StepPlan(number, rows))
+        logits = executor._logits
+        assert logits is not None
+        for row, part in zip(rows, torch.split(logits, [row.num_logits for row in rows]), strict=True):
+            parts[row.seq_id].append(part)
+            done[row.seq_id] += row.num_scheduled
+    executor.reset()
+    return [torch.cat(part) for part in parts]
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference, relative to the largest logit."""
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_library(family: str, eyes: Any, executor: LocalExecutor) -> None:
+    mine: Eyes = eyes(family)
+    one, two = mine.picture(1), mine.picture(2)
+    prompts = [
+        mine.prompt("look ", one, " here ", two, " and say"),
+        mine.prompt("only text here"),
+        mine.prompt(mine.picture(3, 50, 9), "x"),
+    ]
+    make_ready(executor, [medium for prompt in prompts for medium in prompt.media])
+    wanted = [mine.logits(prompt) for prompt in prompts]
+    for chunks in ((300,), (5, 1, 9, 2)):
+        for found, want in zip(run_packed(executor, prompts, chunks), wanted, strict=True):
+            assert error(found, want) < LIMIT
+    swapped = replace(prompts[0], runs=mine.prompt("look ", two, " here ", one, " and say").runs)
+    assert error(run_packed(executor, [swapped], (300,))[0], wanted[0]) > 1000 * LIMIT
+    if prompts[0].runs[0].grid is not None:  # without their places in the picture
+        flat = replace(prompts[0], runs=tuple(replace(run, grid=None) for run in prompts[0].runs))
+        assert error(run_packed(executor, [flat], (300,))[0], wanted[0]) > 1000 * LIMIT
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl"])
+def test_what_pictures_add_to_later_layers_counts(family: str, eyes: Any, executor: LocalExecutor) -> None:
+    prompt = eyes(family).prompt("a", eyes(family).picture(1), "b")
+    make_ready(executor, prompt.media)
+    assert executor.media is not None
+    features = executor.media._features
+    features.update({key: Features(found.rows) for key, found in features.items()})
+    assert error(run_packed(executor, [prompt], (300,))[0], eyes(family).logits(prompt)) > 1000 * LIMIT
+
+
+def play(engine: Engine, requests: Sequence[Request]) -> tuple[dict[tuple[str, int], list[int]], list[Finished]]:
+    """The tokens of all outputs, the requests being added together."""
+    for request in requests:
+        engine.add(request)
+    events: list[Event] = []
+    while engine.has_work:
+        events += engine.step()
+        engine.check_integrity()
+    tokens: dict[tuple[str, int], list[int]] = {}
+    for event in events:
+        if isinstance(event, TokenEvent):
+            tokens.setdefault((event.request_id, event.index), []).append(event.token)
+    return tokens, [event for event in events if isinstance(event, Finished)]
+
+
+def unlike(mine: Eyes, prompt: Prompt) -> Prompt:
+    """The same tokens with another first picture, one that makes the model say something else."""
+    answer = mine.logits(prompt)[-1, : seeing.IMAGE].argmax()
+    for seed in range(5, 200):
+        other = mine.prompt("look ", mine.picture(seed), " here ", prompt.pictures[1], " say")
+        if mine.logits(other)[-1, : seeing.IMAGE].argmax() != answer:
+            return other
+    raise AssertionError("no picture makes a difference")
+
+
+def asked(name: str, prompt: Prompt, **fields: Any) -> Request:
+    n, bias = fields.pop("n", 1), {seeing.IMAGE: -1000.0}  # the library takes each placeholder for a picture
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, n=n, logit_bias=bias)
+    return Request(name, prompt.tokens, sampling, media=prompt.media, runs=prompt.runs, **fields)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "smolvlm"])
+@pytest.mark.parametrize(("is_small", "budget"), [(False, 64), (True, 9)])
+def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget: int, eyes: Any) -> None:
+    """Together and alone, in a pool that is too small for all, again from the prefix cache, and with other pixels."""
+    mine: Eyes = eyes(family)
+    first = mine.prompt("look ", mine.picture(1), " here ", mine.picture(2), " say")
+    prompts = {
+        "first": first,
+        "again": first,
+        "other": unlike(mine, first),
+        "text": mine.prompt("no picture at all, but a long text"),
+    }
+    assert prompts["other"].tokens == first.tokens
+    executor = load(mine.folder, num_blocks=len(first.tokens) // 4 + 18 if is_small else 128)
+    if is_small:  # all is there from the start: then who is preempted is the same each time
+        make_ready(executor, [medium for prompt in prompts.values() for medium in prompt.media])
+    engine = Engine(executor, EngineConfig(max_num_batched_tokens=budget), media=executor.media)
+    requests = [asked(name, prompt, n=16 if name == "again" else 1) for name, prompt in prompts.items()]
+    outputs, _ = play(engine, requests)
+    for late in ("first", "other", "text"):
+        found, finished = play(engine, [asked(f"late-{late}", prompts[late])])
+        outputs[late, 9] = found[f"late-{late}", 0]
+        if not is_small:
+            assert finished[0].usage.cached_tokens >= len(prompts[late].tokens) // 4 * 4 - 4
+    for (name, _), drawn in outputs.items():
+        logits = mine.logits(prompts[name], drawn)[len(prompts[name].tokens) - 1 : -1]
+        assert logits[:, : seeing.IMAGE].argmax(-1).tolist() == drawn
+    assert outputs["first", 0][0] != outputs["other", 0][0]
+    statistics = engine.statistics()
+    assert (statistics.num_preemptions > 0) == is_small
+    assert statistics.num_media_encoded == 3
+    engine.close()
+
+
+@pytest.mark.parametrize("family", ["llava"])
+def test_a_picture_of_another_size_ends_its_request_alone(family: str, eyes: Any) -> None:
+    mine: Eyes = eyes(family)
+    executor = load(mine.folder)
+    engine = Engine(executor, media=executor.media)
+    good = mine.prompt("a", mine.picture(1), "b")
+    medium = replace(good.media[0], key=b"?" * 16, num_rows=good.media[0].num_rows - 1)
+    run = replace(good.runs[0], key=medium.key, length=medium.num_rows)
+    bad = replace(good, media=(medium,), runs=(run,))
+    _, finished = play(engine, [asked("bad", bad), asked("good", good)])
+    errors = {event.request_id: event.error for event in finished}
+    assert isinstance(errors["bad"], MediaRefused)
+    assert errors["good"] is None
+    engine.close()
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl"])
+def test_positions_are_those_of_the_library(family: str, eyes: Any) -> None:
+    mine: Eyes = eyes(family)
+    parts = ("ab", mine.picture(1), "c", mine.picture(2, 50, 9), "d", mine.picture(3, 11, 31), "e")
+    prompt = mine.prompt(*parts)
+    ids = torch.tensor([prompt.tokens])
+    grids = torch.cat([mine._pixels(replace(prompt, pictures=[p]))["image_grid_thw"] for p in prompt.pictures])
+    wanted, _ = mine.whole.model.get_rope_index(ids, (ids == seeing.IMAGE).int(), image_grid_thw=grids)
+    num = len(prompt.tokens)
+    for start in range(num):
+        for end in (start + 1, min(start + 7, num), num):
+            found = grid_positions(prompt.runs, start, end)
+            assert (found == wanted[:, 0, start:end].numpy()).all()
