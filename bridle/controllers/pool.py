@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from bridle.controllers.python import Controller, SequenceView
 from bridle.engine.decision import Decision
@@ -13,11 +14,22 @@ from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 
+#: A controller that took more processor time than this to be asked ahead, in seconds, is not asked ahead again; after
+#: the shorter time no further token is looked at, because the engine waits.
+_SLOW, _ENOUGH = 0.01, 0.002
+
 
 @dataclass(slots=True)
 class _Instance:
+    """The controller of an output. `ahead` are copies of it that were told of drafted tokens, and what they said."""
+
     controller: Controller
     view: SequenceView
+    ahead: list[tuple[_Instance, Answer]] = field(default_factory=list)
+    is_slow: bool = False
+
+    def copy(self) -> _Instance:
+        return _Instance(copy.deepcopy(self.controller), self.view.copy())
 
 
 class PythonControllerPool:
@@ -67,8 +79,47 @@ class PythonControllerPool:
             elif ask.parent is not None:
                 self._fork(ask, ask.parent, ask.branch or 0)
         for ask in asks:
-            if ask.seq_id in self._live:
-                self._answers[ask.seq_id] = _call(self._live[ask.seq_id], ask)
+            instance = self._live.get(ask.seq_id)
+            if instance is not None:
+                self._answers[ask.seq_id] = self._go_on(instance, ask)
+
+    def _go_on(self, instance: _Instance, ask: Ask) -> Answer:
+        """Call the controller, or the copy of it that was told of the first tokens before they were drawn."""
+        ahead, instance.ahead = instance.ahead, []
+        if not ask.num_foreseen:
+            return _call(instance, ask)
+        told = ahead[: ask.num_foreseen]
+        last = self._live[ask.seq_id] = told[-1][0]
+        last.is_slow = instance.is_slow
+        answer = _call(last, replace(ask, tokens=ask.tokens[ask.num_foreseen :], num_foreseen=0))
+        answer.log = "".join([*(before.log for _, before in told), answer.log])
+        answer.stored = (*(value for _, before in told for value in before.stored), *answer.stored)
+        return answer
+
+    def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
+        """Tell copies of a pure controller of the tokens, one after the other, up to one after which it does not draw,
+        or until that has taken too long."""
+        instance = self._live.get(seq_id)
+        if instance is None or instance.is_slow or not instance.controller.is_pure:
+            return []
+        known: list[Decision] = []
+        instance.ahead, last = [], instance
+        began = time.thread_time()
+        for token in tokens:
+            try:
+                last = last.copy()
+            except Exception:  # it cannot be copied now; it will be told when the token is drawn
+                break
+            answer = _call(last, Ask(seq_id, (token,), sampled=token))
+            if answer.decision is None or not answer.decision.is_draw:
+                break
+            known.append(answer.decision)
+            instance.ahead.append((last, answer))
+            spent = time.thread_time() - began
+            instance.is_slow = spent > _SLOW
+            if spent > _ENOUGH:
+                break
+        return known
 
     def _fork(self, ask: Ask, parent_id: int, branch: int) -> None:
         parent = self._live[parent_id]

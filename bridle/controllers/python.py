@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from bridle.engine.decision import Decision, mask_of
 from bridle.engine.interfaces import StoredValue
@@ -57,6 +58,10 @@ class SequenceView:
         """Send a variable to the client."""
         self._stored.append(StoredValue(name, value))
 
+    def copy(self) -> SequenceView:
+        """What is known, without the logs that were not taken yet."""
+        return replace(self, tokens=self.tokens.copy(), _logs=[], _stored=[])
+
     def take_logs(self) -> tuple[str, tuple[StoredValue, ...]]:
         """Logs and variables since the last call."""
         logs, stored = "".join(self._logs), tuple(self._stored)
@@ -69,7 +74,14 @@ class Controller:
     """Steers one output, token by token. Override what you need.
 
     An exception in any method ends that output with a `ControllerError` and touches no other.
+
+    A class whose answers follow from its own state and what it is told, and that does nothing else (no file, no clock,
+    no random numbers, nothing shared), may say so with `is_pure = True`. Then copies of it are asked ahead about tokens
+    that are drafted, so that its output is as fast as one without a controller. A copy whose tokens are drawn takes its
+    place, with what it logged and stored; the others are dropped. Without that, nothing is drafted.
     """
+
+    is_pure: ClassVar[bool] = False
 
     def start(self, prompt: tuple[int, ...]) -> Iterable[int] | None:
         """Called once, before anything is computed. May return another prompt."""

@@ -120,8 +120,9 @@ class Ask:
     `tokens` were appended after `backtrack` older ones were taken back; `sampled` is the token that was drawn, even if
     a splice replaced it; `candidates` are the likeliest tokens of that draw with their log-probabilities, if its branch
     wanted them. The first ask of a request names `request`, that of a fork its `parent` (which is in the same call),
-    its `branch` number, counted from 1, and its `index` among the request's outputs. A `final` ask wants no decision,
-    only last logs. `turns` is how often in a row a controller that does nothing may be asked at once.
+    its `branch` number, counted from 1, and its `index` among the request's outputs. The first `num_foreseen` of the
+    tokens were drawn one after the other, each as the pool foresaw it after the one before. A `final` ask wants no
+    decision, only last logs. `turns` is how often in a row a controller that does nothing may be asked at once.
     """
 
     seq_id: int
@@ -135,6 +136,7 @@ class Ask:
     index: int = 0
     final: bool = False
     turns: int = 1
+    num_foreseen: int = 0
 
 
 class StoredValue(NamedTuple):
@@ -197,11 +199,13 @@ class ControllerPool(Protocol):
 
 @runtime_checkable
 class ForesightedPool(Protocol):
-    """A `ControllerPool` that can say ahead what it would answer."""
+    """A `ControllerPool` that can say ahead what it would answer, for controllers whose `is_pure`, if they have such an
+    attribute, is true."""
 
     def foresee(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """What the controller would answer after each of `tokens`, if they came next: as far as these are draws, and
-        quickly known. Nothing changes for the controller. Asked for a sequence whose last answer was collected."""
+        quickly known. Nothing changes for the controller until tokens are reported as foreseen. Asked for a sequence
+        whose last answer was collected."""
         raise NotImplementedError
 
 

@@ -101,6 +101,7 @@ class Scheduler:
         """Run `child`, which was just forked from the running `parent`: they share blocks, and the next plan tells the
         executor."""
         self.blocks.fork(parent, child)
+        self.blocks.truncate(child)  # the parent may hold blocks for drafts
         child.kv.num_mirrored_tokens = min(parent.kv.num_mirrored_tokens, len(child.tokens))
         child.kv.num_mirrored_blocks = min(parent.kv.num_mirrored_blocks, len(child.kv.block_table))
         self._forks.append(ForkRow(parent.id, child.id, child.kv.num_mirrored_tokens, child.kv.num_mirrored_blocks))

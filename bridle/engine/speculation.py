@@ -156,7 +156,7 @@ def _may_draft(seq: Sequence) -> bool:
     """Whether the next draws can be made ahead: it decodes, what steers it can foresee, no score is missing."""
     if seq.kv.is_prefilling or seq.request.embeds:
         return False
-    if seq.is_controlled and not isinstance(seq.control.pool, ForesightedPool):
+    if seq.is_controlled and not _is_foreseen(seq):
         return False
     if seq.output.ending is not None or seq.wants_scores:
         return False
@@ -165,6 +165,11 @@ def _may_draft(seq: Sequence) -> bool:
     if seq.sampling.has_mirostat:  # each draw changes what the next one may choose
         return False
     return seq.draws.was_forked or seq.sampling.n == 1
+
+
+def _is_foreseen(seq: Sequence) -> bool:
+    """Whether what steers `seq` may be asked ahead."""
+    return getattr(seq.request.controller, "is_pure", True) and isinstance(seq.control.pool, ForesightedPool)
 
 
 def _worth_asking(wishes: list[_Wish], model: Drafter, step: _Step) -> dict[int, int]:

@@ -100,7 +100,12 @@ class Steering:
         else:  # a fork's first ask also names its parent; several drafts of a step are told together
             known = () if backtrack else news.tokens
             control.news = replace(
-                news, tokens=(*known, *tokens), backtrack=backtrack, sampled=sampled, candidates=candidates
+                news,
+                tokens=(*known, *tokens),
+                backtrack=backtrack,
+                sampled=sampled,
+                candidates=candidates,
+                num_foreseen=len(known),
             )
 
     def ask(self) -> None:

@@ -1,0 +1,151 @@
+"""Python controllers that say they are pure are asked ahead, by copies; what they say and log stays the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+
+from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.engine.decision import Decision
+from bridle.engine.interfaces import StoredValue
+from bridle.sampling import AUTO_DRAFTS
+from lab.doubles.controllers import Reply, View
+from tests.engine.programs import VOCAB, RandomProgram
+from tests.engine.support import Lab, check_against_reference, make_request
+from tests.engine.test_laws import SEED, random_lab, random_request, run_staggered
+from tests.engine.test_speculation import guess
+
+
+class Programmed(Controller):
+    """A random program as a pure Python controller. Called, it answers as the program does: for the oracle."""
+
+    is_pure = True
+
+    def __init__(self, program: RandomProgram) -> None:
+        self.program = program
+        self.path: tuple[tuple[int, int], ...] = ()
+        self.num_asks = -1
+
+    def __call__(self, view: View) -> Reply:
+        return self.program(view)
+
+    def next(self, view: SequenceView) -> Decision:
+        self.num_asks += 1
+        reply = self.program(
+            View(tuple(view.tokens), view.num_prompt, view.sampled, self.path, self.num_asks, view.candidates)
+        )
+        if reply.log:
+            view._logs.append(reply.log)
+        assert reply.decision is not None
+        return reply.decision
+
+    def fork(self, branch: int) -> Controller:
+        child = super().fork(branch)
+        assert isinstance(child, Programmed)
+        child.path = (*self.path, (self.num_asks, branch))
+        return child
+
+
+@given(seed=SEED)
+def test_random_programs_are_drafted_for_and_nothing_changes(seed: int) -> None:
+    random = Random(seed)
+    pool = PythonControllerPool(VOCAB)
+    lab = random_lab(random, random.choice(["paged", "sequences"]), pools=[pool])
+    requests = []
+    for number in range(random.randint(1, 5)):
+        program = RandomProgram(random.randrange(1 << 30), verbs=random.choice(["s", "ssmb", "sssmbfnkrxwt"]))
+        request = random_request(
+            random,
+            controller=Programmed(program),
+            seed=number,
+            max_tokens=14,
+            speculate=random.choice([AUTO_DRAFTS, 2, 8]),
+        )
+        longest = max((one.tokens for one in lab.reference(request).values()), key=len)
+        sampling = request.sampling.with_(prediction_ids=guess(random, longest))
+        requests.append(replace(request, sampling=sampling))
+    replays = run_staggered(lab, requests, random)
+    for request in requests:
+        check_against_reference(lab, request, replays[request.id])
+    assert not pool._live
+
+
+class Counting(Controller):
+    """Logs and stores what it is told, call by call."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def next(self, view: SequenceView) -> Decision:
+        self.num_calls += 1
+        view.log(f"{self.num_calls}: {view.new_tokens} {view.sampled} of {len(view.tokens)}")
+        view.store("calls", b"%d" % self.num_calls)
+        return Decision.sample(mask=view.mask_of(range(self.num_calls % 3, 32, 2)))
+
+    def finish(self, view: SequenceView) -> None:
+        view.log(f"ends after {self.num_calls}, {view.new_tokens}")
+
+
+class Pure(Counting):
+    is_pure = True
+
+
+def run(
+    controller: Controller, prediction: tuple[int, ...] = ()
+) -> tuple[list[int], str, list[tuple[str, bytes]], Lab]:
+    lab = Lab(pools=[PythonControllerPool(32)])
+    request = make_request(
+        (1, 2), controller=controller, seed=3, max_tokens=9, ignore_eos=True, speculate=4, prediction_ids=prediction
+    )
+    output = lab.run(request)[0].first
+    return output.tokens, output.logs, output.stored, lab
+
+
+@pytest.mark.parametrize("num_wrong", [0, 1, 9])
+def test_copies_whose_tokens_are_drawn_take_their_controllers_place(num_wrong: int) -> None:
+    tokens, logs, stored, plain = run(Counting())
+    wrong = tuple((token + 1) % 32 for token in tokens[:num_wrong])
+    drafted = run(Pure(), (*wrong, *tokens[num_wrong:]))
+    assert drafted[:3] == (tokens, logs, stored)
+    assert [value for _, value in stored] == [b"%d" % number for number in range(1, 10)]
+    steps = drafted[3].executor.num_forwards
+    assert steps == 3 if num_wrong == 0 else steps <= plain.executor.num_forwards
+
+
+def test_controllers_that_do_not_say_they_are_pure_are_not_drafted_for() -> None:
+    tokens, _, _, lab = run(Counting())
+    _, _, _, again = run(Counting(), tuple(tokens))
+    assert again.executor.num_forwards == lab.executor.num_forwards == 9
+    assert again.engine.statistics().num_drafted_tokens == 0
+
+
+def test_a_controller_that_cannot_be_copied_any_more_goes_on_without_drafts() -> None:
+    class Sticky(Pure):
+        def next(self, view: SequenceView) -> Decision:
+            self.held = (number for number in range(3))  # nothing copies a generator
+            return super().next(view)
+
+    tokens, logs, _, _ = run(Counting())
+    assert run(Sticky(), tuple(tokens))[:2] == (tokens, logs)
+
+
+def test_an_error_ahead_is_told_when_its_token_is_drawn() -> None:
+    class Broken(Pure):
+        def next(self, view: SequenceView) -> Decision:
+            if self.num_calls == 3:
+                raise ValueError("enough")
+            return super().next(view)
+
+    tokens, _, _, _ = run(Counting())
+    lab = Lab(pools=[PythonControllerPool(32)])
+    request = make_request(
+        (1, 2), controller=Broken(), seed=3, max_tokens=9, ignore_eos=True, speculate=4, prediction_ids=tuple(tokens)
+    )
+    output = lab.run(request)[0].first
+    assert output.tokens == tokens[:3]
+    assert output.finished is not None
+    assert "enough" in str(output.finished.error)
+    assert output.stored == [StoredValue("calls", b"1")[:2], ("calls", b"2"), ("calls", b"3")]
