@@ -33,7 +33,8 @@ class Splice:
 @dataclass(frozen=True, slots=True)
 class Branch:
     """One way to go on. `sampling` replaces the request's parameters for this one draw. `top_logprobs` is how many of
-    the likeliest tokens the next ask reports."""
+    the likeliest tokens the next ask reports. `draft` are tokens that are likely to be drawn from here on, if nothing
+    is taken back: they are computed ahead, and change nothing but the time."""
 
     sample: bool = True
     mask: bytes | None = None
@@ -41,6 +42,7 @@ class Branch:
     sampling: SamplingParams | None = None
     splices: tuple[Splice, ...] = ()
     top_logprobs: int = 0
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,10 @@ class Decision:
         sampling: SamplingParams | None = None,
         splices: Iterable[Splice] = (),
         top_logprobs: int = 0,
+        draft: Iterable[int] = (),
     ) -> Decision:
         """Draw the next token."""
-        return cls((Branch(True, mask, tuple(bias), sampling, tuple(splices), top_logprobs),))
+        return cls((Branch(True, mask, tuple(bias), sampling, tuple(splices), top_logprobs, tuple(draft)),))
 
     @classmethod
     def splice(cls, backtrack: int = 0, ff_tokens: Iterable[int] = ()) -> Decision:

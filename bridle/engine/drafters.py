@@ -1,8 +1,9 @@
 """What guesses how sequences go on: one interface, and the guesses that need no model.
 
 A drafter is asked for tokens before each step, for many sequences at once. What it guesses decides about time alone,
-since each guess is held against what is then drawn (`Branching`). `LookupDrafter` copies from the client's prediction
-and from the text itself; `ModelDrafter` in `draft_model` asks a smaller model.
+since each guess is held against what is then drawn (`Branching`). `ProposalDrafter` takes what a
+controller proposes, `LookupDrafter` copies from the client's prediction and from the text itself; `ModelDrafter` in
+`draft_model` asks a smaller model.
 """
 
 from __future__ import annotations
@@ -41,6 +42,48 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Release what the drafter holds. Idempotent."""
+
+
+class ProposalDrafter:
+    """Drafts what the controller's answer proposes for the draws from here on. It keeps nothing."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+        """Take what is proposed, up to a token that does not exist: for that the answer is refused, once it is due."""
+        found: Drafts = {}
+        for seq, limit in wishes:
+            tokens = proposal(seq)[:limit]
+            known = next((i for i, token in enumerate(tokens) if not self._is_known(token)), len(tokens))
+            if known:
+                found[seq.id] = tokens[:known]
+        return found
+
+    def _is_known(self, token: object) -> bool:
+        return isinstance(token, int) and 0 <= token < self._vocab_size
+
+    def seconds(self, num_sequences: int) -> float:
+        """Nothing."""
+        return 0.0
+
+    def cut(self, seq: Sequence) -> None:
+        """Nothing is kept."""
+
+    def forget(self, seq: Sequence) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def proposal(seq: Sequence) -> tuple[int, ...]:
+    """What the controller's answer, if it is there and lets `seq` draw, proposes to draft."""
+    answer = seq.control.answer
+    if answer is None or len(answer.branches) != 1 or not answer.is_draw:
+        return ()
+    tokens = answer.branches[0].draft
+    return tokens if isinstance(tokens, tuple) else ()
 
 
 class LookupDrafter:

@@ -91,7 +91,7 @@ class Engine:
         self._rotation = AdapterRotation(self.config.max_step_adapters, adapters)
         self._media = MediaTurns(media, self.batching.max_step_tokens)
         drafter = None if draft is None else ModelDrafter(draft, self.info.vocab_size, clock)
-        speculation = Speculation(self.config.speculate, drafter)
+        speculation = Speculation(self.config.speculate, drafter, self.info.vocab_size)
         self._scheduler = _make_scheduler(
             self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
         )

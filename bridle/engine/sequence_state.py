@@ -113,6 +113,7 @@ class DrawState:
 class DraftState:
     """How often drafts were right of late, by what they came from. Written by `Speculation`."""
 
+    proposed: Tally = field(default_factory=Tally)
     copied: Tally = field(default_factory=Tally)
     modelled: Tally = field(default_factory=Tally)
     source: Tally = field(init=False)  # that of the drafts of the step under way

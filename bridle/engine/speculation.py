@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bridle.engine.drafters import Drafter, Drafts, LookupDrafter
+from bridle.engine.drafters import Drafter, Drafts, LookupDrafter, ProposalDrafter, proposal
 from bridle.engine.interfaces import ForesightedPool
 from bridle.engine.sequence import Sequence
 from bridle.engine.step_cost import StepCost
@@ -57,10 +57,11 @@ class Speculation:
     """Drafts for the sequences of a step. `default` is for requests that leave it to the server: a number of drafts,
     `AUTO_DRAFTS`, or None: as many as pay if there is a draft `model`, else none."""
 
-    def __init__(self, default: int | None = None, model: Drafter | None = None) -> None:
+    def __init__(self, default: int | None = None, model: Drafter | None = None, vocab_size: int = 1 << 31) -> None:
         if default is not None and not AUTO_DRAFTS <= default <= MAX_DRAFTS:
             raise InvalidRequest(f"speculate is {default}; must be between {AUTO_DRAFTS} and {MAX_DRAFTS}", "speculate")
         self._default = default if default is not None else AUTO_DRAFTS if model is not None else 0
+        self._proposals = ProposalDrafter(vocab_size)
         self._lookup = LookupDrafter()
         self._model = model
         self.is_used = self._default != 0  # whether any request has asked for drafts
@@ -75,7 +76,7 @@ class Speculation:
         """How many drafts the request of `seq` asks for."""
         wanted = seq.sampling.speculate
         if wanted is None:
-            return AUTO_DRAFTS if seq.sampling.prediction_ids else self._default
+            return AUTO_DRAFTS if seq.sampling.prediction_ids or proposal(seq) else self._default
         return wanted
 
     def draft(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> Drafts:
@@ -87,10 +88,10 @@ class Speculation:
         step = _Step(self.cost.of_step(num_tokens), self.cost.of_row(), len(chosen), room)
         if step.row * len(chosen) >= step.seconds:
             wishes = [wish for wish in wishes if not wish.is_free]
-        guesses = self._look_up(wishes)
+        guesses = self._take_proposals(wishes)
+        guesses += self._look_up(_others(wishes, guesses))
         if self._model is not None:
-            guessed = {guess.wish.seq.id for guess in guesses}
-            guesses += self._ask(self._model, [wish for wish in wishes if wish.seq.id not in guessed], step)
+            guesses += self._ask(self._model, _others(wishes, guesses), step)
         return _worth_while(guesses, step)
 
     def _wish(self, seq: Sequence) -> _Wish | None:
@@ -100,6 +101,18 @@ class Speculation:
         is_free = wanted == AUTO_DRAFTS
         limit = min(_MOST if is_free else wanted, seq.max_len - len(seq.tokens) - 1)
         return _Wish(seq, limit, is_free) if limit > 0 else None
+
+    def _take_proposals(self, wishes: list[_Wish]) -> list[_Guess]:
+        """What controllers propose."""
+        found = self._proposals.draft((wish.seq, wish.limit) for wish in wishes)
+        guesses = []
+        for wish in wishes:
+            if wish.seq.id in found:
+                drafts = wish.seq.drafts
+                drafts.source = drafts.proposed
+                guesses.append(_Guess(wish, found[wish.seq.id], drafts.proposed.chance))
+                drafts.proposed.fade()
+        return guesses
 
     def _look_up(self, wishes: list[_Wish]) -> list[_Guess]:
         """What the text itself says, where that was right as often as the draft model is."""
@@ -149,7 +162,14 @@ class Speculation:
             drafter.close()
 
     def _drafters(self) -> tuple[Drafter, ...]:
-        return (self._lookup,) if self._model is None else (self._lookup, self._model)
+        own = (self._proposals, self._lookup)
+        return own if self._model is None else (*own, self._model)
+
+
+def _others(wishes: list[_Wish], guesses: list[_Guess]) -> list[_Wish]:
+    """The wishes for which there is no guess."""
+    guessed = {guess.wish.seq.id for guess in guesses}
+    return [wish for wish in wishes if wish.seq.id not in guessed]
 
 
 def _may_draft(seq: Sequence) -> bool:

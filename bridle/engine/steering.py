@@ -378,6 +378,8 @@ class Steering:
                 raise ControllerError("the mask allows no token at all")
         if not 0 <= branch.top_logprobs <= MAX_LOGPROBS:
             raise ControllerError(f"top_logprobs is {branch.top_logprobs}; must be between 0 and {MAX_LOGPROBS}")
+        for token in branch.draft:
+            self._check_token(token, "draft")
         for token, addend in branch.bias:
             self._check_token(token, "bias")
             if not addend < float("inf"):

@@ -14,7 +14,7 @@ from bridle.engine.interfaces import StoredValue
 from bridle.sampling import AUTO_DRAFTS
 from lab.doubles.controllers import Reply, View
 from tests.engine.programs import VOCAB, RandomProgram
-from tests.engine.support import Lab, check_against_reference, make_request
+from tests.engine.support import Lab, Output, check_against_reference, make_request
 from tests.engine.test_laws import SEED, random_lab, random_request, run_staggered
 from tests.engine.test_speculation import guess
 
@@ -149,3 +149,39 @@ def test_an_error_ahead_is_told_when_its_token_is_drawn() -> None:
     assert output.finished is not None
     assert "enough" in str(output.finished.error)
     assert output.stored == [StoredValue("calls", b"1")[:2], ("calls", b"2"), ("calls", b"3")]
+
+
+class Proposing(Controller):
+    """Proposes the same text all along, from where the output stands."""
+
+    is_pure = True
+
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.sample(draft=self.text[len(view.generated) :])
+
+
+def propose(text: list[int], **fields: object) -> tuple[Lab, Output]:
+    lab = Lab(pools=[PythonControllerPool(32)])
+    request = make_request((1, 2), controller=Proposing(text), seed=3, max_tokens=13, ignore_eos=True, **fields)
+    return lab, lab.run(request)[0].first
+
+
+def test_what_a_controller_proposes_is_drafted() -> None:
+    truth = Lab().run_one((1, 2), seed=3, max_tokens=13, ignore_eos=True).first.tokens
+    for text, speculate, most in ((truth, None, 6), (truth, 4, 4), (truth, 0, 13), ([], None, 13)):
+        lab, output = propose(text, speculate=speculate)
+        assert output.tokens == truth
+        assert lab.executor.num_forwards <= most
+        assert (output.usage.accepted_tokens > 0) is (most < 13)
+    _, output = propose([(token + 1) % 32 for token in truth])
+    assert output.tokens == truth
+
+
+def test_a_proposal_outside_the_vocabulary_ends_the_output_with_its_reason() -> None:
+    lab, output = propose([1, 99], speculate=4)
+    assert output.finished is not None
+    assert "draft has token 99" in str(output.finished.error)
+    assert lab.engine.statistics().num_failed_steps == 0
