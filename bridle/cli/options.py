@@ -30,7 +30,7 @@ Bytes = Annotated[int | None, Parameter(converter=byte_size)]
 class ModelOptions:
     """The checkpoint, and how it is loaded."""
 
-    draft_model: str | None = None
+    draft_model: Annotated[str | None, Parameter(name=["--draft-model", "--model-draft", "--speculative-model"])] = None
     (
         "A smaller model of the same vocabulary, which drafts tokens: folder, hub id or GGUF file. It changes the time "
         "and no token."
@@ -102,7 +102,9 @@ class EngineOptions:
     "Most requests that wait; further ones are refused until there is room."
     priority_seconds: float = 10.0
     "Seconds that a step of priority is worth: a request that has waited longer than that comes first all the same."
-    speculate: Annotated[int | None, Parameter(converter=drafts)] = None
+    speculate: Annotated[
+        int | None, Parameter(name=["--speculate", "--draft-max", "--num-speculative-tokens"], converter=drafts)
+    ] = None
     (
         "Draft so many tokens at once, and keep those that are then drawn: `auto` as many as pay, `off` none. It "
         "changes the time and no token. Default: `auto` with a draft model, else `off`."

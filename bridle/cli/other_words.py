@@ -83,6 +83,13 @@ OTHER_WORDS: dict[str, str] = {
     "--lora": "--adapter NAME=SOURCE",
     "--max-loras": "--max-step-adapters",
     "--max-loras-per-batch": "--max-step-adapters",
+    # Drafted tokens.
+    "-md": "--draft-model",
+    "--speculative-draft-model-path": "--draft-model",
+    "--speculative-num-draft-tokens": "--speculate",
+    "--draft": "--speculate",
+    "--draft-min": "not needed: with `--speculate auto` as many are drafted as pay",
+    "--draft-p-min": "not needed: with `--speculate auto` as many are drafted as pay",
     # What requests ask for.
     "--enable-auto-tool-choice": _ALWAYS,
     "--tool-call-parser": "not needed: the chat template tells how the model writes calls",

@@ -14,6 +14,7 @@ from bridle.cli.interrupts import ending_at_once
 from bridle.cli.limit_options import LimitOptions
 from bridle.cli.options import Bytes, EngineOptions, ModelOptions
 from bridle.cli.sizes import count
+from bridle.cli.speculation_options import SpeculationOptions
 from bridle.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -269,6 +270,7 @@ _CONTROL_DEFAULT = ControlOptions()
 _SHARD_DEFAULT = ShardOptions()
 _ADAPTER_DEFAULT = AdapterOptions()
 _LIMIT_DEFAULT = LimitOptions()
+_SPECULATION_DEFAULT = SpeculationOptions()
 
 
 def serve(
@@ -282,6 +284,7 @@ def serve(
     shards: ShardOptions = _SHARD_DEFAULT,
     adapters: AdapterOptions = _ADAPTER_DEFAULT,
     limits: LimitOptions = _LIMIT_DEFAULT,
+    speculation: SpeculationOptions = _SPECULATION_DEFAULT,
 ) -> int:
     """Serve models over HTTP, with the OpenAI API and the AICI API for controllers, and over LMTP for LMQL.
 
@@ -294,7 +297,7 @@ def serve(
         Folders, hub ids or `demo` (the default), loaded at the start; `auto` loads nothing.
     """
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
-    settings = limits.add_to(adapters.add_to(shards.add_to(settings)))
+    settings = speculation.add_to(limits.add_to(adapters.add_to(shards.add_to(settings))))
     with ending_at_once():  # until the server itself listens to signals
         from bridle.http.server import serve as serve_http
         from bridle.lmtp.server import LmtpSettings, websocket_front

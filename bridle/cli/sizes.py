@@ -46,8 +46,9 @@ def count(_type: Any, tokens: Sequence[Token]) -> int:
 
 def drafts(_type: Any, tokens: Sequence[Token]) -> int:
     """Converter for the number of drafted tokens: `off`, `auto` or a number."""
-    found = drafts_of(tokens[0].value)
-    return found if isinstance(found, int) else parse_count(found)
+    text = tokens[0].value
+    found: int = drafts_of(parse_count(text) if text[:1].isdigit() else text)
+    return found
 
 
 def byte_size(_type: Any, tokens: Sequence[Token]) -> int:

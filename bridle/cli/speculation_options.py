@@ -1,0 +1,71 @@
+"""vLLM's one flag about drafted tokens, for those who bring their command line along."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import Parameter
+
+from bridle.cli.options import BATCHING
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from bridle.http.settings import ServeSettings
+
+#: Its keys that mean something here; those of the n-gram search are settled here by what was right of late.
+_KEYS = frozenset({"method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"})
+_METHODS = (None, "ngram", "draft_model")
+
+
+@Parameter(name="*", group=BATCHING)
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """Drafted tokens, as vLLM has them."""
+
+    speculative_config: str | None = None
+    "vLLM's JSON for these: `method` (ngram, draft_model), `num_speculative_tokens`, `model`."
+
+    def add_to(self, settings: ServeSettings) -> ServeSettings:
+        """The settings of a server, with what the JSON says."""
+        if self.speculative_config is None:
+            return settings
+        given = _read(self.speculative_config)
+        if settings.engine.speculate is not None or settings.model.draft_model is not None:
+            raise InvalidRequest(
+                "speculative_config stands for speculate and draft_model: give it without them", "speculative_config"
+            )
+        count = given.get("num_speculative_tokens")
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+            raise InvalidRequest(f"num_speculative_tokens is {count!r}; must be a number", "speculative_config")
+        draft_model = given.get("model") if given.get("method") != "ngram" else None
+        return replace(
+            settings,
+            model=replace(settings.model, draft_model=draft_model),
+            engine=replace(settings.engine, speculate=count),
+        )
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"speculative_config is {text[:80]!r}; must be a JSON object", "speculative_config")
+    for name in given.keys() - _KEYS:
+        known = ", ".join(sorted(_KEYS))
+        raise InvalidRequest(f"speculative_config has {name[:80]!r}; here it may have {known}", "speculative_config")
+    if given.get("method") not in _METHODS:
+        raise InvalidRequest(
+            f"the method of speculative_config is {str(given['method'])[:80]!r}; here it is ngram or draft_model",
+            "speculative_config",
+        )
+    if not isinstance(given.get("model", ""), str) or ("model" in given and not given["model"]):
+        raise InvalidRequest("the model of speculative_config must be a name", "speculative_config")
+    if given.get("method") == "draft_model" and "model" not in given:
+        raise InvalidRequest("speculative_config has method draft_model and no model", "speculative_config")
+    if given.get("method") is None and "model" not in given:
+        raise InvalidRequest("speculative_config has neither method nor model", "speculative_config")
+    return given

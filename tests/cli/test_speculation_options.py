@@ -1,0 +1,78 @@
+"""Drafted tokens on the command line, under the names of vLLM and llama.cpp, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridle.cli.app import app
+from bridle.cli.serve import EngineOptions, ModelOptions, serve
+from bridle.cli.speculation_options import SpeculationOptions
+from bridle.config import EngineConfig, ModelConfig
+from bridle.errors import InvalidRequest
+from bridle.http.settings import ServeSettings
+from bridle.sampling import AUTO_DRAFTS
+
+
+def parsed(*words: str) -> tuple[str | None, int | None]:
+    command, bound, _ = app.parse_args(["serve", "demo", *words], exit_on_error=False, print_error=False)
+    assert command is serve
+    model, engine = bound.arguments.get("model", ModelOptions()), bound.arguments.get("engine", EngineOptions())
+    return model.draft_model, engine.to_config().speculate
+
+
+def configured(text: str | None, draft_model: str | None = None, speculate: int | None = None) -> ServeSettings:
+    settings = ServeSettings(
+        model=ModelConfig("demo", draft_model=draft_model), engine=EngineConfig(speculate=speculate)
+    )
+    return SpeculationOptions(speculative_config=text).add_to(settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), (None, None)),
+        (("--draft-model", "small", "--speculate", "auto"), ("small", AUTO_DRAFTS)),
+        (("--model-draft", "small", "--draft-max", "8"), ("small", 8)),
+        (("--speculative-model", "small", "--num-speculative-tokens", "5"), ("small", 5)),
+        (("--speculate", "off"), (None, 0)),
+    ],
+)
+def test_flags_have_the_names_of_others_too(words: tuple[str, ...], expected: object) -> None:
+    assert parsed(*words) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "draft_model", "speculate"),
+    [
+        (None, None, None),
+        ('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}', None, 4),
+        ('{"method": "draft_model", "model": "small", "num_speculative_tokens": 5}', "small", 5),
+        ('{"model": "small"}', "small", None),
+    ],
+)
+def test_vllms_config_is_read(text: str | None, draft_model: str | None, speculate: int | None) -> None:
+    settings = configured(text)
+    assert (settings.model.draft_model, settings.engine.speculate) == (draft_model, speculate)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "must be a JSON object"),
+        ("{", "must be a JSON object"),
+        ('{"method": "eagle", "model": "a"}', "method of speculative_config is 'eagle'"),
+        ('{"method": "draft_model"}', "no model"),
+        ('{"num_speculative_tokens": 3}', "neither method nor model"),
+        ('{"model": 3}', "must be a name"),
+        ('{"method": "ngram", "num_speculative_tokens": true}', "must be a number"),
+        ('{"method": "ngram", "acceptance_method": "x"}', "'acceptance_method'"),
+    ],
+)
+def test_what_means_nothing_here_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        configured(text)
+
+
+def test_the_config_stands_alone() -> None:
+    with pytest.raises(InvalidRequest, match="without them"):
+        configured('{"method": "ngram"}', speculate=4)
