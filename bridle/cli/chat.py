@@ -64,14 +64,16 @@ def chat(
     """
     from bridle.cli.loading import adapter_specs, loaded_model
 
-    params, specs = sampling.to_params(), adapter_specs(adapter)
-    steering.named()  # what is wrong with it is said before the model is loaded
+    sampling.to_params()  # what is wrong with it is said before the model is loaded
+    steering.named()
+    specs = adapter_specs(adapter)
     tracing.check()
     config = model.to_config(name, warm_up=False)
     with loaded_model(config, adapters=specs, control=steering.control()) as loaded:
         if not loaded.tokenizer.chat_template.is_present:
             raise InvalidRequest(f"{loaded.name} has no chat template; use `bridle generate`", "MODEL")
         chosen = specs[0].name if specs else None
+        params = sampling.to_params(loaded)
         talk = Conversation(loaded, params, system, chosen, show_stats=stats, steering=steering, tracing=tracing)
         talk.run()
     return 0

@@ -63,12 +63,13 @@ def generate(
     from bridle.cli.loading import adapter_specs, loaded_model
 
     name, prompt = _model_and_prompt(words)
-    params = sampling.to_params()
-    steering.named()  # what is wrong with it is said before the model is loaded
+    sampling.to_params()  # what is wrong with it is said before the model is loaded
+    steering.named()
     tracing.check()
     specs = adapter_specs((adapter,) if adapter is not None else ())
     chosen = specs[0].name if specs else None
     with loaded_model(model.to_config(name, warm_up=False), adapters=specs, control=steering.control()) as loaded:
+        params = sampling.to_params(loaded)
         request = replace(_request(loaded, prompt, params, chosen, steering, chat), trace=tracing.is_wanted)
         if as_json:
             _print_json(loaded, request, prompt, tracing)

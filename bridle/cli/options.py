@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -17,6 +17,11 @@ from bridle.config import DType, EngineConfig, KVCacheDType, ModelConfig, Quanti
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams, meanings
 
+if TYPE_CHECKING:
+    from bridle.service.loading import LoadedModel
+
+#: Warm enough to talk, where neither the command nor the checkpoint says more.
+_USUAL_TEMPERATURE = 0.7
 MODEL = Group("Model", sort_key=10)
 BATCHING = Group("Batching", sort_key=20)
 SAMPLING = Group("Sampling", sort_key=15)
@@ -154,16 +159,16 @@ class SamplingOptions:
 
     max_tokens: Count = 256
     "Most tokens to generate."
-    temperature: float = 0.7
-    "0 always takes the likeliest token; higher is more varied."
-    top_p: float = 1.0
-    "Draw among the likeliest tokens that together have this probability."
-    top_k: int = 0
-    "Draw among this many likeliest tokens; 0 is all."
-    min_p: float = 0.0
-    "Drop tokens less likely than this share of the likeliest one."
-    repetition_penalty: float = 1.0
-    "A value above 1 discourages tokens that occurred before."
+    temperature: float | None = None
+    "0 always takes the likeliest token; higher is more varied. Default: what the checkpoint recommends, or 0.7."
+    top_p: float | None = None
+    "Draw among the likeliest tokens that together have this probability. Default: as recommended, or 1."
+    top_k: int | None = None
+    "Draw among this many likeliest tokens; 0 is all. Default: as recommended, or 0."
+    min_p: float | None = None
+    "Drop tokens less likely than this share of the likeliest one. Default: as recommended, or 0."
+    repetition_penalty: float | None = None
+    "A value above 1 discourages tokens that occurred before. Default: as recommended, or 1."
     seed: int | None = None
     "The same seed gives the same text."
     stop: Annotated[tuple[str, ...], Parameter(negative="")] = ()
@@ -171,9 +176,16 @@ class SamplingOptions:
     sampling: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Any other sampling parameter as NAME=VALUE, such as `dry_multiplier=0.8`; may be given several times."
 
-    def to_params(self) -> SamplingParams:
-        own = {name: value for name, value in vars(self).items() if name != "sampling"}
-        return SamplingParams(**own | _further(self.sampling))
+    def to_params(self, model: LoadedModel | None = None) -> SamplingParams:
+        """The parameters; once the `model` is there, with what its checkpoint recommends for what was left out."""
+        own = {name: value for name, value in vars(self).items() if name != "sampling" and value is not None}
+        given = own | _further(self.sampling)
+        params = SamplingParams(**{"temperature": _USUAL_TEMPERATURE} | given)
+        if model is None:
+            return params
+        from bridle.service.defaults import filled
+
+        return filled(params, model.defaults, given)
 
 
 def _further(given: tuple[str, ...]) -> dict[str, Any]:

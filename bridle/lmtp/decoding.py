@@ -172,7 +172,7 @@ _TYPED: Mapping[str, Callable[[str, Any], Any]] = {
     "str | None": _text,
     "int": _integer,
     "int | None": _integer,
-    "float": _number,
+    "float | None": _number,
     "bool": _flag,
     "bool | None": _flag,
     "Mapping[int, float]": _bias,

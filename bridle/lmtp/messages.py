@@ -56,7 +56,7 @@ class Generate:
     model: str
     prompt: Prompt = ()
     max_tokens: int = 32
-    temperature: float = 0.0
+    temperature: float | None = None
     top_logprobs: int = 1
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)

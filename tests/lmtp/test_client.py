@@ -187,7 +187,7 @@ async def test_text_needs_a_tokenizer_where_the_server_has_none() -> None:
 async def test_bad_requests_are_refused_before_they_are_sent() -> None:
     server = GenuineLike()
     async with Client(server.carrier, "m") as client:
-        for options in ({"max_tokens": 0}, {"max_tokens": "2"}, {"top_logprobs": 0}, {"temperature": None}):
+        for options in ({"max_tokens": 0}, {"max_tokens": "2"}, {"top_logprobs": 0}, {"temperature": "0"}):
             with pytest.raises(InvalidRequest):
                 await client.generate([1], **options)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest, match="nothing to score"):

@@ -17,6 +17,7 @@ from bridle.http.app import create_app
 from bridle.http.settings import HttpSettings
 from bridle.http.transport.logs import configure_logs
 from bridle.service import LoadedModel, ModelRegistry, model_name
+from bridle.service.defaults import read_defaults
 from bridle.service.keys import KeyStore
 
 
@@ -31,8 +32,8 @@ class Front:
         configure_logs("json")
         self._settings = settings = RaySettings.model_validate_json(told)
         config = settings.to_model()
-        path = config.tokenizer or str(resolve_model(config.model, config.revision))
-        tokenizer = Tokenizer.load(path, config.revision if config.tokenizer else None)
+        folder = resolve_model(config.model, config.revision)
+        tokenizer = Tokenizer.load(config.tokenizer or str(folder), config.revision if config.tokenizer else None)
         client = await ClusterClient.connect(engines)
         info = client.info
         constraints = ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
@@ -43,9 +44,16 @@ class Front:
 
         name = settings.name or model_name(config.model)
         adapters = far_registry(settings.adapters, (name, config.model))
-        self._registry = ModelRegistry(
-            [LoadedModel(name, client, tokenizer, adapters=adapters, constraints=constraints, shutdown=shut_down)]
+        model = LoadedModel(
+            name,
+            client,
+            tokenizer,
+            adapters=adapters,
+            constraints=constraints,
+            defaults=read_defaults(folder, config.generation_config),
+            shutdown=shut_down,
         )
+        self._registry = ModelRegistry([model])
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         settings = self._settings

@@ -40,6 +40,7 @@ from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import Event, Finished
 from bridle.sampling import SamplingParams, fields_on
 from bridle.service import LoadedModel, list_tags, tag_module, upload_module
+from bridle.service.defaults import filled
 from bridle.service.generation import Generation, Part
 from bridle.service.serving import Serving
 from bridle.service.steering import MAX_NAME_CHARS, auth_of, control_of, ignores_eos, is_controlled
@@ -77,23 +78,30 @@ class RunBody(_Derived):
     adapter: str | None = None
     priority: int | None = None
     deadline: float | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = -1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     max_tokens: int | None = None
     constraint: dict[str, Any] | None = None
 
     def sampling(self) -> SamplingParams:
         """The sampling parameters. By default the run is greedy, with a fixed seed so that it can be repeated."""
-        if self.temperature == 0 and self.top_p != 1:
+        if not self.temperature and self.top_p not in (None, 1):
             raise InvalidRequest(f"top_p is {self.top_p}; must be 1 when temperature is 0", "top_p")
-        if self.temperature == 0 and self.top_k != -1:
+        if not self.temperature and self.top_k not in (None, -1):
             raise InvalidRequest(f"top_k is {self.top_k}; must be -1 when temperature is 0", "top_k")
-        if self.top_k != -1 and self.top_k < 1:
+        if self.top_k is not None and self.top_k != -1 and self.top_k < 1:
             raise InvalidRequest(f"top_k is {self.top_k}; must be -1 (all) or at least 1", "top_k")
+        usual = {"max_tokens": None, "temperature": 0.0}
+        return SamplingParams(**usual | self._given(), seed=_SEED, ignore_eos=ignores_eos(self.controller, None))
+
+    def filled(self, sampling: SamplingParams, model: LoadedModel, num_prompt: int) -> SamplingParams:
+        """`sampling` with what the model's checkpoint recommends for what this body leaves out."""
+        return filled(sampling, model.defaults, self._given(), model.max_sequence_tokens - num_prompt)
+
+    def _given(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in fields_on("openai") if name in RunBody.model_fields}
-        given = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(**{"max_tokens": None} | given, seed=_SEED, ignore_eos=ignores_eos(self.controller, None))
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class TagsBody(BaseModel):
@@ -159,6 +167,7 @@ async def _begin(body: RunBody, serving: Serving) -> Generation:
     argument = "null" if body.controller_arg is None else body.controller_arg  # the field is there, so it says null
     steering = serving.steering(body.controller, None if is_plain else argument, body.constraint, rewind="mark")
     tokens = await serving.tokens([prompt]) if prompt else [_empty_prompt(model)]
+    sampling = body.filled(sampling, model, len(tokens[0]))
     generation = await serving.prepare(tokens, sampling, steering)
     for event in await generation.begin():
         if isinstance(event, Finished) and isinstance(event.error, _REFUSALS):

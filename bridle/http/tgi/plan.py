@@ -14,8 +14,9 @@ from bridle.constraints import Constraint, parse
 from bridle.constraints.named import native_form
 from bridle.errors import InvalidRequest
 from bridle.http.tgi.schemas import Grammar, Parameters
-from bridle.sampling import SamplingParams, fields_on
+from bridle.sampling import SamplingParams, fields_on, meanings
 from bridle.service import LoadedModel
+from bridle.service.defaults import filled
 from bridle.service.steering import ignores_eos
 
 MAX_BEST_OF = 16
@@ -77,6 +78,16 @@ def check_truncate(plan: Plan, model: LoadedModel) -> None:
     """Refuse to cut a prompt to nothing, or to more tokens than a prompt may have."""
     if plan.truncate is not None:
         _within("truncate", plan.truncate, 1, max_input_tokens(model))
+
+
+def settled(plan: Plan, given: Parameters, model: LoadedModel, num_prompt: int) -> SamplingParams:
+    """The parameters, with what the model's checkpoint recommends for what the body leaves out. `do_sample` false asks
+    for the likeliest tokens, so it says the temperature, too."""
+    names = {own: meaning.names.get("tgi", own) for own, meaning in meanings().items()}
+    said = {own for own, name in names.items() if name is not None and getattr(given, name, None) is not None}
+    if given.do_sample is False:
+        said.add("temperature")
+    return filled(plan.sampling, model.defaults, said, model.max_sequence_tokens - num_prompt)
 
 
 def max_input_tokens(model: LoadedModel) -> int:

@@ -12,7 +12,7 @@ from bridle.http.errors import json_response
 from bridle.http.state import http_state, serving_of
 from bridle.http.tgi.answer import Answer
 from bridle.http.tgi.errors import NativeRoute, native_body
-from bridle.http.tgi.plan import check_truncate, plan_of
+from bridle.http.tgi.plan import check_truncate, plan_of, settled
 from bridle.http.tgi.schemas import GenerateBody
 from bridle.http.tgi.shapes import headers, stream_headers
 from bridle.http.transport.call import run_while_connected
@@ -63,7 +63,8 @@ async def _answer(body: GenerateBody, serving: Serving, is_stream: bool, full_te
         raise UnsupportedFeature(f"inputs has an image; {model.name!r} reads only text", "inputs")
     steering = serving.steering(given.controller, given.controller_arg, plan.constraint)
     tokens = await serving.tokens([body.inputs], plan.truncate)
-    generation = await serving.prepare(tokens, plan.sampling, steering, apart=True)
+    sampling = settled(plan, given, model, len(tokens[0]))
+    generation = await serving.prepare(tokens, sampling, steering, apart=True)
     if not is_stream:
         await generation.run()
     return Answer(generation, plan, body.inputs)

@@ -71,7 +71,7 @@ class Client:
         prompt: str | Sequence[int],
         *,
         max_tokens: int = 32,
-        temperature: float = 0.0,
+        temperature: float | None = None,
         top_logprobs: int = 1,
         logit_bias: Mapping[int, float] | None = None,
         model: str | None = None,
@@ -92,7 +92,7 @@ class Client:
         for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
             if not isinstance(value, int) or value < 1:
                 raise InvalidRequest(f"{name} is {value!r}; must be an integer of at least 1", name)
-        if not isinstance(temperature, (int, float)):
+        if temperature is not None and not isinstance(temperature, (int, float)):
             raise InvalidRequest(f"temperature is {temperature!r}; must be a number", "temperature")
         request = Generate(
             stream_id=0,

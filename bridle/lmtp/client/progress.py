@@ -133,7 +133,9 @@ class Progress:
     def _is_repeatable(self) -> bool:
         request = self.request
         assert isinstance(request, Generate)
-        return not self.has_branches and (request.temperature <= 0 or "seed" in request.options)
+        # A server may recommend a temperature where the request says none; then what comes again may differ, and is
+        # compared.
+        return not self.has_branches and ((request.temperature or 0.0) <= 0 or "seed" in request.options)
 
     # -- answers ---------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from bridle.errors import InvalidRequest
 from bridle.lmtp.messages import Generate, Prompt, Score
 from bridle.sampling import MAX_LOGPROBS, SamplingParams, fields_on
 from bridle.service import LoadedModel, new_seed
+from bridle.service.defaults import filled
 from bridle.service.generation import Generation
 from bridle.service.serving import Serving
 from bridle.service.steering import ignores_eos
@@ -98,14 +99,16 @@ def _sampling(model: LoadedModel, asked: Generate, num_context: int) -> Sampling
         raise InvalidRequest(f"max_tokens is {asked.max_tokens}; must be at least 1", "max_tokens")
     room = max(model.max_sequence_tokens - num_context, 1)
     vocab_size = model.info.vocab_size
-    return SamplingParams(
+    sampling = SamplingParams(
         max_tokens=min(asked.max_tokens, room),
-        temperature=max(asked.temperature, 0.0),
+        temperature=max(asked.temperature or 0.0, 0.0),
         logit_bias=_bias(asked.logit_bias, vocab_size),
         logprobs=min(max(asked.top_logprobs, 1), MAX_LOGPROBS, vocab_size),
         logprobs_mode="processed",
         **_options(asked),
     )
+    said = {"max_tokens", *asked.options, *(() if asked.temperature is None else ("temperature",))}
+    return filled(sampling, model.defaults, said)
 
 
 def _options(asked: Generate) -> dict[str, Any]:
