@@ -145,7 +145,7 @@ def test_one_failing_output_leaves_the_others_alone(llm: LLM, caplog: pytest.Log
         ([1, 10**6], InvalidRequest, "ids go from 0 to"),
         ([1, True], InvalidRequest, "True"),
         (3.5, InvalidRequest, r"prompts\[1\] is 3.5"),
-        ({"prompt": "x", "multi_modal_data": {"image": 1}}, UnsupportedFeature, "text only"),
+        ({"prompt": "x", "multi_modal_data": {"image": 1}}, UnsupportedFeature, "reads only text"),
         ([], InvalidRequest, "empty"),
         ("\ud800", InvalidRequest, "Unicode"),
     ],

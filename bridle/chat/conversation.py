@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.chat.tools.offer import Offer, offer_of
+from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.service import LoadedModel, check_length
-from bridle.text.chat_template import Prepared, prepare
+from bridle.text.chat_template import Look, Prepared, prepare, text_length
 
 # Names that mean something to whoever renders the template, beside the template's own variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})
@@ -60,24 +61,62 @@ class Conversation:
         return found | dict(self.variables)
 
 
-def prompt_text(model: LoadedModel, conversation: Conversation, offer: Offer | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The prompt of a conversation: its text, its tokens, and the pictures among these."""
+
+    text: str
+    tokens: tuple[int, ...]
+    sights: Sights = NO_SIGHTS
+
+
+def make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer) -> ChatPrompt:
+    """The prompt of a conversation in which these functions are offered; slow for long ones, and for pictures. Raises
+    `InvalidRequest` naming the message at fault."""
+    look = look_of(model, conversation)
+    text = prompt_text(model, conversation, offer, look)
+    tokens = tuple(model.tokenizer.encode(text, False))
+    if look is None or not look.sources:
+        return ChatPrompt(text, tokens)
+    assert model.pictures is not None  # else there is no look
+    pictures = model.pictures.read_all(look.sources)
+    return ChatPrompt(text, *model.pictures.place(tokens, pictures, model.tokenizer))
+
+
+def look_of(model: LoadedModel, conversation: Conversation) -> Look | None:
+    """How pictures go into the prompt; None if the model reads text alone."""
+    if model.pictures is None:
+        return None
+    template = model.tokenizer.chat_template
+    takes_parts = template.takes_parts if conversation.template is None else "image" in conversation.template
+    return Look(model.tokenizer.token_text(model.pictures.placeholder), takes_parts)
+
+
+def prompt_text(
+    model: LoadedModel, conversation: Conversation, offer: Offer | None = None, look: Look | None = None
+) -> str:
     """The text of the prompt of a conversation in which these functions are offered (None: those that it says); slow
-    for long ones. Raises `InvalidRequest` naming the message at fault."""
+    for long ones. `look` takes its pictures. Raises `InvalidRequest` naming the message at fault."""
     offer = conversation.offer() if offer is None else offer
-    messages = _messages_of(model, conversation)
+    messages = _messages_of(model, conversation, look)
     given = conversation.tools if offer.functions or not conversation.reads_calls else None
     template, variables = conversation.template, conversation.options()
     return model.tokenizer.chat_template.render(messages, given, template, variables) + conversation.prefill
 
 
-def _messages_of(model: LoadedModel, conversation: Conversation) -> Prepared:
+def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | None) -> Prepared:
     """The messages as templates expect them, checked: what no template could render, or no context hold, is refused
     before anything is rendered."""
     if conversation.template is None and not model.tokenizer.chat_template.is_present:
         raise TemplateFailure(f"{model.name!r} has no chat template; send a plain prompt", "messages")
     try:
-        messages = prepare(conversation.messages)
+        messages = prepare(conversation.messages, look)
     except UnsupportedFeature as error:
-        raise UnsupportedFeature(f"{error}; {model.name!r} reads only text", error.param) from None
-    check_length(model, sum(len(message["content"]) for message in messages), "messages")
+        raise UnsupportedFeature(f"{error}; {reads(model)}", error.param) from None
+    check_length(model, text_length(messages), "messages")
     return messages
+
+
+def reads(model: LoadedModel) -> str:
+    """What a model reads, in words for messages."""
+    return f"{model.name!r} reads only text" + ("" if model.pictures is None else " and pictures")

@@ -12,13 +12,14 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from bridle.chat.conversation import Conversation, prompt_text
+from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
 from bridle.chat.reasoning import GAP, ReasoningReader, Tags, tags_of
 from bridle.chat.tools.formats import ToolFormat, format_of
 from bridle.chat.tools.offer import Offer
 from bridle.chat.tools.pieces import CallArguments, CallBegun, CallRules, Content, Found, Piece, Thought, ToolReader
 from bridle.constraints import Constraint, OneOf
 from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
+from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.outputs import ChatMessage
 from bridle.sampling import SamplingParams
@@ -32,7 +33,7 @@ class Turn:
     """The engine request of a turn, and how its text is read. `is_thinking` says that the prompt ends inside of
     thoughts, `is_calling` that it ends with the token that begins calls, `calls_once` that one call is all that a
     client takes. `ends` are special tokens that may end an output and show as text. `functions` may be called, and
-    `is_vouched` says that a grammar holds the calls."""
+    `is_vouched` says that a grammar holds the calls. `sights` are the pictures of the prompt."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -45,6 +46,7 @@ class Turn:
     ends: tuple[str, ...] = ()
     functions: frozenset[str] = frozenset()
     is_vouched: bool = False
+    sights: Sights = NO_SIGHTS
 
     def reader(self, is_whole: bool = False) -> TurnReader:
         """A reader for one output. With `is_whole` it can tell a call that was cut off from a complete one."""
@@ -118,7 +120,8 @@ async def plan_turn(
     """Check, render and compile everything; nothing is submitted. Raises `InvalidRequest` that names the field."""
     offer = conversation.offer()
     _check(conversation, steering, offer)
-    text, prompt = await model.in_text_thread(_prompt, model, conversation, offer)
+    made: ChatPrompt = await model.in_text_thread(make_prompt, model, conversation, offer)
+    text, prompt = made.text, made.tokens
     kind = format_of(model.tokenizer) if offer.functions else None
     tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
     is_thinking = tags is not None and text.rstrip().endswith(tags.opening)
@@ -142,7 +145,9 @@ async def plan_turn(
         sampling = sampling.with_(skip_special_tokens=False)
         ends = tuple(map(model.tokenizer.token_text, model.tokenizer.eos_token_ids))
     once, names = offer.max_calls == 1, frozenset(function.name for function in offer.functions)
-    return Turn(prompt, sampling, steering, kind, tags, is_thinking, is_calling, once, ends, names, is_vouched)
+    return Turn(
+        prompt, sampling, steering, kind, tags, is_thinking, is_calling, once, ends, names, is_vouched, made.sights
+    )
 
 
 #: What was found out about tokenizers, as long as they are there.
@@ -153,12 +158,6 @@ def _known_tags(tokenizer: Tokenizer) -> Tags | None:
     if tokenizer not in _TAGS:
         _TAGS[tokenizer] = tags_of(tokenizer)
     return _TAGS[tokenizer]
-
-
-def _prompt(model: LoadedModel, conversation: Conversation, offer: Offer) -> tuple[str, tuple[int, ...]]:
-    """The text of the prompt, and its tokens."""
-    text = prompt_text(model, conversation, offer)
-    return text, tuple(model.tokenizer.encode(text, False))
 
 
 def _check(conversation: Conversation, steering: Steering, offer: Offer) -> None:

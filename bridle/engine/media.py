@@ -10,7 +10,8 @@ placeholder's id that was drawn or typed is text. Plain data; knows nothing of h
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from bridle.errors import InvalidRequest
 
@@ -56,6 +57,26 @@ class MediaRun:
 
 
 Runs = tuple[MediaRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sights:
+    """The pictures of a prompt, and where they stand in it."""
+
+    media: tuple[Medium, ...] = ()
+    runs: Runs = ()
+
+    def of(self, tenant: str) -> Sights:
+        """The same with keys of a tenant: else a quick answer would tell that somebody else has sent a picture."""
+        if not tenant or not self.media:
+            return self
+        salt = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+        keys = {each.key: blake2b(each.key, key=salt, digest_size=16).digest() for each in self.media}
+        media = tuple(replace(each, key=keys[each.key]) for each in self.media)
+        return Sights(media, tuple(replace(run, key=keys[run.key]) for run in self.runs))
+
+
+NO_SIGHTS = Sights()
 
 
 def marks(runs: Runs, start: int, end: int) -> bytes:

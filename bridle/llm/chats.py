@@ -57,7 +57,7 @@ async def _plan(model: LoadedModel, conversation: Conversation, one: One) -> Cha
     steered = replace(
         one, sampling=turn.sampling, controller=turn.steering.controller, constraint=turn.steering.constraint
     )
-    return Chat(steered.request(model, turn.prompt), turn)
+    return Chat(steered.request(model, turn.prompt, sights=turn.sights), turn)
 
 
 def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conversation:

@@ -3,43 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.elsewhere.names import nearest
 from bridle.engine.request import StoppingCriteria
 from bridle.errors import InvalidRequest, UnknownKeyword, UnsupportedFeature
+from bridle.media import Source
 from bridle.sampling import SamplingParams
 
-#: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`.
+
+class MultiModalData(TypedDict, total=False):
+    """What a prompt has beside text: a picture or several, for its placeholders in order. Each is bytes, a path, a
+    `data:` URL, an array or an image of Pillow's."""
+
+    image: Any
+
+
+#: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`, with `multi_modal_data` beside it.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 T = TypeVar("T")
 
 
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One prompt, and the pictures for its placeholders, in order."""
+
+    prompt: str | list[int]
+    pictures: tuple[Source, ...] = ()
+
+
+def as_given(prompts: Prompt | Sequence[Prompt]) -> list[Given]:
     """One prompt or many as a list; a list of integers is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
-        return [_as_prompt(prompts, "prompts")]
+        return [_as_one(prompts, "prompts")]
     items = _as_list(prompts, "prompts")
     if items and all(_is_int(item) for item in items):
-        return [items]
-    return [_as_prompt(item, f"prompts[{i}]") for i, item in enumerate(items)]
+        return [Given(items)]
+    return [_as_one(item, f"prompts[{i}]") for i, item in enumerate(items)]
 
 
-def _as_prompt(prompt: Any, where: str) -> str | list[int]:
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
+    """As `as_given`, for calls that read text alone."""
+    given = as_given(prompts)
+    for each in given:
+        if each.pictures:
+            raise UnsupportedFeature("pictures were given to a call that reads text alone", "multi_modal_data")
+    return [each.prompt for each in given]
+
+
+def _as_one(prompt: Any, where: str) -> Given:
     if isinstance(prompt, str):
-        return prompt
+        return Given(prompt)
     if isinstance(prompt, Mapping):
-        refuse_media(prompt.get("multi_modal_data"))
         tokens = prompt.get("prompt_token_ids")
-        return _as_prompt(prompt.get("prompt") if tokens is None else tokens, where)
+        pictures = as_pictures(prompt.get("multi_modal_data"))
+        return Given(_as_one(prompt.get("prompt") if tokens is None else tokens, where).prompt, pictures)
     tokens = _as_list(prompt, where)
     wrong = next((token for token in tokens if not _is_int(token)), None)
     if wrong is not None:
         raise InvalidRequest(f"{where} holds {wrong!r}; a prompt is a text or a list of token ids", "prompts")
-    return tokens
+    return Given(tokens)
+
+
+def as_pictures(data: Any) -> tuple[Source, ...]:
+    """The pictures of a `MultiModalData`: one or a list, each bytes, a path, a `data:` URL, an array or an image of
+    Pillow's."""
+    if not data:
+        return ()
+    if not isinstance(data, Mapping):
+        raise InvalidRequest(f"multi_modal_data is {type(data).__name__}; must be a dict", "multi_modal_data")
+    for name, value in data.items():
+        if name not in ("image", "images") and value:
+            raise UnsupportedFeature(f"multi_modal_data has {name!r}; only 'image' is read", "multi_modal_data")
+    found = data.get("image", data.get("images"))
+    several = list(found) if isinstance(found, (list, tuple)) else [] if found is None else [found]
+    return tuple(Source(_as_source(value), f"image[{i}]") for i, value in enumerate(several))
+
+
+def _as_source(value: Any) -> Any:
+    """A text that is no URL is the path of a file: a program names it, no client."""
+    is_path = isinstance(value, str) and value[:5].lower() != "data:" and "://" not in value
+    return Path(value) if is_path else value
 
 
 def _as_list(value: Any, where: str) -> list[Any]:
@@ -52,12 +100,6 @@ def _as_list(value: Any, where: str) -> list[Any]:
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def refuse_media(data: Any) -> None:
-    """Raise `UnsupportedFeature` if the data holds anything but text."""
-    if data:
-        raise UnsupportedFeature("multi_modal_data was given; bridle reads text only", "multi_modal_data")
 
 
 def per_prompt(value: T | Sequence[T], num_prompts: int, name: str) -> list[T]:

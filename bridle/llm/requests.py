@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from bridle.constraints.spec import Constraint
+from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.engine.request import Request
 from bridle.errors import UnsupportedFeature
 from bridle.llm import inputs
 from bridle.llm.inputs import Prompt
 from bridle.llm.options import How
 from bridle.llm.traces import is_traced
+from bridle.media import Source
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, OutputCollector, build_request
 from bridle.service.terms import Terms
@@ -30,11 +32,14 @@ def make_collectors(
     how: How,
 ) -> list[OutputCollector]:
     """A checked request for each prompt, in the object that will collect its events."""
-    inputs.refuse_media(media)
-    items = inputs.as_prompts(given)
+    items = inputs.as_given(given)
+    beside = map(inputs.as_pictures, inputs.per_prompt(media, len(items), "multi_modal_data"))
     return [
-        OutputCollector(one.request(model, item), item if isinstance(item, str) else None)
-        for item, one in zip(items, each_of(model, sampling, how, len(items)), strict=True)
+        OutputCollector(
+            one.request(model, item.prompt, pictures=(*item.pictures, *more)),
+            item.prompt if isinstance(item.prompt, str) else None,
+        )
+        for item, more, one in zip(items, beside, each_of(model, sampling, how, len(items)), strict=True)
     ]
 
 
@@ -48,8 +53,15 @@ class One:
     adapter: str | None
     how: How
 
-    def request(self, model: LoadedModel, prompt: str | Sequence[int]) -> Request:
-        """The checked request."""
+    def request(
+        self,
+        model: LoadedModel,
+        prompt: str | Sequence[int],
+        *,
+        pictures: Sequence[Source] = (),
+        sights: Sights = NO_SIGHTS,
+    ) -> Request:
+        """The checked request; its pictures belong to the prompt's placeholders, or are in their places already."""
         return build_request(
             model,
             prompt,
@@ -59,6 +71,8 @@ class One:
             adapter=self.adapter,
             stopping=inputs.as_criteria(self.how.get("stopping_criteria")),
             trace=is_traced(self.how),
+            pictures=pictures,
+            sights=sights,
             **run_options(self.how),
         )
 

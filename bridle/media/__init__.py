@@ -5,16 +5,19 @@ from bridle.media.families import FAMILIES
 from bridle.media.limits import MediaLimits
 from bridle.media.pictures import check_picture, open_picture
 from bridle.media.reader import MediaReader, Picture, open_reader
-from bridle.media.sources import read_base64, read_url
+from bridle.media.sources import PICTURE_PARTS, Source, read_base64, read_url, source_of
 
 __all__ = [
     "FAMILIES",
+    "PICTURE_PARTS",
     "MediaLimits",
     "MediaReader",
     "Picture",
+    "Source",
     "check_picture",
     "open_picture",
     "open_reader",
     "read_base64",
     "read_url",
+    "source_of",
 ]

@@ -17,11 +17,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bridle.engine.media import MediaArray, MediaRun, Medium, Runs
+from bridle.engine.media import MediaArray, MediaRun, Medium, Sights
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.media.families import FAMILIES, Layout
 from bridle.media.limits import MediaLimits
 from bridle.media.pictures import check_picture, open_picture
+from bridle.media.sources import Source
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Bytes of arrays that a reader keeps for pictures that come again.
 KEPT_BYTES = 256 << 20
+#: What is shown of a picture that is to be seen in low detail.
+LOW_PIXELS = 512 * 512
 
 
 class Tokens(Protocol):
@@ -36,10 +39,12 @@ class Tokens(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
 
+    def token_text(self, token: int) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture as a model reads it; `medium` has a key without tenant."""
+    """One picture as a model reads it."""
 
     medium: Medium
     layout: Layout
@@ -63,21 +68,34 @@ class MediaReader:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, source: bytes | Image, where: str = "image") -> Picture:
-        """A picture in a file, or one that a program has opened. Slow; raises `MediaRefused`."""
-        digest = blake2b(source, digest_size=16).digest() if isinstance(source, bytes) else None
-        if digest is not None:
-            with self._lock:
-                if (known := self._kept.get(digest)) is not None:
-                    self._kept.move_to_end(digest)
-                    return known
-        if isinstance(source, bytes):
-            image = open_picture(source, self.limits, where)
-        else:
-            image = check_picture(source, self.limits, where)
-        picture = self._prepare(image, where)
-        if digest is not None:
-            self._keep(digest, picture)
+    def read_all(self, sources: Sequence[Source]) -> list[Picture]:
+        """The pictures of a request, within its limits. Slow; raises `MediaRefused` and `UnsupportedFeature`."""
+        limits = self.limits
+        if len(sources) > limits.max_images:
+            raise MediaRefused(f"{len(sources)} pictures were sent; at most {limits.max_images}", "image")
+        files = [source.open(limits) for source in sources]
+        num_bytes = sum(len(file) for file in files if isinstance(file, bytes))
+        if num_bytes > limits.max_total_bytes:
+            raise MediaRefused(f"the pictures have {num_bytes} bytes; at most {limits.max_total_bytes}", "image")
+        return [
+            self.read(file, source.where, LOW_PIXELS if source.is_low else None)
+            for file, source in zip(files, sources, strict=True)
+        ]
+
+    def read(self, file: bytes | Image, where: str = "image", max_shown_pixels: int | None = None) -> Picture:
+        """A picture in a file, or one that a program has opened; raises `MediaRefused`."""
+        limits = self.limits
+        if max_shown_pixels is not None:
+            limits = replace(limits, max_shown_pixels=min(max_shown_pixels, limits.max_shown_pixels))
+        if not isinstance(file, bytes):
+            return self._prepare(check_picture(file, limits, where), where)
+        digest = blake2b(file, digest_size=16, salt=limits.max_shown_pixels.to_bytes(8, "little")).digest()
+        with self._lock:
+            if (known := self._kept.get(digest)) is not None:
+                self._kept.move_to_end(digest)
+                return known
+        picture = self._prepare(open_picture(file, limits, where), where)
+        self._keep(digest, picture)
         return picture
 
     def _prepare(self, image: Image, where: str) -> Picture:
@@ -122,42 +140,37 @@ class MediaReader:
     # -- placing -------------------------------------------------------------------------------------------------
 
     def place(
-        self, prompt: Sequence[int], pictures: Sequence[Picture], tokenizer: Tokens, tenant: str = ""
-    ) -> tuple[tuple[int, ...], Runs, tuple[Medium, ...]]:
-        """The prompt with each placeholder grown to what its picture takes, where the pictures stand in it, and the
-        pictures, whose keys are the tenant's. Raises `InvalidRequest` unless there is a placeholder for each."""
+        self, prompt: Sequence[int], pictures: Sequence[Picture], tokenizer: Tokens
+    ) -> tuple[tuple[int, ...], Sights]:
+        """The prompt with each placeholder grown to what its picture takes, and where the pictures stand in it. Raises
+        `InvalidRequest` unless there is a placeholder for each."""
         num_places = sum(token == self.placeholder for token in prompt)
         if num_places != len(pictures):
-            raise InvalidRequest(f"the prompt has places for {num_places} pictures; {len(pictures)} were sent", "image")
+            raise InvalidRequest(
+                f"the prompt has places for {num_places} pictures, each the text "
+                f"{tokenizer.token_text(self.placeholder)!r}; {len(pictures)} were sent",
+                "image",
+            )
         tokens: list[int] = []
         runs: list[MediaRun] = []
-        media = {picture.medium.key: salted(picture.medium, tenant) for picture in pictures}
         waiting = iter(pictures)
         for token in prompt:
-            if token != self.placeholder:
+            if token == self.placeholder:
+                self._grow(tokens, runs, next(waiting), tokenizer)
+            else:
                 tokens.append(token)
-                continue
-            picture = next(waiting)
-            self._grow(tokens, runs, picture.layout, media[picture.medium.key].key, tokenizer)
-        return tuple(tokens), tuple(runs), tuple(media.values())
+        media = {picture.medium.key: picture.medium for picture in pictures}
+        return tuple(tokens), Sights(tuple(media.values()), tuple(runs))
 
-    def _grow(self, tokens: list[int], runs: list[MediaRun], layout: Layout, key: bytes, tokenizer: Tokens) -> None:
-        offset = 0
+    def _grow(self, tokens: list[int], runs: list[MediaRun], picture: Picture, tokenizer: Tokens) -> None:
+        offset, layout = 0, picture.layout
         for part in layout.parts:
             if isinstance(part, str):
                 tokens += tokenizer.encode(part, add_special_tokens=False)
             else:
-                runs.append(MediaRun(len(tokens), part, key, offset, layout.grid))
+                runs.append(MediaRun(len(tokens), part, picture.medium.key, offset, layout.grid))
                 tokens += [self.placeholder] * part
                 offset += part
-
-
-def salted(medium: Medium, tenant: str) -> Medium:
-    """The medium of a tenant: else a quick answer would tell that somebody else has sent this picture."""
-    if not tenant:
-        return medium
-    salt = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=32).digest()
-    return replace(medium, key=blake2b(medium.key, key=salt, digest_size=16).digest())
 
 
 def _key(arrays: Sequence[MediaArray]) -> bytes:

@@ -1,4 +1,5 @@
-"""Pictures as they are written in requests: `data:` URLs and base64. Nothing is fetched and no file is opened.
+"""Pictures as they are written in requests: parts of messages in the shapes of several APIs, `data:` URLs and base64.
+Nothing is fetched, and no file is opened but those that a program names as a `Path`.
 
 Every refusal has a sentence of its own, which says nothing of what the bytes hold.
 """
@@ -7,12 +8,94 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bridle.errors import MediaRefused, UnsupportedFeature
 from bridle.media.limits import FORMATS, MediaLimits
 from bridle.shown import shown
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 _PREFIX = "data:"
+#: The types of content parts that are pictures.
+PICTURE_PARTS = ("image_url", "input_image", "image")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A picture that has not been read: a file's bytes, a `data:` URL, base64 with its `kind`, a path, or an object of
+    Pillow's or numpy's. `is_low` if little detail will do."""
+
+    value: Any
+    where: str
+    kind: str | None = None
+    is_low: bool = False
+
+    def open(self, limits: MediaLimits) -> bytes | Image:
+        """The file's bytes, or the picture that a program has opened."""
+        value, where = self.value, self.where
+        if isinstance(value, str):
+            return read_url(value, limits, where) if self.kind is None else read_base64(value, self.kind, limits, where)
+        if isinstance(value, (bytes, bytearray)):
+            return bytes(value)
+        if isinstance(value, Path):
+            return _read_file(value, limits, where)
+        return _opened(value, where)
+
+
+def source_of(part: Mapping[str, Any], where: str) -> Source | None:
+    """The picture of a content part: OpenAI's `image_url`, its `input_image` of responses, Anthropic's `image` with a
+    `source`, or `image` with a picture itself. None if the part is no picture."""
+    if part.get("type") not in PICTURE_PARTS:
+        return None
+    if part.get("file_id") is not None:
+        raise UnsupportedFeature(f"{where} names a file; no files are kept here: send the picture itself", where)
+    given = part.get("source")
+    if isinstance(given, Mapping):
+        return _of_source(given, where)
+    value: Any = part.get("image_url", part.get("image"))
+    detail = part.get("detail")
+    if isinstance(value, Mapping):
+        value, detail = value.get("url"), value.get("detail", detail)
+    if value is None or isinstance(value, (int, float, Mapping)):
+        raise MediaRefused(f"{where} has no picture: neither image_url nor source", where)
+    return Source(value, where, is_low=detail == "low")
+
+
+def _of_source(given: Mapping[str, Any], where: str) -> Source:
+    kind, data, url = given.get("type"), given.get("data"), given.get("url")
+    if kind == "base64" and isinstance(data, str):
+        return Source(data, where, str(given.get("media_type")))
+    if kind == "url" and isinstance(url, str):
+        return Source(url, where)
+    raise MediaRefused(f"{where}.source must have the type base64, with media_type and data", where)
+
+
+def _read_file(path: Path, limits: MediaLimits, where: str) -> bytes:
+    """A file that a program has named; clients of servers cannot."""
+    try:
+        with path.open("rb") as file:
+            return file.read(limits.max_image_bytes + 1)
+    except OSError as error:
+        raise MediaRefused(f"{where}: {path} cannot be read: {error.strerror}", where) from None
+
+
+def _opened(value: Any, where: str) -> Image:
+    from PIL import Image
+
+    if isinstance(value, Image.Image):
+        return value
+    try:
+        return Image.fromarray(value)
+    except Exception:
+        kind = type(value).__name__
+        raise MediaRefused(
+            f"{where} is {kind}; must be bytes, a path, an array or an image of Pillow's", where
+        ) from None
 
 
 def read_url(url: str, limits: MediaLimits, where: str = "image_url") -> bytes:

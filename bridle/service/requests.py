@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from bridle.constraints.spec import Constraint
 from bridle.constraints.spec import parse as parse_constraint
 from bridle.controllers.free_part import FreePart
+from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.engine.request import Request
-from bridle.errors import ContextOverflow, InvalidRequest
+from bridle.errors import ContextOverflow, InvalidRequest, UnsupportedFeature
+from bridle.media import Source
 from bridle.sampling import LogitBias, SamplingParams
 from bridle.service.terms import DEFAULT_TERMS, Terms
 from bridle.service.words import with_tokens
@@ -29,11 +31,12 @@ if TYPE_CHECKING:
 
 class Wanted(TypedDict, total=False):
     """What the events of a request hold: text (True, if nothing is said), the vector of the prompt and no token, and
-    the loss of a device."""
+    the loss of a device; and `sights`, the pictures of its prompt."""
 
     detokenize: bool
     embeds: bool
     tell_resuming: bool
+    sights: Sights
 
 
 class OwnOptions(TypedDict, total=False):
@@ -81,14 +84,18 @@ def build_request(
     constraint: Constraint | Mapping[str, Any] | None = None,
     stopping: Sequence[StoppingCriteria] = (),
     add_special_tokens: bool = True,
+    pictures: Sequence[Source] = (),
     **options: Unpack[RequestOptions],
 ) -> Request:
     """Make a request that `model` can run. It always has a seed, so that it can be run again.
 
-    `constraint` is what the text must look like, as an object or as plain data; it takes the controller's place.
+    `constraint` is what the text must look like, as an object or as plain data; it takes the controller's place. The
+    `pictures` belong to the prompt's placeholders, in order.
     Raises `InvalidRequest` (`UnknownAdapter` is one) or `ContextOverflow`, naming field, value and limit.
     """
     tokens = encode_prompt(model, prompt, add_special_tokens)
+    if pictures:
+        tokens, options["sights"] = see(model, tokens, pictures)
     check_sampling(model, sampling)
     sampling = with_tokens(model, sampling)
     steering = _steering(controller, constraint)
@@ -113,6 +120,7 @@ def make_request(
             message = "banned_phrases do not go with a controller, which can take text back by itself"
             raise InvalidRequest(message, "banned_phrases")
     adapter, terms = options.get("adapter"), options.get("terms", DEFAULT_TERMS)
+    sights = options.get("sights", NO_SIGHTS).of(options.get("tenant", ""))
     return Request(
         id=options.get("request_id") or new_request_id(),
         prompt=tokens,
@@ -125,10 +133,19 @@ def make_request(
         priority=terms.priority,
         detokenize=options.get("detokenize", True),
         embeds=options.get("embeds", False),
+        media=sights.media,
+        runs=sights.runs,
         tell_resuming=options.get("tell_resuming", False),
         trace=options.get("trace", False),
         metadata=dict(options.get("metadata") or {}),
     )
+
+
+def see(model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]) -> tuple[tuple[int, ...], Sights]:
+    """A prompt of tokens with its pictures in their places; slow. Raises what is wrong with a picture."""
+    if model.pictures is None:
+        raise UnsupportedFeature(f"{model.name!r} reads only text; no pictures can be sent to it", sources[0].where)
+    return model.pictures.place(tokens, model.pictures.read_all(sources), model.tokenizer)
 
 
 #: An embedding draws nothing; the length is not looked at.

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, UnsupportedFeature, UnsupportedModel
+from bridle.media.sources import Source, source_of
 from bridle.shown import shown
 from bridle.text.template_engine import ChatTemplateProgram, Limits, TemplateError
 
@@ -50,6 +52,11 @@ class ChatTemplate:
         self._sources = {name: text for name, text in named.items() if text}
         self._special_tokens = dict(special_tokens)
         self.is_present = bool(self._sources)
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a template knows content that is a list of parts, some of them pictures."""
+        return "image" in self.text and "type" in self.text
 
     @property
     def text(self) -> str:
@@ -161,11 +168,61 @@ def _run_engine(task: str) -> dict[str, Any]:
 # -- messages ------------------------------------------------------------------------------------------------
 
 
-def prepare(messages: Sequence[Message]) -> Prepared:
-    """Copies, checked, in one common form: content is text (parts are joined with line breaks, none becomes empty), and
-    the arguments of tool calls are objects, not JSON in a string.
+@dataclass(slots=True)
+class Look:
+    """How messages with pictures are prepared. Their content becomes parts, if the template `takes_parts`; else it is
+    text, with `placeholder` at the places of pictures. `sources` are the pictures that were found, in order."""
 
-    Raises `InvalidRequest` for what is no list of messages, `UnsupportedFeature` for images and the like.
+    placeholder: str
+    takes_parts: bool
+    sources: list[Source] = field(default_factory=list)
+
+    def content(self, content: Any, where: str) -> str | list[dict[str, str]]:
+        """Content whose parts are texts and pictures."""
+        given = [content] if isinstance(content, str) or content is None else content
+        if not isinstance(given, Sequence):
+            raise InvalidRequest(f"{where} is {type(content).__name__}; must be text or a list of parts", where)
+        parts = [self._part(part, f"{where}[{i}]") for i, part in enumerate(given) if part is not None]
+        if self.takes_parts:
+            return parts
+        return "\n".join(part.get("text", self.placeholder) for part in parts)
+
+    def _part(self, part: Any, where: str) -> dict[str, str]:
+        source = source_of(part, where) if isinstance(part, Mapping) else None
+        if source is not None:
+            self.sources.append(source)
+            return {"type": "image"}
+        return {"type": "text", "text": _part(part, where)}
+
+    def check(self, messages: Prepared) -> None:
+        """Refuse text that spells a place for a picture, where there are pictures: one could be bound to it."""
+        for i, message in enumerate(messages if self.sources else ()):
+            content = message["content"]
+            texts = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+            num_own = 0 if self.takes_parts else self._num_places(i)
+            if texts.count(self.placeholder) != num_own:
+                raise InvalidRequest(
+                    f"messages[{i}] has the text {self.placeholder!r}, which stands for a picture", f"messages[{i}]"
+                )
+
+    def _num_places(self, number: int) -> int:
+        return sum(source.where.startswith(f"messages[{number}].") for source in self.sources)
+
+
+def text_length(messages: Prepared) -> int:
+    """How many characters of text messages have."""
+    contents = (message["content"] for message in messages)
+    return sum(
+        len(each) if isinstance(each, str) else sum(len(part.get("text", "")) for part in each) for each in contents
+    )
+
+
+def prepare(messages: Sequence[Message], look: Look | None = None) -> Prepared:
+    """Copies, checked, in one common form: content is text (parts are joined with line breaks, none becomes empty) or
+    what `look` makes of it, and the arguments of tool calls are objects, not JSON in a string.
+
+    Raises `InvalidRequest` for what is no list of messages, and without `look` `UnsupportedFeature` for images and the
+    like.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequest("messages must be a list of objects with `role` and `content`", "messages")
@@ -173,17 +230,21 @@ def prepare(messages: Sequence[Message]) -> Prepared:
         raise InvalidRequest("messages is empty; it must have at least one message", "messages")
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(f"messages has {len(messages)} entries; at most {MAX_MESSAGES}", "messages")
-    return [_prepare(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    prepared = [_prepare(message, f"messages[{i}]", look) for i, message in enumerate(messages)]
+    if look is not None:
+        look.check(prepared)
+    return prepared
 
 
-def _prepare(message: Message, where: str) -> dict[str, Any]:
+def _prepare(message: Message, where: str, look: Look | None) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} is {type(message).__name__}; must be an object", where)
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role is {shown(role)}; must be a non-empty string", f"{where}.role")
     prepared = dict(message)
-    prepared["content"] = _text(message.get("content"), f"{where}.content")
+    make = _text if look is None else look.content
+    prepared["content"] = make(message.get("content"), f"{where}.content")
     if message.get("tool_calls") is not None:
         prepared["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     return prepared

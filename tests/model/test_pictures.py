@@ -52,7 +52,8 @@ class Eyes:
         text = "".join(part if isinstance(part, str) else seeing.names_of(self.family)[0] for part in parts)
         pictures = [part for part in parts if isinstance(part, Picture)]
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        return Prompt(*self.reader.place(tokens, pictures, self.tokenizer), pictures)
+        placed, sights = self.reader.place(tokens, pictures, self.tokenizer)
+        return Prompt(placed, sights.runs, sights.media, pictures)
 
     def picture(self, seed: int, height: int = 24, width: int = 30) -> Picture:
         numbers = np.random.RandomState(seed).randint(0, 255, (height, width, 3), dtype=np.uint8)

@@ -42,7 +42,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 async def _answer(body: MessagesBody, serving: Serving) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     turn, headers = _capped(await _turn(body, serving), serving.model.max_sequence_tokens)
-    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering)
+    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, sights=turn.sights)
     if not body.stream:
         await generation.run()
     return _Answer(generation, turn, headers)

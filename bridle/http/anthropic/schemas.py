@@ -121,15 +121,28 @@ def _messages(message: Mapping[str, Any], where: str) -> JsonObjects:
 
 def _user(role: str, blocks: JsonObjects, where: str) -> JsonObjects:
     messages: JsonObjects = []
-    texts: list[str] = []
+    others: JsonObjects = []
     for position, block in enumerate(blocks):
-        here = f"{where}[{position}]"
         if block.get("type") == "tool_result":
-            content = _text(block.get("content") or "", f"{here}.content")
+            content = _content(block.get("content") or "", f"{where}[{position}].content")
             messages.append({"role": "tool", "tool_call_id": own_id(block.get("tool_use_id")), "content": content})
         else:
-            texts.append(_block_text(block, here))
-    return [*messages, {"role": role, "content": "\n".join(texts)}] if texts else messages
+            others.append(block)
+    return [*messages, {"role": role, "content": _content(others, where)}] if others else messages
+
+
+def _content(content: Any, where: str) -> str | JsonObjects:
+    """The text of blocks; the blocks themselves, in order, where some are pictures."""
+    if not isinstance(content, list) or not any(_is_picture(block) for block in content):
+        return _text(content, where)
+    for position, block in enumerate(content):
+        if not _is_picture(block):
+            _text([block], f"{where}[{position}]")
+    return list(content)
+
+
+def _is_picture(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "image"
 
 
 def _assistant(blocks: JsonObjects, where: str) -> dict[str, Any]:

@@ -54,7 +54,9 @@ async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     _check_promises(body, model.name)
     turn = await turn_of(body, serving, sampling, tells_rewinds=True)
     sampling = body.filled(turn.sampling, model, len(turn.prompt))
-    generation = await serving.prepare([turn.prompt], sampling, turn.steering, tell_resuming=body.wants_resuming)
+    generation = await serving.prepare(
+        [turn.prompt], sampling, turn.steering, tell_resuming=body.wants_resuming, sights=turn.sights
+    )
     if not body.stream:
         await generation.run()
     parts = generation.parts

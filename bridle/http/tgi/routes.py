@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from bridle.engine.media import NO_SIGHTS
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
 from bridle.http.state import http_state, serving_of
@@ -17,10 +18,14 @@ from bridle.http.tgi.schemas import GenerateBody
 from bridle.http.tgi.shapes import headers, stream_headers
 from bridle.http.transport.call import run_while_connected
 from bridle.http.transport.sse import SseResponse
+from bridle.media import Source
+from bridle.service import LoadedModel
+from bridle.service.requests import see
 from bridle.service.serving import Serving
 
 #: The text by which clients of models that see put an image into a prompt.
 _IMAGE = "](data:image/"
+_BEGIN = f"![{_IMAGE}"
 
 router = APIRouter(route_class=NativeRoute)
 
@@ -59,15 +64,39 @@ async def _answer(body: GenerateBody, serving: Serving, is_stream: bool, full_te
         body.model, given.adapter_id, n=plan.best_of, priority=given.priority, deadline=given.deadline
     )
     check_truncate(plan, model)
-    if _IMAGE in body.inputs:
-        raise UnsupportedFeature(f"inputs has an image; {model.name!r} reads only text", "inputs")
+    text, sources = _split_pictures(body.inputs, model)
     steering = serving.steering(given.controller, given.controller_arg, plan.constraint)
-    tokens = await serving.tokens([body.inputs], plan.truncate)
+    tokens, sights = await serving.tokens([text], plan.truncate), NO_SIGHTS
+    if sources:
+        seen, sights = await model.in_text_thread(see, model, tokens[0], sources)
+        tokens = [seen]
     sampling = settled(plan, given, model, len(tokens[0]))
-    generation = await serving.prepare(tokens, sampling, steering, apart=True)
+    generation = await serving.prepare(tokens, sampling, steering, apart=True, sights=sights)
     if not is_stream:
         await generation.run()
     return Answer(generation, plan, body.inputs)
+
+
+def _split_pictures(inputs: str, model: LoadedModel) -> tuple[str, list[Source]]:
+    """The text with a place for each picture that is written into it, and the pictures."""
+    if _IMAGE not in inputs:
+        return inputs, []
+    if model.pictures is None:
+        raise UnsupportedFeature(f"inputs has an image; {model.name!r} reads only text", "inputs")
+    place = model.tokenizer.token_text(model.pictures.placeholder)
+    if place in inputs:
+        raise InvalidRequest(f"inputs has the text {place!r}, which stands for a picture", "inputs")
+    if (count := inputs.count(_BEGIN)) > model.pictures.limits.max_images:
+        raise InvalidRequest(f"inputs has {count} images; at most {model.pictures.limits.max_images}", "inputs")
+    texts, sources, rest = [], [], inputs
+    while _BEGIN in rest:
+        before, _, rest = rest.partition(_BEGIN)
+        url, end, rest = rest.partition(")")
+        if not end:
+            raise InvalidRequest("inputs has an image without an end: ![](data:image/...;base64,...)", "inputs")
+        texts.append(before)
+        sources.append(Source(_BEGIN[4:] + url, f"inputs, image {len(texts)}"))
+    return place.join([*texts, rest]), sources
 
 
 def _whole(answer: Answer, as_list: bool = False) -> Response:

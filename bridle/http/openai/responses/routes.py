@@ -42,11 +42,11 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 async def _answer(body: ResponsesBody, serving: Serving) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
-    chat = body.to_chat(model.name)
+    chat = body.to_chat(model.name, sees=model.pictures is not None)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     turn = await turn_of(chat, serving, chat.sampling(max_tokens=limit))
     sampling = chat.filled(turn.sampling, model, len(turn.prompt))
-    generation = await serving.prepare([turn.prompt], sampling, turn.steering)
+    generation = await serving.prepare([turn.prompt], sampling, turn.steering, sights=turn.sights)
     if not body.stream:
         await generation.run()
     return _Answer(generation, turn, body, serving.story.id)

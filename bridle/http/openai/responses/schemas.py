@@ -5,7 +5,7 @@ The server keeps no responses. A reference to an earlier response is refused, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -64,14 +64,15 @@ class ResponsesBody(SamplingFields):
     truncation: str | None = None
     top_logprobs: int | None = None
 
-    def to_chat(self, model: str) -> ChatBody:
-        """The same as a chat with `model`. Raises `InvalidRequest` that names the item, the tool or the field."""
+    def to_chat(self, model: str, sees: bool = False) -> ChatBody:
+        """The same as a chat with `model`, which `sees` pictures or does not. Raises `InvalidRequest` that names the
+        item, the tool or the field."""
         self._check()
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         if self.text is not None and self.text.format is not None:
             given["response_format"] = _format(self.text.format)
         try:
-            messages = _messages(self.instructions, self.input)
+            messages = _messages(self.instructions, self.input, sees)
         except UnsupportedFeature as error:
             raise UnsupportedFeature(f"{error}; {model!r} reads only text", error.param) from None
         return ChatBody.model_construct(
@@ -100,17 +101,19 @@ class ResponsesBody(SamplingFields):
             raise UnsupportedFeature("top_logprobs is for /v1/chat/completions", "top_logprobs")
 
 
-def _messages(instructions: str | None, items: str | JsonObjects) -> JsonObjects:
+def _messages(instructions: str | None, items: str | JsonObjects, sees: bool) -> JsonObjects:
     messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]
     for position, item in enumerate(items):
-        _add_item(messages, item, f"input[{position}]")
+        _add_item(messages, item, f"input[{position}]", _content if sees else _text)
     return messages
 
 
-def _add_item(messages: JsonObjects, item: Mapping[str, Any], where: str) -> None:
-    """Add one item to the messages. Thoughts, text and calls of a turn become one message."""
+def _add_item(
+    messages: JsonObjects, item: Mapping[str, Any], where: str, read: Callable[[Any, str], str | JsonObjects]
+) -> None:
+    """Add one item to the messages, whose content is `read`. Thoughts, text and calls of a turn become one message."""
     match item.get("type", "message"):
         case "message":
             role = item.get("role")
@@ -118,11 +121,10 @@ def _add_item(messages: JsonObjects, item: Mapping[str, Any], where: str) -> Non
                 raise InvalidRequest(
                     f"{where}.role is {shown(role)}; must be user, assistant, system or developer", where
                 )
-            content = _text(item.get("content"), f"{where}.content")
             if role == "assistant":
-                _turn(messages)["content"] += content
+                _turn(messages)["content"] += _text(item.get("content"), f"{where}.content")
             else:
-                messages.append({"role": role, "content": content})
+                messages.append({"role": role, "content": read(item.get("content"), f"{where}.content")})
         case "reasoning":
             thoughts = _text(item.get("content") or item.get("summary") or "", where)
             turn = _turn(messages)
@@ -134,7 +136,7 @@ def _add_item(messages: JsonObjects, item: Mapping[str, Any], where: str) -> Non
             call = {"id": own_id(item.get("call_id")), "type": "function", "function": function}
             _turn(messages).setdefault("tool_calls", []).append(call)
         case "function_call_output":
-            result = _text(item.get("output"), f"{where}.output")
+            result = read(item.get("output"), f"{where}.output")
             messages.append({"role": "tool", "tool_call_id": own_id(item.get("call_id")), "content": result})
         case kind:
             raise UnsupportedFeature(f"{where} is of type {shown(kind)}", where)
@@ -145,6 +147,20 @@ def _turn(messages: JsonObjects) -> dict[str, Any]:
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
+
+
+def _content(content: Any, where: str) -> str | JsonObjects:
+    """The text of parts; the parts themselves, in order, where some are pictures."""
+    if not isinstance(content, list) or not any(_is_picture(part) for part in content):
+        return _text(content, where)
+    for position, part in enumerate(content):
+        if not _is_picture(part):
+            _text([part], f"{where}[{position}]")
+    return list(content)
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
 
 
 def _text(content: Any, where: str) -> str:

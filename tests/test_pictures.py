@@ -1,0 +1,196 @@
+"""Pictures through every front-end: the same picture and text give the same prompt and the same answer, which is the
+library's."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from bridle import LLM
+from bridle.engine.request import Request
+from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
+from bridle.http import create_app
+from bridle.service import ModelRegistry
+from lab.doubles import seeing
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
+TEXT = "What is it?"
+
+
+def picture(seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.RandomState(seed).randint(0, 255, (24, 30, 3), dtype=np.uint8))
+
+
+def png(seed: int = 0) -> bytes:
+    file = io.BytesIO()
+    picture(seed).save(file, "PNG")
+    return file.getvalue()
+
+
+def encoded(seed: int = 0) -> str:
+    return base64.b64encode(png(seed)).decode()
+
+
+def url(seed: int = 0) -> str:
+    return f"data:image/png;base64,{encoded(seed)}"
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = seeing.make_seeing("llava", tmp_path_factory.mktemp("eyes") / "llava")
+    with LLM(str(folder), num_blocks=128, block_size=4) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def http(llm: LLM) -> Iterator[TestClient]:
+    with TestClient(create_app(ModelRegistry([llm.model])), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@pytest.fixture
+def submitted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """The requests that reach the engine."""
+    found: list[Request] = []
+    submit = llm.model.client.submit
+
+    def note(request: Request) -> Any:
+        found.append(request)
+        return submit(request)
+
+    monkeypatch.setattr(llm.model.client, "submit", note)
+    return found
+
+
+def places(request: Request) -> tuple[tuple[int, int], ...]:
+    return tuple((run.position, run.length) for run in request.runs)
+
+
+PARTS = [{"type": "image_url", "image_url": {"url": url()}}, {"type": "text", "text": TEXT}]
+
+
+def test_every_api_makes_the_same_prompt(llm: LLM, http: TestClient, submitted: list[Request]) -> None:
+    said = [{"role": "user", "content": PARTS}]
+    chat = http.post("/v1/chat/completions", json={"messages": said, **GREEDY}).json()
+    answer = chat["choices"][0]["message"]["content"]
+    assert chat["usage"]["prompt_tokens"] == len(submitted[0].prompt) > 16
+    flat = [{"role": "user", "content": [{"type": "image_url", "image_url": url()}, PARTS[1]]}]
+    assert (
+        http.post("/v1/chat/completions", json={"messages": flat, **GREEDY}).json()["choices"][0]["message"]["content"]
+        == answer
+    )
+    source = {"type": "base64", "media_type": "image/png", "data": encoded()}
+    blocks = [{"type": "image", "source": source}, PARTS[1]]
+    found = http.post("/v1/messages", json={"messages": [{"role": "user", "content": blocks}], **GREEDY}).json()
+    assert found["content"][0]["text"] == answer
+    items = [{"type": "input_image", "image_url": url()}, {"type": "input_text", "text": TEXT}]
+    asked = {"input": [{"role": "user", "content": items}], "temperature": 0.0, "max_output_tokens": 6}
+    response = http.post("/v1/responses", json=asked).json()
+    assert response["output"][0]["content"][0]["text"] == answer
+    values: list[Any] = [picture(), png(), np.asarray(picture()), url()]
+    for value in values:
+        parts = [{"type": "image", "image": value}, PARTS[1]]
+        output = llm.chat([{"role": "user", "content": parts}], **GREEDY)[0]
+        assert output.outputs[0].message is not None
+        assert output.outputs[0].message.content == answer
+    assert {request.prompt for request in submitted} == {submitted[0].prompt}
+    assert {places(request) for request in submitted} == {places(submitted[0])}
+
+
+def test_prompts_with_placeholders(llm: LLM, http: TestClient, submitted: list[Request], tmp_path: Path) -> None:
+    file = tmp_path / "it.png"
+    file.write_bytes(png())
+    answers = [
+        llm.generate({"prompt": f"<image>{TEXT}", "multi_modal_data": {"image": value}}, **GREEDY)[0].outputs[0].text
+        for value in (picture(), str(file), file, [png()], url())
+    ]
+    answers.append(llm.generate(f"<image>{TEXT}", multi_modal_data={"image": png()}, **GREEDY)[0].outputs[0].text)
+    native = http.post(
+        "/generate",
+        json={"inputs": f"![]({url()}){TEXT}", "parameters": {"max_new_tokens": 6, "do_sample": False}},
+    ).json()
+    assert {*answers, native["generated_text"]} == {answers[0]}
+    assert {(request.prompt, places(request)) for request in submitted} == {(submitted[0].prompt, places(submitted[0]))}
+
+
+def test_streams_say_the_same(http: TestClient) -> None:
+    body = {"messages": [{"role": "user", "content": PARTS}], **GREEDY}
+    whole = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    lines = http.post("/v1/chat/completions", json=body | {"stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"]) == whole
+
+
+def test_a_picture_is_encoded_once_and_told_from_others(llm: LLM) -> None:
+    before = llm.statistics().num_media_encoded
+
+    def ask(*seeds: int) -> list[str]:
+        return [
+            llm.generate({"prompt": f"{seed}<image>", "multi_modal_data": {"image": png(seed)}}, **GREEDY)[0]
+            .outputs[0]
+            .text
+            for seed in seeds
+        ]
+
+    first = ask(41, 42, 43)
+    assert ask(41, 42, 43) == first
+    assert llm.statistics().num_media_encoded - before == 3
+    several = llm.generate(
+        [{"prompt": f"{seed}<image>", "multi_modal_data": {"image": png(seed)}} for seed in (41, 42, 43)], **GREEDY
+    )
+    assert [output.outputs[0].text for output in several] == first
+
+
+def test_tenants_share_no_picture(llm: LLM, submitted: list[Request]) -> None:
+    given = {"prompt": "<image>", "multi_modal_data": {"image": png(77)}}
+    before = llm.statistics().num_media_encoded
+    for tenant in ("", "a", "b"):
+        llm.generate(given, tenant=tenant, **GREEDY)
+    assert len({request.runs[0].key for request in submitted}) == 3
+    assert llm.statistics().num_media_encoded - before == 3
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}], "this server fetches nothing"),
+    ([{"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}], "this server fetches nothing"),
+    ([{"type": "image", "image": "/etc/hostname"}], "this server fetches nothing"),
+    ([{"type": "input_image", "file_id": "file-1"}], "no files are kept here"),
+    ([{"type": "image_url", "image_url": {}}], "has no picture"),
+    ([{"type": "image", "source": {"type": "file"}}], "must have the type base64"),
+    ([{"type": "image_url", "image_url": "data:image/svg+xml;base64,AAAA"}], "is of type 'image/svg+xml'"),
+    ([{"type": "image_url", "image_url": "data:image/png;base64,AA AA"}], "not valid base64"),
+    ([{"type": "image_url", "image_url": "data:image/png,AAAA"}], "must be data:image/"),
+    ([{"type": "image_url", "image_url": "data:image/png;base64,"}], "is empty"),
+    ([{"type": "image_url", "image_url": "data:image/png;base64,AAAA"}], "cannot be read"),
+    ([*PARTS, {"type": "text", "text": "see <image>"}], "which stands for a picture"),
+    ([PARTS[0]] * 17, "17 pictures were sent; at most 16"),
+    ([{"type": "input_audio", "input_audio": {}}], "reads only text and pictures"),
+]
+
+
+@pytest.mark.parametrize(("parts", "why"), REFUSED)
+def test_what_cannot_be_read_is_refused_in_one_sentence(http: TestClient, parts: Any, why: str) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}], **GREEDY})
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert why in message
+    assert "0x" not in message
+
+
+def test_placeholders_and_pictures_are_as_many(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="places for 1 pictures, each the text '<image>'; 2 were sent"):
+        llm.generate({"prompt": "<image>", "multi_modal_data": {"image": [png(), png()]}}, **GREEDY)
+    with pytest.raises(UnsupportedFeature, match="'audio'"):
+        llm.generate({"prompt": "x", "multi_modal_data": {"audio": b"x"}}, **GREEDY)
+    with pytest.raises(MediaRefused, match="no-such"):
+        llm.generate({"prompt": "<image>", "multi_modal_data": {"image": "no-such.png"}}, **GREEDY)
+    assert llm.generate("typed <image>", **GREEDY)[0].outputs[0].text  # without pictures it is text
