@@ -10,51 +10,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import permutations
-from math import inf, perm
+from math import perm
 from typing import Any
 
-from bridle.constraints.complement import ANNOTATIONS, NoEquivalent, Schema, absent, all_of, any_of, complement
+from bridle.constraints.complement import ANNOTATIONS, NoEquivalent, Schema, absent, all_of, any_of
+from bridle.constraints.dialect import Dialect, mapped
+from bridle.constraints.exclusion import exclude, listed, types
+from bridle.constraints.formats import FORMATS, is_known
 from bridle.errors import InvalidRequest
 
-_ONE = frozenset(
-    {
-        *("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else"),
-        *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
-    }
-)
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
-_MANY = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 _APPLICATORS = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas")
-_OLD_DRAFTS = re.compile(r"draft-0[34567]|2019-09")
 _DIALECT = re.compile(r"\Ahttps?://json-schema\.org/(draft-0[4-7]|draft/20(?:19-09|20-12))/schema#?\Z")
 _MAX_LISTS = 400  # that a list of distinct values is spelled out as
 _MAX_PLACES = 16  # where an item of a kind is looked for
 _MAX_BRANCHES = 24
 #: Nodes of an equivalent: rules multiply, and a schema is to stay within what may be sent.
 _MAX_NODES = 50_000
-
-_POINTER = "(?:/(?:[^~/]|~[01])*)*"
-_CHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
-_NO_COLON = _CHAR.replace(":@", "@")
-_AUTHORITY = f"//{_CHAR}*"
-_TAIL = rf"(?:\?(?:{_CHAR}|[/?])*)?(?:#(?:{_CHAR}|[/?])*)?"
-_RELATIVE = f"(?:{_AUTHORITY}(?:/{_CHAR}*)*|/(?:{_CHAR}+(?:/{_CHAR}*)*)?|{_NO_COLON}+(?:/{_CHAR}*)*|)"
-_ABSOLUTE = (
-    f"[A-Za-z][A-Za-z0-9+.-]*:(?:{_AUTHORITY}(?:/{_CHAR}*)*|/(?:{_CHAR}+(?:/{_CHAR}*)*)?|{_CHAR}+(?:/{_CHAR}*)*|)"
-)
-#: What the standard calls a format and llguidance does not know: what replaces it. The international ones allow all
-#: that their ASCII forms allow, of which texts are made then.
-_FORMATS: Mapping[str, Schema] = {
-    "json-pointer": {"pattern": f"^{_POINTER}$"},
-    "relative-json-pointer": {"pattern": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$"},
-    "uri-reference": {"pattern": f"^(?:{_ABSOLUTE}|{_RELATIVE}){_TAIL}$"},
-    "iri-reference": {"pattern": f"^(?:{_ABSOLUTE}|{_RELATIVE}){_TAIL}$"},
-    "iri": {"format": "uri"},
-    "idn-email": {"format": "email"},
-    "idn-hostname": {"format": "hostname"},
-}
 
 
 def equivalent_text(schema: str) -> str:
@@ -69,7 +41,7 @@ def equivalent_text(schema: str) -> str:
 
 def equivalent(schema: Schema) -> Schema:
     """An equivalent in fewer keywords. Raises `InvalidRequest` if it would be too large."""
-    dialect = _Dialect.of(schema)
+    dialect = Dialect.of(schema)
     made = _Rewriter(dialect).schema(schema)
     if isinstance(made, dict) and isinstance(name := made.get("$schema"), str):
         made["$schema"] = _DIALECT.sub(_spelled, name)
@@ -82,36 +54,8 @@ def _spelled(name: re.Match[str]) -> str:
     return f"http://json-schema.org/{draft}/schema#" if draft[5] == "-" else f"https://json-schema.org/{draft}/schema"
 
 
-@dataclass(frozen=True, slots=True)
-class _Dialect:
-    """What rules must know of the document: whether lists of items are told in the old way, and whether references
-    that depend on the way to them can mean one place only."""
-
-    is_old: bool
-    anchors: frozenset[str]
-    is_one_resource: bool
-
-    @classmethod
-    def of(cls, schema: Schema) -> _Dialect:
-        found: list[str] = []
-        num_ids = 0
-        rest: list[Any] = [schema]
-        while rest:
-            value = rest.pop()
-            if isinstance(value, Mapping):
-                if isinstance(value.get("$dynamicAnchor"), str):
-                    found.append(value["$dynamicAnchor"])
-                num_ids += value is not schema and isinstance(value.get("$id"), str)
-                rest += value.values()
-            elif isinstance(value, list):
-                rest += value
-        named = schema.get("$schema", "") if isinstance(schema, Mapping) else ""
-        unique = frozenset(name for name in found if found.count(name) == 1)
-        return cls(bool(_OLD_DRAFTS.search(str(named))), unique, not num_ids)
-
-
 class _Rewriter:
-    def __init__(self, dialect: _Dialect) -> None:
+    def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self._num_nodes = 0
 
@@ -119,7 +63,7 @@ class _Rewriter:
         """Rewrite a schema, from the leaves up."""
         if not isinstance(schema, Mapping):
             return schema
-        made = {name: self._inner(name, value) for name, value in schema.items()}
+        made = mapped(schema, self.schema)
         more: list[Schema] = []
         for rule in _RULES:
             try:
@@ -130,15 +74,6 @@ class _Rewriter:
             made["allOf"] = [*made.get("allOf", []), *more]
         self._count(made)
         return made
-
-    def _inner(self, name: str, value: Any) -> Any:
-        if name in _ONE and isinstance(value, Mapping):
-            return self.schema(value)
-        if name in _NAMED and isinstance(value, Mapping):
-            return {key: self.schema(inner) for key, inner in value.items()}
-        if name in _MANY and isinstance(value, list):
-            return [self.schema(inner) for inner in value]
-        return value
 
     def _count(self, made: Mapping[str, Any]) -> None:
         """Count the nodes that a rule made, since it may have copied many."""
@@ -157,10 +92,10 @@ class _Rewriter:
 # -- rules: each takes keywords out of a schema and gives what is to hold besides ----------------------------
 
 _Made = dict[str, Any]
-_Rule = Callable[[_Made, _Dialect], list[Schema]]
+_Rule = Callable[[_Made, Dialect], list[Schema]]
 
 
-def _references(made: _Made, dialect: _Dialect) -> list[Schema]:
+def _references(made: _Made, dialect: Dialect) -> list[Schema]:
     anchor = made.get("$dynamicAnchor")
     if anchor in dialect.anchors and "$anchor" not in made:
         made["$anchor"] = made.pop("$dynamicAnchor")
@@ -174,15 +109,16 @@ def _references(made: _Made, dialect: _Dialect) -> list[Schema]:
     return []
 
 
-def _format(made: _Made, dialect: _Dialect) -> list[Schema]:
-    known = _FORMATS.get(str(made.get("format")))
+def _format(made: _Made, dialect: Dialect) -> list[Schema]:
+    if "format" not in made or is_known(made["format"]):
+        return []
+    known = FORMATS.get(str(made.pop("format")))
     if known is None:
         return []
-    del made["format"]
     return [any_of([{"type": ["object", "array", "number", "boolean", "null"]}, {"type": "string", **known}])]
 
 
-def _dependencies(made: _Made, dialect: _Dialect) -> list[Schema]:
+def _dependencies(made: _Made, dialect: Dialect) -> list[Schema]:
     more: list[Schema] = []
     for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
         for name, needed in made.pop(keyword, {}).items():
@@ -191,87 +127,47 @@ def _dependencies(made: _Made, dialect: _Dialect) -> list[Schema]:
     return more
 
 
-def _condition(made: _Made, dialect: _Dialect) -> list[Schema]:
+def _condition(made: _Made, dialect: Dialect) -> list[Schema]:
     if "if" not in made or not {"then", "else"} & made.keys():
         for name in ("if", "then", "else"):  # one without the others says nothing
             made.pop(name, None)
         return []
     given = made["if"]
     holds = all_of([given, made.get("then", True)])
-    fails = all_of([complement(given), made.get("else", True)])
+    fails = all_of([dialect.complement(given), made.get("else", True)])
     for name in ("if", "then", "else"):
         made.pop(name, None)
     return [any_of([holds, fails])]
 
 
-def _negation(made: _Made, dialect: _Dialect) -> list[Schema]:
+def _negation(made: _Made, dialect: Dialect) -> list[Schema]:
     if "not" not in made:
         return []
-    wrong = complement(made["not"])
+    wrong = dialect.complement(made["not"])
     del made["not"]
     return [wrong]
 
 
-def _one_of(made: _Made, dialect: _Dialect) -> list[Schema]:
+def _one_of(made: _Made, dialect: Dialect) -> list[Schema]:
     """Branches that exclude each other can be joined as they are."""
     branches = made.get("oneOf")
     if branches is None or not 2 <= len(branches) <= _MAX_BRANCHES:
         return []
     found = []
     for one in branches:
-        others = [other for other in branches if other is not one and not _exclude(one, other)]
-        found.append(all_of([one, *map(complement, others)]))
+        others = [other for other in branches if other is not one and not exclude(one, other, dialect.find)]
+        found.append(all_of([one, *map(dialect.complement, others)]))
     del made["oneOf"]
     return [any_of(found)]
 
 
-def _exclude(one: Schema, other: Schema) -> bool:
-    """Whether no value fits both, as far as can be decided quickly."""
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return False
-    if not _types(one) & _types(other):
-        return True
-    if _types(one) | _types(other) <= {"number", "integer"}:
-        return _lowest(one) > _highest(other) or _lowest(other) > _highest(one)
-    both = set(one.get("required", ())) & set(other.get("required", ()))
-    is_object = _types(one) == _types(other) == {"object"}
-    return is_object and any(_are_apart(_of(one, name), _of(other, name)) for name in both)
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    given = schema.get("type", ["object", "array", "string", "number", "boolean", "null"])
-    names = {given} if isinstance(given, str) else set(given)
-    return names | {"number"} if "integer" in names else names
-
-
-def _lowest(schema: Mapping[str, Any]) -> float:
-    return float(schema.get("minimum", -inf))
-
-
-def _highest(schema: Mapping[str, Any]) -> float:
-    return float(schema.get("maximum", inf))
-
-
-def _of(schema: Mapping[str, Any], name: str) -> Schema:
-    return schema.get("properties", {}).get(name, True)
-
-
-def _are_apart(one: Schema, other: Schema) -> bool:
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return False
-    if not _types(one) & _types(other):
-        return True
-    texts = [_texts(each) for each in (one, other)]
-    return None not in texts and not set(texts[0] or ()) & set(texts[1] or ())
-
-
 def _texts(schema: Mapping[str, Any]) -> list[str] | None:
     """The texts that a schema lists, if it lists nothing else."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    values = listed(schema)
     return values if values and all(isinstance(value, str) for value in values) else None
 
 
-def _unevaluated(made: _Made, dialect: _Dialect) -> list[Schema]:
+def _unevaluated(made: _Made, dialect: Dialect) -> list[Schema]:
     if any(name in made for name in _APPLICATORS):
         return []
     if "unevaluatedProperties" in made:
@@ -285,7 +181,7 @@ def _unevaluated(made: _Made, dialect: _Dialect) -> list[Schema]:
     return []
 
 
-def _property_names(made: _Made, dialect: _Dialect) -> list[Schema]:
+def _property_names(made: _Made, dialect: Dialect) -> list[Schema]:
     names = made.get("propertyNames")
     if names is None:
         return []
@@ -326,7 +222,7 @@ def _pattern_of(names: Schema) -> str | None:
     raise NoEquivalent("names are told by more than a regex")
 
 
-def _distinct(made: _Made, dialect: _Dialect) -> list[Schema]:
+def _distinct(made: _Made, dialect: Dialect) -> list[Schema]:
     wanted = made.get("uniqueItems")
     if wanted is False or (wanted is True and made.get("maxItems", 2) <= 1):
         del made["uniqueItems"]
@@ -338,7 +234,7 @@ def _distinct(made: _Made, dialect: _Dialect) -> list[Schema]:
     if (
         values is None
         or set(items) - ANNOTATIONS - {"enum", "const", "type"}
-        or ("type" in items and _types(items) - {"string"})
+        or ("type" in items and types(items) - {"string"})
     ):
         raise NoEquivalent("its items are not listed")
     values = list(dict.fromkeys(values))
@@ -349,15 +245,15 @@ def _distinct(made: _Made, dialect: _Dialect) -> list[Schema]:
     for name in ("uniqueItems", "items", "minItems", "maxItems"):
         made.pop(name, None)
     others = {"type": ["object", "string", "number", "boolean", "null"]}
-    if "array" not in _types(made):
+    if "array" not in types(made):
         return [others]
-    if _types(made) == {"array"} and not set(made) - ANNOTATIONS - {"type"}:
+    if types(made) == {"array"} and not set(made) - ANNOTATIONS - {"type"}:
         del made["type"]
         return [{"enum": lists} if lists else False]
     return [any_of([others, {"enum": lists} if lists else False])]
 
 
-def _contains(made: _Made, dialect: _Dialect) -> list[Schema]:
+def _contains(made: _Made, dialect: Dialect) -> list[Schema]:
     wanted = made.get("contains")
     low, high = made.get("minContains", 1), made.get("maxContains")
     if wanted is None or high is not None:
@@ -375,7 +271,7 @@ def _contains(made: _Made, dialect: _Dialect) -> list[Schema]:
     return []
 
 
-def _somewhere(made: _Made, wanted: Schema, dialect: _Dialect) -> list[Schema]:
+def _somewhere(made: _Made, wanted: Schema, dialect: Dialect) -> list[Schema]:
     """One item of a kind, in any place that there is."""
     items = made.get("items", True)
     prefix, rest = ("items", "additionalItems") if dialect.is_old else ("prefixItems", "items")

@@ -16,6 +16,7 @@ BENCHMARKS = {
     "overhead": "Python time of a step outside the model",
     "refusals": "how quickly hostile bodies are refused, and who waits for it",
     "sampler": "time to choose tokens",
+    "schemas": "which JSON schemas of a collection such as MaskBench are served, and what their masks cost",
     "shard": "a step through another process beside one in this",
     "simulation": "a hundred to a thousand replicas in virtual time",
     "speculation": "what drafted tokens gain, beside none and beside transformers' prompt lookup",

@@ -1,0 +1,166 @@
+"""Whether two JSON schemas exclude each other: no value fits both. So the branches of a `oneOf` can be joined.
+
+It is decided by what is quickly seen: types, listed values, bounds, and properties that both need and that exclude each
+other, through references within the document. What is not seen counts as "they may overlap", so an answer of yes is
+always right. The work is bounded, since alternatives multiply.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from bridle.constraints.complement import Schema
+
+_ANY = ("object", "array", "string", "number", "boolean", "null")
+_MAX_FACTS = 32  # schemas that are looked at because all of them hold
+_MAX_COMPARISONS = 2_000  # pairs of schemas, for one question
+_MAX_DEPTH = 12  # of alternatives and properties within one another
+#: The keywords that bound values of a type from below and from above.
+_BOUNDS: Mapping[str, tuple[str, str]] = {
+    "number": ("minimum", "maximum"),
+    "string": ("minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+    "object": ("minProperties", "maxProperties"),
+}
+
+#: Looks up a reference: the schema that it means, or None.
+Find = Callable[[str], Schema | None]
+_Node = Mapping[str, Any]
+
+
+def exclude(one: Schema, other: Schema, find: Find) -> bool:
+    """Whether no value fits both."""
+    return _Question(find).exclude(one, other, 0)
+
+
+def listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema lists, if it lists any."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def types(schema: Mapping[str, Any]) -> set[str]:
+    """The types of values that a schema allows by name; `number` stands beside `integer`."""
+    given = schema.get("type", _ANY)
+    names = {given} if isinstance(given, str) else set(given)
+    if not names <= {*_ANY, "integer"}:
+        return set(_ANY)  # a name that some other draft may know
+    return names | {"number"} if "integer" in names else names
+
+
+class _Question:
+    """One question, and what is left of the work that it may take."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._left = _MAX_COMPARISONS
+
+    def exclude(self, one: Schema, other: Schema, depth: int) -> bool:
+        if one is False or other is False:
+            return True
+        self._left -= 1
+        if self._left < 0 or depth > _MAX_DEPTH:
+            return False
+        ours, theirs = self._facts(one), self._facts(other)
+        return (
+            any(_clash(a, b) for a in ours for b in theirs)
+            or self._properties_clash(ours, theirs, depth + 1)
+            or self._alternatives_clash(ours, other, depth + 1)
+            or self._alternatives_clash(theirs, one, depth + 1)
+        )
+
+    def _facts(self, schema: Schema) -> list[_Node]:
+        """Schemas that hold for every value of this one. What stands beside a reference counts in some drafts only."""
+        found: list[_Node] = []
+        rest, seen = [schema], set()
+        while rest and len(found) < _MAX_FACTS:
+            node = rest.pop()
+            if not isinstance(node, Mapping):
+                continue
+            reference = node.get("$ref")
+            if not isinstance(reference, str):
+                found.append(node)
+                rest += node.get("allOf", ())
+            elif reference not in seen:
+                seen.add(reference)
+                rest.append(self._find(reference))
+        return found
+
+    def _properties_clash(self, ours: Sequence[_Node], theirs: Sequence[_Node], depth: int) -> bool:
+        """Whether an object would need a property that it cannot have."""
+        if not any(types(node) == {"object"} for node in (*ours, *theirs)):
+            return False
+        lists = [node.get("required") for node in (*ours, *theirs)]
+        needed = {name for names in lists if isinstance(names, list) for name in names}
+        return any(
+            self.exclude(_property(a, name), _property(b, name), depth) for name in needed for a in ours for b in theirs
+        )
+
+    def _alternatives_clash(self, facts: Sequence[_Node], other: Schema, depth: int) -> bool:
+        """Whether the other one excludes each of several alternatives."""
+        ways = [node[name] for node in facts for name in ("anyOf", "oneOf") if node.get(name)]
+        return any(all(self.exclude(way, other, depth) for way in each) for each in ways)
+
+
+def _property(node: _Node, name: str) -> Schema:
+    """What a schema says of the property of that name."""
+    own = node.get("properties", {})
+    if name in own:
+        return own[name]
+    return node.get("additionalProperties", True) if not node.get("patternProperties") else True
+
+
+def _clash(one: _Node, other: _Node) -> bool:
+    """Whether what two schemas say of types, values and bounds excludes each other."""
+    common = types(one) & types(other)
+    if all(_are_beyond(one, other, kind) or _are_beyond(other, one, kind) for kind in common - {"integer"}):
+        return True
+    return any(
+        values is not None and all(not _fits(value, node) for value in values)
+        for values, node in ((listed(one), other), (listed(other), one))
+    )
+
+
+def _are_beyond(one: _Node, other: _Node, kind: str) -> bool:
+    """Whether the least value of that type is more than the other one's largest."""
+    low, high = _BOUNDS.get(kind, ("", ""))
+    return _number(one.get(low), -inf) > _number(other.get(high), inf)
+
+
+def _number(value: Any, otherwise: float) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
+
+
+def _fits(value: Any, node: _Node) -> bool:
+    """Whether a value may fit a schema, by its types, values, bounds and pattern."""
+    values = listed(node)
+    if _type_of(value) not in types(node) or (values is not None and not _is_among(value, values)):
+        return False
+    if not isinstance(value, str):
+        return True
+    is_long_enough = len(value) >= _number(node.get("minLength"), 0)
+    return is_long_enough and len(value) <= _number(node.get("maxLength"), inf) and _matches(value, node)
+
+
+def _matches(text: str, node: _Node) -> bool:
+    try:
+        return re.search(node.get("pattern", ""), text) is not None
+    except (re.error, TypeError):
+        return True
+
+
+def _is_among(value: Any, values: Iterable[Any]) -> bool:
+    """Whether a JSON value is among others: true is not 1, as it is in Python."""
+    return any(value == other and isinstance(value, bool) is isinstance(other, bool) for other in values)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if value is None:
+        return "null"
+    kinds = ((str, "string"), (list, "array"), (Mapping, "object"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "number")
