@@ -41,6 +41,6 @@ def test_no_more_threads_compute_than_there_are_cores(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     for threads in (64, 2, 1):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        loader._choose_threads(None)
-    loader._choose_threads(5)  # who asks for more gets more
+        loader.choose_threads(None)
+    loader.choose_threads(5)  # who asks for more gets more
     assert chosen == [2, 5]
