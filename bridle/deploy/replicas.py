@@ -110,11 +110,15 @@ def load_replicated(
     if a replica does not start."""
     from bridle.constraints import ConstraintPool, vocabulary_of
     from bridle.model import resolve_model
+    from bridle.model.pooled.settings import read_pooling
     from bridle.text import Tokenizer
 
     if count < 1:
         raise InvalidRequest(f"replicas is {count}; must be at least 1", "replicas")
     path = resolve_model(config.model, config.revision)
+    pooling = read_pooling(path)
+    if pooling is not None:
+        control = None  # there is nothing to steer
     tokenizer = Tokenizer.load(config.tokenizer or str(path), config.revision if config.tokenizer else None)
     told = ReplicaConfig(_share(config, count), engine, shards, control or ControlSettings("off"))
     client, store = _start(told, count, path, progress or (lambda what, share: None))
@@ -130,6 +134,7 @@ def load_replicated(
         pictures=None if shards else open_reader(path),
         engine=engine,
         defaults=read_defaults(path, config.generation_config),
+        pooling=pooling,
         shutdown=partial(_shut_down, client, constraints, store),
     )
 

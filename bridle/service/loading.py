@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bridle.engine.client import EngineClient
     from bridle.engine.interfaces import ControllerPool, ExecutorInfo
     from bridle.model.media_store import LocalMediaStore
+    from bridle.model.pooled.settings import Pooling
     from bridle.text import Tokenizer
 
 P = ParamSpec("P")
@@ -81,6 +82,7 @@ class LoadedModel:
     engine: EngineConfig = field(default_factory=EngineConfig)
     pid: int = field(default_factory=os.getpid)  # the process that loaded it
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, by what the checkpoint recommends
+    pooling: Pooling | None = None  # how it makes vectors or labels of texts, if it is for that
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     info: ExecutorInfo = field(init=False, repr=False)
     batching: Batching = field(init=False, repr=False)
@@ -157,6 +159,7 @@ def load_model(
         num_bytes=parts.executor.num_bytes + (config.reserved_memory or 0),
         engine=engine_config,
         defaults=parts.defaults,
+        pooling=parts.pooling,
         shutdown=client.close,
     )
 
@@ -170,6 +173,7 @@ class _Parts:
     runtime: RuntimePool | None
     defaults: Mapping[str, Any]
     pictures: MediaReader | None
+    pooling: Pooling | None
 
 
 def _load_parts(
@@ -182,9 +186,13 @@ def _load_parts(
     """Tokenizer, weights and control runtime. If one of them fails, none is left behind."""
     from bridle.backends import load_executor
     from bridle.model import resolve_model
+    from bridle.model.pooled.settings import read_pooling
     from bridle.text import Tokenizer
 
     path = resolve_model(config.model, config.revision)
+    pooling = read_pooling(path)
+    if pooling is not None:
+        control = ControlSettings("off")  # there is nothing to steer
     with ExitStack() as undo:
         starting = _begin_control(control, config, path)
         if starting is not None:
@@ -197,7 +205,7 @@ def _load_parts(
         runtime = finish_control(control, starting, executor.info.vocab_size)
         undo.pop_all()
     pictures = None if getattr(executor, "media", None) is None else open_reader(path)
-    return _Parts(tokenizer, executor, runtime, read_defaults(path, config.generation_config), pictures)
+    return _Parts(tokenizer, executor, runtime, read_defaults(path, config.generation_config), pictures, pooling)
 
 
 def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:

@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from bridle.engine.intake import check_task
 from bridle.errors import EngineClosed, InvalidRequest
 from bridle.heap import return_free_memory
 from bridle.sampling import MAX_SEED, SamplingParams
@@ -113,9 +114,10 @@ class Serving:
         priority: int | None = None,
         deadline: float | None = None,
         notice: Notice | None = None,
+        generates: bool = True,
     ) -> LoadedModel:
         """A place for so many prompts, and the model and the adapter that a request names, which stay until the end.
-        `name` may be an adapter's, too.
+        `name` may be an adapter's, too. A call that asks for text needs a model that `generates` it.
 
         What has to be loaded is waited for. Raises `InvalidRequest` (`UnknownModel`, `UnknownAdapter` and
         `AdapterRefused` are some), `Overloaded`, `ModelUnavailable`, `DeadlineExceeded`, and `EngineClosed` while the
@@ -134,6 +136,8 @@ class Serving:
         self.held.callback(host.live.pop, story.id, None)
         async with story.terms.bounded("its model was loaded"):
             await self._load(slot, chosen.adapter, notice)
+        if generates:
+            check_task(self.model.info, embeds=False)
         # One prompt that fits the model is always taken, whatever was loaded when the limit was set.
         host.admission.max_tokens = max(host.admission.max_tokens, self.model.max_sequence_tokens)
         return self.model
@@ -144,7 +148,7 @@ class Serving:
         registry = self.host.registry
         slot = registry.slot_of(registry.choose(name).model)
         if slot.model is None:
-            return await self.hold(name)
+            return await self.hold(name, generates=False)
         await self._load(slot)
         return self.model
 

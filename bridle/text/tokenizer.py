@@ -171,6 +171,30 @@ class Tokenizer:
             raise InvalidRequest(_HALF_CHARACTER) from None
         return [(token, start, stop) for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True)]
 
+    def encode_cut(self, text: str, limit: int | None = None) -> list[int]:
+        """As `encode`, but of a text that has more than `limit` tokens only the first ones, with what the model expects
+        around them."""
+        tokens = self.encode(text)
+        if limit is None or len(tokens) <= limit:
+            return tokens
+        (encoded,) = self._backend.encode_batch([text], add_special_tokens=False)
+        encoded.truncate(max(limit - self._backend.num_special_tokens_to_add(False), 0))
+        return list(self._backend.post_process(encoded, None, True).ids)[:limit]
+
+    def encode_pair(self, first: str, second: str, limit: int | None = None) -> list[tuple[int, int]]:
+        """The tokens of two texts, with what the model expects around and between them, each with its type: which of
+        the texts it belongs to, for models that tell. With `limit` the longer text is cut first."""
+        try:
+            one, other = self._backend.encode_batch([first, second], add_special_tokens=False)
+        except TypeError:  # how the library reports lone surrogates
+            raise InvalidRequest(_HALF_CHARACTER) from None
+        if limit is not None:
+            room = max(limit - self._backend.num_special_tokens_to_add(True), 0)
+            for part, length in zip((one, other), _shared_room(len(one), len(other), room), strict=True):
+                part.truncate(length)
+        both = self._backend.post_process(one, other, True)
+        return list(zip(both.ids, both.type_ids, strict=True))[:limit]
+
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `tokens`. Ids without a token leave no text."""
         visible = [t for t in tokens if not (skip_special_tokens and t in self.special_token_ids)]
@@ -206,3 +230,11 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self._name!r}, vocab_size={self.vocab_size})"
+
+
+def _shared_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """The lengths that two texts keep of `room`: the longer one is cut first."""
+    if first + second <= room:
+        return first, second
+    short = min(first, second, room // 2)
+    return (short, room - short) if first <= second else (room - short, short)

@@ -27,6 +27,7 @@ class Front:
     async def __init__(self, told: str, engines: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         from bridle.constraints import ConstraintPool, vocabulary_of
         from bridle.model import resolve_model
+        from bridle.model.pooled.settings import read_pooling
         from bridle.text import Tokenizer
 
         configure_logs("json")
@@ -51,6 +52,7 @@ class Front:
             adapters=adapters,
             constraints=constraints,
             defaults=read_defaults(folder, config.generation_config),
+            pooling=read_pooling(folder),
             shutdown=shut_down,
         )
         self._registry = ModelRegistry([model])

@@ -14,7 +14,7 @@ from bridle.http.errors import error_response, json_response
 from bridle.http.state import HttpState, borrow, http_state
 from bridle.http.transport.identity import check_admin
 from bridle.http.transport.json_body import BoundedRoute
-from bridle.service import ModelState
+from bridle.service import LoadedModel, ModelState
 
 _MAX_NAME_CHARS = 500
 
@@ -77,11 +77,22 @@ def _row(http: HttpState, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": None if slot.model is None else slot.model.max_sequence_tokens,
         "state": slot.state.value,
+        "task": None if slot.model is None else slot.model.info.task,
         "has_chat_template": None if slot.model is None else slot.model.tokenizer.chat_template.is_present,
     }
+    if slot.model is not None and slot.model.pooling is not None:
+        row |= _pooling(slot.model)
     if slot.state is ModelState.LOADING:
         row["loading"] = {"stage": slot.stage, "share": round(slot.share, 3)}
     return row
+
+
+def _pooling(model: LoadedModel) -> dict[str, Any]:
+    """What a client must know of a model that gives vectors or labels."""
+    assert model.pooling is not None
+    if model.info.task == "classify":
+        return {"labels": list(model.pooling.labels)}
+    return {"embedding_size": model.info.embedding_size, "prompts": list(model.pooling.prompts)}
 
 
 def _adapter_row(http: HttpState, base: str, adapter: str) -> dict[str, Any]:

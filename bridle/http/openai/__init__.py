@@ -1,5 +1,12 @@
-"""The OpenAI API: completions, chat, responses, embeddings and scores, batch files."""
+"""The OpenAI API: completions, chat, responses, embeddings, scores and labels, batch files."""
 
-from bridle.http.openai import chat, completions, embeddings, responses, scores
+from bridle.http.openai import chat, classify, completions, embeddings, responses, scores
 
-routers = (completions.router, chat.router, embeddings.router, responses.router, scores.router)
+routers = (
+    completions.router,
+    chat.router,
+    embeddings.router,
+    responses.router,
+    scores.router,
+    classify.router,
+)

@@ -21,11 +21,9 @@ from bridle.service import new_request_id
 
 MAX_LINE_BYTES = 16 << 20
 _NO_LIMIT = 1 << 62  # tokens
-URLS = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses", "/generate"}
-)
+_WITHOUT_TEXT = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/classify"})
+URLS = _WITHOUT_TEXT | {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/generate"}
 _NATIVE = frozenset({"/generate"})
-_WITHOUT_TEXT = frozenset({"/v1/embeddings"})
 _STEERS = ("controller", *NAMES)
 
 

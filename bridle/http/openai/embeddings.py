@@ -1,8 +1,8 @@
 """`POST /v1/embeddings`: vectors of texts.
 
-A vector is the hidden state of a text's last token, from which the next token would be drawn, scaled to length 1. Each
-text is a request of the engine like any other: its prompt is computed in chunks beside other requests, and its cached
-part is not computed again. A call has a few of its texts in the engine at a time.
+An embedding model makes its vectors as its folder says. A model that generates text gives the hidden state of a text's
+last token, from which the next token would be drawn. Either way they have length 1, and each text is a request of the
+engine like any other, computed beside those of other calls. A call has a few of its texts in the engine at a time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, WithJsonSchema
 from starlette.responses import Response
 
-from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.errors import InvalidRequest
 from bridle.http.fields import Fields
 from bridle.http.openai.schemas import PROMPTS_SCHEMA, prompts
 from bridle.http.state import serving_of
 from bridle.http.transport.call import call_of, run_while_connected
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.long_list import LongListResponse
-from bridle.service.generation import Part
-from bridle.service.requests import EMBEDDING
 from bridle.service.serving import Serving
+from bridle.service.texts import Reading, check_embeds, read_texts, run_vectors, shaped
 
 MAX_INPUTS = 512
 #: How many texts of one call are in the engine at once.
@@ -37,18 +36,42 @@ router = APIRouter(route_class=BoundedRoute)
 Inputs = Annotated[Any, BeforeValidator(lambda value: prompts(value, "input")), WithJsonSchema(PROMPTS_SCHEMA)]
 
 
-class EmbeddingsBody(Fields):
-    """`input` is a text, a list of texts, a list of token ids, or a list of such lists."""
+class TextsBody(Fields):
+    """What all calls share that ask for vectors or labels of texts. Texts that are longer than `truncate_prompt_tokens`
+    are cut; -1 stands for what the model takes."""
 
     has_text: ClassVar[bool] = False
 
-    input: Inputs
     model: str | None = None
     adapter: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
     priority: int | None = None
     deadline: float | None = None
+
+    async def hold(self, serving: Serving, num_texts: int) -> int:
+        """Hold the model, and places for as many texts as may be in the engine at once; returns how many that are."""
+        if num_texts > MAX_INPUTS:
+            raise InvalidRequest(f"input has {num_texts} texts; at most {MAX_INPUTS} in one call", "input")
+        at_once = min(num_texts, MAX_AT_ONCE)
+        await serving.hold(
+            self.model,
+            self.adapter,
+            num_prompts=at_once,
+            priority=self.priority,
+            deadline=self.deadline,
+            generates=False,
+        )
+        return at_once
+
+
+class EmbeddingsBody(TextsBody):
+    """`input` is a text, a list of texts, a list of token ids, or a list of such lists. `prompt_name` is that of a
+    prompt that the model's folder has."""
+
+    input: Inputs
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
 
 
 @router.post("/v1/embeddings", summary="What the model makes of texts, as vectors")
@@ -62,32 +85,15 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
 
 async def _rows(body: EmbeddingsBody, serving: Serving) -> tuple[list[bytes], str]:
     """An entry of the answer for each text, in their order, and the name of what answers."""
-    num_inputs = len(body.input)
-    if num_inputs > MAX_INPUTS:
-        raise InvalidRequest(f"input has {num_inputs} texts; at most {MAX_INPUTS} in one call", "input")
-    at_once = min(num_inputs, MAX_AT_ONCE)
-    await serving.hold(body.model, body.adapter, num_prompts=at_once, priority=body.priority, deadline=body.deadline)
-    tokens = await serving.tokens(body.input)
-    generation = await serving.prepare(tokens, EMBEDDING, detokenize=False, embeds=True, at_once=at_once)
-    rows = [b""] * num_inputs
+    at_once = await body.hold(serving, len(body.input))
+    check_embeds(serving.model, body.dimensions)
+    tokens = await read_texts(serving, body.input, Reading(body.prompt_name, body.truncate_prompt_tokens))
+    rows = [b""] * len(tokens)
 
-    async def sink(part: Part, events: object) -> None:
-        vector = part.collector.output.embedding
-        if vector is not None and not rows[part.number]:
-            _check_dimensions(body.dimensions, len(vector))
-            rows[part.number] = _row(part.number, vector, body.encoding_format == "base64")
+    def keep(number: int, vector: array[float]) -> None:
+        rows[number] = _row(number, shaped(vector, body.dimensions), body.encoding_format == "base64")
 
-    await generation.run(sink)
-    return rows, generation.served_name
-
-
-def _check_dimensions(wanted: int | None, size: int) -> None:
-    """Refuse vectors of another size. A part of a vector has a meaning only if the model was trained for it, and no
-    checkpoint tells whether it was."""
-    if wanted is not None and wanted != size:
-        raise UnsupportedFeature(
-            f"dimensions is {wanted}; this model's vectors have {size}, and no fewer", "dimensions"
-        )
+    return rows, await run_vectors(serving, tokens, at_once, keep)
 
 
 def _row(number: int, vector: array[float], is_base64: bool) -> bytes:

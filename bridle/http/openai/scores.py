@@ -1,8 +1,9 @@
 """How much texts have to do with each other: `/v1/score` (vLLM's shape), `/v1/rerank` (that of Jina and Cohere), and
 `/rerank` with `texts` (that of text-embeddings-inference).
 
-A score is the cosine of the vectors that `/v1/embeddings` gives of both texts, as vLLM computes it for models that
-embed. A text that occurs several times in a call is computed once.
+A cross-encoder, a classifier with one label, reads both texts at once and scores them itself. With other models a score
+is the cosine of the vectors that `/v1/embeddings` gives of both texts, as vLLM computes it for models that embed; a
+text that occurs several times in a call is computed once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from operator import mul
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, WithJsonSchema
@@ -19,16 +20,25 @@ from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
 from bridle.http.errors import json_response
-from bridle.http.fields import Fields
-from bridle.http.openai.embeddings import MAX_AT_ONCE, MAX_INPUTS
+from bridle.http.openai.embeddings import TextsBody
 from bridle.http.state import serving_of
 from bridle.http.transport.call import Call, call_of, run_while_connected
 from bridle.http.transport.json_body import BoundedRoute
-from bridle.service.generation import Part
-from bridle.service.requests import EMBEDDING
 from bridle.service.serving import Serving
+from bridle.service.texts import (
+    AS_FITS,
+    Reading,
+    activated,
+    activation_of,
+    ranks_pairs,
+    read_texts,
+    run_vectors,
+    shaped,
+)
 
 router = APIRouter(route_class=BoundedRoute)
+
+Pair = tuple[str, str]
 
 
 def _texts(value: Any) -> Any:
@@ -46,24 +56,16 @@ Texts = Annotated[
 ]
 
 
-class _Body(Fields):
-    has_text: ClassVar[bool] = False
-
-    model: str | None = None
-    adapter: str | None = None
-    priority: int | None = None
-    deadline: float | None = None
-
-
-class ScoreBody(_Body):
+class ScoreBody(TextsBody):
     """`POST /v1/score`: one `text_1` for every `text_2`, or pairs of them."""
 
     text_1: Texts
     text_2: Texts
 
 
-class RerankBody(_Body):
-    """`POST /v1/rerank`. `texts` instead of `documents` asks for the answer of text-embeddings-inference."""
+class RerankBody(TextsBody):
+    """`POST /v1/rerank`. `texts` instead of `documents` asks for the answer of text-embeddings-inference, whose
+    `truncate` cuts what is too long, and whose `raw_scores` are a cross-encoder's logits."""
 
     query: str
     documents: Texts | None = None
@@ -71,6 +73,8 @@ class RerankBody(_Body):
     top_n: int | None = None
     return_documents: bool | None = None
     return_text: bool | None = None
+    truncate: bool | None = None
+    raw_scores: bool | None = None
 
 
 @router.post("/v1/score", summary="How close texts are to each other (vLLM)")
@@ -109,7 +113,7 @@ async def rerank(body: RerankBody, request: Request) -> Response:
         raise InvalidRequest(f"top_n is {body.top_n}; must be at least 1", "top_n")
     call = call_of(request.scope)
     pairs = [(body.query, text) for text in documents]
-    scores, name = await run_while_connected(request.receive, _scores(body, serving_of(request), pairs))
+    scores, name = await run_while_connected(request.receive, _ranks(body, serving_of(request), pairs))
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: body.top_n]
     if body.texts is not None:
         return json_response([_row(i, "score", scores[i], documents[i] if body.return_text else None) for i in order])
@@ -123,22 +127,38 @@ def _row(number: int, name: str, value: float, document: Any) -> dict[str, Any]:
     return row if document is None else row | {"document" if isinstance(document, dict) else "text": document}
 
 
-async def _scores(body: _Body, serving: Serving, pairs: Sequence[tuple[str, str]]) -> tuple[list[float], str]:
+async def _ranks(body: RerankBody, serving: Serving, pairs: Sequence[Pair]) -> tuple[list[float], str]:
+    if body.truncate and body.truncate_prompt_tokens is None:
+        body.truncate_prompt_tokens = AS_FITS
+    return await _scores(body, serving, pairs, is_raw=bool(body.raw_scores))
+
+
+async def _scores(
+    body: TextsBody, serving: Serving, pairs: Sequence[Pair], is_raw: bool = False
+) -> tuple[list[float], str]:
     """The score of each pair, and the name of what answers."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    if len(texts) > MAX_INPUTS:
-        raise InvalidRequest(f"the call has {len(texts)} different texts; at most {MAX_INPUTS}")
-    at_once = min(len(texts), MAX_AT_ONCE)
-    await serving.hold(body.model, body.adapter, num_prompts=at_once, priority=body.priority, deadline=body.deadline)
-    tokens = await serving.tokens(texts)
-    generation = await serving.prepare(tokens, EMBEDDING, detokenize=False, embeds=True, at_once=at_once)
+    how = Reading(truncate=body.truncate_prompt_tokens)
+    at_once = await body.hold(serving, len(texts))
+    if ranks_pairs(serving.model):
+        return await _cross_scores(serving, pairs, how, at_once, is_raw)
     vectors: dict[str, array[float]] = {}
 
-    async def sink(part: Part, events: object) -> None:
-        vector = part.collector.output.embedding
-        if vector is not None:
-            vectors[texts[part.number]] = vector
+    def keep(number: int, vector: array[float]) -> None:
+        vectors[texts[number]] = shaped(vector, None)
 
-    await generation.run(sink)
+    name = await run_vectors(serving, await read_texts(serving, texts, how), at_once, keep)
     # Vectors have length 1, so that their product is the cosine.
-    return [sum(map(mul, vectors[one], vectors[other])) for one, other in pairs], generation.served_name
+    return [sum(map(mul, vectors[one], vectors[other])) for one, other in pairs], name
+
+
+async def _cross_scores(
+    serving: Serving, pairs: Sequence[Pair], how: Reading, at_once: int, is_raw: bool
+) -> tuple[list[float], str]:
+    scores = [0.0] * len(pairs)
+    activation = "identity" if is_raw else activation_of(serving.model)
+
+    def keep(number: int, logits: array[float]) -> None:
+        (scores[number],) = activated(logits, activation)
+
+    return scores, await run_vectors(serving, await read_texts(serving, pairs, how), at_once, keep)

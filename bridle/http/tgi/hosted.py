@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from bridle.errors import InvalidRequest
@@ -15,9 +11,8 @@ from bridle.http.openai.completions import completions
 from bridle.http.openai.schemas import ChatBody, CompletionBody
 from bridle.http.tgi.errors import NativeRoute
 from bridle.http.tgi.routes import compat
-from bridle.http.tgi.schemas import GenerateBody, base_name
-
-Body = TypeVar("Body", bound=BaseModel)
+from bridle.http.tgi.schemas import base_name
+from bridle.http.transport.shaped_route import checked_body
 
 router = APIRouter(route_class=NativeRoute)
 
@@ -37,16 +32,9 @@ async def invocations(request: Request) -> Response:
     if isinstance(name := fields.get("model"), str):
         fields["model"] = base_name(name)
     if "inputs" in fields:
-        return await compat(_body(GenerateBody, fields), request)
+        return await compat(fields, request)
     if "messages" in fields:
-        return await chat_completions(_body(ChatBody, fields), request)
+        return await chat_completions(checked_body(ChatBody, fields), request)
     if "prompt" in fields:
-        return await completions(_body(CompletionBody, fields), request)
+        return await completions(checked_body(CompletionBody, fields), request)
     raise InvalidRequest("the body has none of 'inputs', 'messages' and 'prompt'; it must have one of them")
-
-
-def _body(kind: type[Body], fields: dict[str, Any]) -> Body:
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None

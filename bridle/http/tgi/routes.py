@@ -11,12 +11,14 @@ from bridle.engine.media import NO_SIGHTS
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
 from bridle.http.state import http_state, serving_of
+from bridle.http.tei.routes import compat as pooled_compat
 from bridle.http.tgi.answer import Answer
 from bridle.http.tgi.errors import NativeRoute, native_body
 from bridle.http.tgi.plan import check_truncate, plan_of, settled
 from bridle.http.tgi.schemas import GenerateBody
 from bridle.http.tgi.shapes import headers, stream_headers
 from bridle.http.transport.call import run_while_connected
+from bridle.http.transport.shaped_route import checked_body
 from bridle.http.transport.sse import SseResponse
 from bridle.media import Source
 from bridle.service import LoadedModel
@@ -42,8 +44,29 @@ async def generate_stream(body: GenerateBody, request: Request) -> Response:
     return _stream(answer, request)
 
 
-@router.post("/", summary="Either of both, told by `stream`; answers with a list of one")
-async def compat(body: GenerateBody, request: Request) -> Response:
+_DESCRIBED = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/GenerateBody"}}},
+    }
+}
+
+
+@router.post(
+    "/",
+    summary="Either of both, told by `stream`; a list of one. Of models that pool, vectors or labels",
+    openapi_extra=_DESCRIBED,
+)
+async def root(request: Request) -> Response:
+    return await compat(await request.json(), request)
+
+
+async def compat(data: Any, request: Request) -> Response:
+    """The answer to a body with `inputs`, whatever the model is for."""
+    pooled = await pooled_compat(data, request)
+    if pooled is not None:
+        return pooled
+    body = checked_body(GenerateBody, data)
     if body.stream:
         return _stream(await _prepare(body, request, is_stream=True, full_text=True), request)
     answer = await _prepare(body, request, is_stream=False, full_text=True)

@@ -42,12 +42,25 @@ GENERATING_ROUTES = frozenset(
     }
 )
 #: Routes that use a model: their calls are traced.
-MODEL_ROUTES = GENERATING_ROUTES | {"/v1/embeddings"}
+_POOLING_ROUTES = (
+    "/v1/embeddings",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/v1/classify",
+    "/classify",
+    "/embed",
+    "/predict",
+    "/similarity",
+)
+MODEL_ROUTES = GENERATING_ROUTES | {*_POOLING_ROUTES}
 _OPERATIONS = {
+    **dict.fromkeys(_POOLING_ROUTES, "embeddings"),
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
-    "/v1/embeddings": "embeddings",
 }
 _ANTHROPIC = "/v1/messages"
 _QUIET = ("/health", "/ping", "/metrics", "/v1/status")

@@ -1,0 +1,54 @@
+"""`POST /v1/classify`: which of its labels a sequence classifier gives a text, in vLLM's shape."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bridle.http.errors import json_response
+from bridle.http.openai.embeddings import Inputs, TextsBody
+from bridle.http.state import serving_of
+from bridle.http.transport.call import call_of, run_while_connected
+from bridle.http.transport.json_body import BoundedRoute
+from bridle.service.serving import Serving
+from bridle.service.texts import Reading, activated, activation_of, check_classifies, read_texts, run_vectors
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+class ClassifyBody(TextsBody):
+    """`input` is a text, a list of texts, a list of token ids, or a list of such lists. Without `use_activation`,
+    `probs` are the head's logits."""
+
+    input: Inputs
+    use_activation: bool = True
+
+
+@router.post("/v1/classify", summary="Which labels a classifier gives texts (vLLM)")
+@router.post("/classify", include_in_schema=False)
+async def classify(body: ClassifyBody, request: Request) -> Response:
+    call = call_of(request.scope)
+    rows, name = await run_while_connected(request.receive, _rows(body, serving_of(request)))
+    told = {"id": f"classify-{call.id}", "object": "list", "created": int(time.time()), "model": name}
+    usage = {"prompt_tokens": call.num_prompt, "total_tokens": call.num_prompt, "completion_tokens": 0}
+    return json_response({**told, "data": rows, "usage": usage})
+
+
+async def _rows(body: ClassifyBody, serving: Serving) -> tuple[list[dict[str, Any]], str]:
+    at_once = await body.hold(serving, len(body.input))
+    check_classifies(serving.model)
+    tokens = await read_texts(serving, body.input, Reading(truncate=body.truncate_prompt_tokens))
+    activation = activation_of(serving.model) if body.use_activation else "identity"
+    rows: list[dict[str, Any]] = [{}] * len(tokens)
+
+    def keep(number: int, logits: array[float]) -> None:
+        probs = activated(logits, activation)
+        assert serving.model.pooling is not None  # it classifies
+        label = serving.model.pooling.labels[max(range(len(probs)), key=probs.__getitem__)]
+        rows[number] = {"index": number, "label": label, "probs": probs, "num_classes": len(probs)}
+
+    return rows, await run_vectors(serving, tokens, at_once, keep)
