@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import admin, anthropic, info_routes, openai, tei, tgi
+from bridle.http import admin, anthropic, info_routes, openai, tgi
 from bridle.http.aici import routes as aici
 from bridle.http.anthropic.routes import CAP_HEADER
 from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_handlers
@@ -31,7 +31,6 @@ ROUTERS = (
     info_routes.router,
     *admin.routers,
     *tgi.routers,
-    *tei.routers,
     anthropic.router,
 )
 
@@ -68,7 +67,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.http = state
-    refuse = refusing_for((*tgi.routers, *tei.routers, anthropic.router))
+    refuse = refusing_for((*tgi.routers, anthropic.router))
     install_error_handlers(app, refuse)
     hosts = None if settings.allowed_hosts is None else AllowedHosts(settings.allowed_hosts)
     identify = Identifier(keys, settings.trusted_proxies, hosts)

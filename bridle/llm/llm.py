@@ -14,7 +14,7 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from bridle.chat.conversation import prompt_text
 from bridle.chat.turn import Turn
@@ -23,13 +23,14 @@ from bridle.constraints.named import NAMES
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.llm import batch, inputs
+from bridle.llm import batch, inputs, pooled
 from bridle.llm.chat_session import ChatSession
 from bridle.llm.chats import Chat, conversation_of, plan_chats
 from bridle.llm.inputs import Prompt
 from bridle.llm.keywords import check_names, settle, settle_runs
 from bridle.llm.options import ChatOptions, Message, Sampling
-from bridle.llm.requests import NO_CONTROL, make_collectors, run_options, start_compiling
+from bridle.llm.pooled import Classification
+from bridle.llm.requests import NO_CONTROL, make_collectors, start_compiling
 from bridle.llm.scores import Score, score_of
 from bridle.llm.streams import Reader, TextStream
 from bridle.llm.traces import keep_traces
@@ -51,7 +52,6 @@ from bridle.service import (
     upload_module,
 )
 from bridle.service.defaults import filled
-from bridle.service.requests import embedding_request
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -194,11 +194,32 @@ class LLM:
             on_finish=lambda output: keep_traces(self._model, [output], given),
         )
 
+    @overload
     def score(
-        self, prompts: Prompt | Sequence[Prompt], *, top: int = 0, use_tqdm: bool = True, **given: Any
-    ) -> list[Score]:
+        self, prompts: Prompt | Sequence[Prompt], *, top: int = ..., use_tqdm: bool = ..., **given: Any
+    ) -> list[Score]: ...
+
+    @overload
+    def score(
+        self, prompts: str | Sequence[str], others: str | Sequence[str], *, use_tqdm: bool = ..., **given: Any
+    ) -> list[float]: ...
+
+    def score(
+        self,
+        prompts: Any,
+        others: str | Sequence[str] | None = None,
+        *,
+        top: int = 0,
+        use_tqdm: bool = True,
+        **given: Any,
+    ) -> list[Score] | list[float]:
         """Log-probabilities of given texts, token by token; with `top`, also those of the likeliest tokens at
-        each position. Nothing is generated; `adapter`, `timeout` and the others of `How` that need no draw count."""
+        each position. With `others`, how much each pair of texts has to do with each other, as `/v1/score` tells it: by
+        a cross-encoder, or by the cosine of vectors; one text goes with all others. Nothing is generated; `adapter`,
+        `timeout` and the others of `How` that need no draw count."""
+        if others is not None:
+            how = settle_runs("score", given, ("use_tqdm", *pooled.READING))
+            return pooled.scores(self._model, prompts, others, how, given, lambda made: self._run(made, use_tqdm))
         sampling = SamplingParams(max_tokens=0, prompt_logprobs=top)
         how = settle_runs("score", given, ("top", "use_tqdm"))
         self._model.check_process()
@@ -208,19 +229,28 @@ class LLM:
         return [score_of(output) for output in outputs]
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True, adapter: str | None = None, **given: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        use_tqdm: bool = True,
+        **given: Any,
     ) -> list[list[float]]:
-        """Return a vector for each text: the hidden state of its last token, scaled to length 1. The closer the product
-        of two vectors is to 1, the more alike the texts are to the model. Use a model that was trained for this, such
-        as Qwen3-Embedding. Nothing is generated."""
-        how = settle_runs("embed", given, ("use_tqdm",))
-        self._model.check_process()
-        items = inputs.as_prompts(prompts)
-        requests = [embedding_request(self._model, item, adapter=adapter, **run_options(how)) for item in items]
-        outputs = self._run([OutputCollector(request) for request in requests], use_tqdm)
-        for output in outputs:
-            raise_first_error(output)
-        return [[] if output.embedding is None else output.embedding.tolist() for output in outputs]
+        """Return a vector of length 1 for each text, of its first `dimensions` numbers if these are wanted. The closer
+        the product of two vectors is to 1, the more alike the texts are to the model.
+
+        An embedding model makes it as its folder says, behind its prompt `prompt_name`, if that is given; of a model
+        that generates it is the hidden state of the last token. Longer texts are cut to `truncate_prompt_tokens` (-1:
+        what the model takes). `normalize` False leaves the length as it is. Nothing is generated."""
+        how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooled.READING))
+        return pooled.vectors(self._model, prompts, dimensions, how, given, lambda made: self._run(made, use_tqdm))
+
+    def classify(
+        self, texts: str | Sequence[str | tuple[str, str]], *, use_tqdm: bool = True, **given: Any
+    ) -> list[Classification]:
+        """What a sequence classifier says of each text, or of each pair of texts."""
+        how = settle_runs("classify", given, ("use_tqdm", *pooled.READING))
+        return pooled.labels(self._model, texts, how, given, lambda made: self._run(made, use_tqdm))
 
     # -- chatting --------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from bridle.constraints.spec import Constraint
+from bridle.engine.intake import check_task
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.engine.request import Request
 from bridle.errors import UnsupportedFeature
@@ -97,7 +98,8 @@ def run_options(how: How) -> RunOptions:
 def each_of(
     model: LoadedModel, sampling: SamplingParams | Sequence[SamplingParams], how: How, num_prompts: int
 ) -> list[One]:
-    """What a call says of each of its prompts."""
+    """What a call says of each of its prompts. Raises `UnsupportedFeature` if the model generates none."""
+    check_task(model.info, embeds=False)
     controllers = inputs.per_prompt(how.get("controller"), num_prompts, "controller")
     if model.control is None and any(type(each).__name__ == "WasmController" for each in controllers):
         raise UnsupportedFeature(NO_CONTROL, "controller")

@@ -152,11 +152,6 @@ def see(model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]) 
 EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-def embedding_request(model: LoadedModel, prompt: str | Sequence[int], **options: Unpack[OwnOptions]) -> Request:
-    """A request for what `model` makes of a prompt. Raises as `build_request` does."""
-    return make_request(model, encode_prompt(model, prompt), EMBEDDING, detokenize=False, embeds=True, **options)
-
-
 def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> object | None:
     """The request's controller: the one given, or the constraint in its place."""
     if constraint is None:

@@ -41,7 +41,6 @@ Item = str | Sequence[int] | tuple[str, str]
 #: The length up to which a text is kept that may be cut as far as the model needs.
 AS_FITS = -1
 _GROUP_CHARS = 65_536
-_UNIT = 1e-3  # a vector whose length is this near to 1 has length 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +242,15 @@ async def run_vectors(
 # -- what becomes of vectors ---------------------------------------------------------------------------------
 
 
-def shaped(vector: array[float], dimensions: int | None, normalize: bool = True) -> array[float]:
-    """The first `dimensions` numbers of a vector, scaled to length 1 again."""
+def shaped(
+    model: LoadedModel, vector: array[float], dimensions: int | None = None, normalize: bool = True
+) -> array[float]:
+    """The first `dimensions` numbers of a vector, scaled to length 1 unless they have it."""
     part = vector if dimensions is None else vector[:dimensions]
-    if not normalize:
+    is_unit = model.pooling is None or model.pooling.is_unit
+    if not normalize or (is_unit and len(part) == len(vector)):
         return part
     length = math.hypot(*part)
-    if abs(length - 1.0) < _UNIT and dimensions is None:
-        return part
     return array("f", [value / length for value in part]) if length else part
 
 

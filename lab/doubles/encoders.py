@@ -67,7 +67,7 @@ def make_encoder(
     folder.mkdir(parents=True, exist_ok=True)
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
-    _save_tokenizer(folder)
+    save_tokenizer(folder)
     return folder
 
 
@@ -85,7 +85,7 @@ def _randomize(model: nn.Module, seed: int) -> None:
                 parameter.add_(noise * 0.1)
 
 
-def _save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path) -> None:
     """The tokenizer of `tiny`, with what its model expects around a text and between two."""
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing

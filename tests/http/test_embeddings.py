@@ -100,7 +100,10 @@ def embedding_script(request: Request) -> Iterator[list[Event]]:
         ({"input": ["a"] * (MAX_INPUTS + 1)}, f"input has {MAX_INPUTS + 1} texts; at most {MAX_INPUTS}"),
         ({"input": [1, "a"]}, "input must be a string, a list"),
         ({"input": [999_999]}, "holds token 999999"),
-        ({"input": "a", "dimensions": 12}, f"dimensions is 12; this model's vectors have {SIZE}"),
+        ({"input": "a", "dimensions": SIZE + 1}, f"dimensions is {SIZE + 1}; this model's vectors have {SIZE}"),
+        ({"input": "a", "dimensions": 0}, "dimensions is 0"),
+        ({"input": "a", "prompt_name": "query"}, "has no prompt 'query'"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "x" * 100_000}, "100000 characters"),
         ({"input": "a", "priority": 1000}, "priority is 1000"),
@@ -135,8 +138,17 @@ def test_many_vectors_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(seen) > 20 and max(size for size, _ in seen) < 300 and {held for _, held in seen} == {0}
 
 
-def test_the_models_own_dimensions_are_taken(client: TestClient) -> None:
-    assert len(vectors(client, "a", dimensions=SIZE)[0]) == SIZE
+def test_a_vector_is_cut_to_fewer_dimensions_and_has_length_one_again(client: TestClient) -> None:
+    (whole,) = vectors(client, "a", dimensions=SIZE)
+    assert whole == vectors(client, "a")[0] and len(whole) == SIZE
+    (part,) = vectors(client, "a", dimensions=5)
+    length = math.hypot(*whole[:5])
+    assert part == pytest.approx([value / length for value in whole[:5]], abs=1e-6)
+
+
+def test_a_text_that_is_too_long_is_cut_if_that_is_wanted(client: TestClient) -> None:
+    assert len(vectors(client, "x" * 600, truncate_prompt_tokens=-1)[0]) == SIZE
+    assert vectors(client, "xyz", truncate_prompt_tokens=1) == vectors(client, "z")
 
 
 def test_a_backend_without_hidden_states_says_so() -> None:

@@ -91,7 +91,7 @@ async def _rows(body: EmbeddingsBody, serving: Serving) -> tuple[list[bytes], st
     rows = [b""] * len(tokens)
 
     def keep(number: int, vector: array[float]) -> None:
-        rows[number] = _row(number, shaped(vector, body.dimensions), body.encoding_format == "base64")
+        rows[number] = _row(number, shaped(serving.model, vector, body.dimensions), body.encoding_format == "base64")
 
     return rows, await run_vectors(serving, tokens, at_once, keep)
 

@@ -145,7 +145,7 @@ async def _scores(
     vectors: dict[str, array[float]] = {}
 
     def keep(number: int, vector: array[float]) -> None:
-        vectors[texts[number]] = shaped(vector, None)
+        vectors[texts[number]] = shaped(serving.model, vector)
 
     name = await run_vectors(serving, await read_texts(serving, texts, how), at_once, keep)
     # Vectors have length 1, so that their product is the cosine.

@@ -4,10 +4,13 @@ Oddities of the original on which its clients depend are kept (a list as the ans
 defects are not. Stop strings match wherever they are, errors are always JSON, an unknown adapter is refused, a request
 without parameters is decoded greedily like any other that does not ask for sampling. Fields beyond the original's are
 bridle's own: controllers, constraints, `min_p`, exact counts under `details.usage`.
+
+Beside it are the routes of its sibling for models that pool, text-embeddings-inference: `/embed`, `/predict`,
+`/similarity`.
 """
 
-from bridle.http.tgi import hosted, info, routes, tokens
+from bridle.http.tgi import hosted, info, pooled, routes, tokens
 
-routers = (routes.router, info.router, tokens.router, hosted.router)
+routers = (routes.router, info.router, tokens.router, hosted.router, pooled.router)
 
 __all__ = ["routers"]

@@ -11,10 +11,10 @@ from bridle.engine.media import NO_SIGHTS
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
 from bridle.http.state import http_state, serving_of
-from bridle.http.tei.routes import compat as pooled_compat
 from bridle.http.tgi.answer import Answer
 from bridle.http.tgi.errors import NativeRoute, native_body
 from bridle.http.tgi.plan import check_truncate, plan_of, settled
+from bridle.http.tgi.pooled import compat as pooled_compat
 from bridle.http.tgi.schemas import GenerateBody
 from bridle.http.tgi.shapes import headers, stream_headers
 from bridle.http.transport.call import run_while_connected

@@ -66,6 +66,11 @@ class Pooling:
     dimensions: tuple[int, ...] = ()
     num_types: int = 1
 
+    @property
+    def is_unit(self) -> bool:
+        """Whether its vectors have length 1 as they come."""
+        return bool(self.modules) and isinstance(self.modules[-1], Normalize)
+
 
 def read_pooling(folder: Path) -> Pooling | None:
     """How the model in `folder` pools; None for one that generates text. Raises `UnsupportedModel` for a folder whose

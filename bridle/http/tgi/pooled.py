@@ -13,8 +13,8 @@ from starlette.responses import Response
 from bridle.errors import InvalidRequest
 from bridle.http.errors import json_response
 from bridle.http.state import http_state, serving_of
-from bridle.http.tei.schemas import EmbedBody, PredictBody, SimilarityBody
 from bridle.http.tgi.errors import NativeRoute
+from bridle.http.tgi.pooled_schemas import EmbedBody, PredictBody, SimilarityBody
 from bridle.http.tgi.schemas import base_name
 from bridle.http.transport.call import run_while_connected
 from bridle.http.transport.shaped_route import checked_body
@@ -47,7 +47,9 @@ async def _vectors(body: EmbedBody, texts: list[Any], serving: Serving) -> list[
     rows = [b""] * len(tokens)
 
     def keep(number: int, vector: array[float]) -> None:
-        rows[number] = msgspec.json.encode(shaped(vector, body.dimensions, body.normalize is not False).tolist())
+        rows[number] = msgspec.json.encode(
+            shaped(serving.model, vector, body.dimensions, body.normalize is not False).tolist()
+        )
 
     await run_vectors(serving, tokens, at_once, keep)
     return rows
@@ -68,7 +70,7 @@ async def _similarities(body: SimilarityBody, serving: Serving) -> list[float]:
     vectors: dict[int, array[float]] = {}
 
     def keep(number: int, vector: array[float]) -> None:
-        vectors[number] = shaped(vector, None)
+        vectors[number] = shaped(serving.model, vector)
 
     await run_vectors(serving, tokens, at_once, keep)
     return [sum(map(mul, vectors[0], vectors[number])) for number in range(1, len(texts))]
