@@ -109,6 +109,12 @@ class MediaRefused(InvalidRequest):
         super().__init__(message, param)
 
 
+class UnknownTrace(InvalidRequest):
+    """No trace of that request is kept for this user."""
+
+    code = "trace_not_found"
+
+
 class UnknownStream(InvalidRequest):
     """No stream can be resumed under that key, or not from that position: it is forgotten, or never existed."""
 

@@ -27,6 +27,7 @@ from bridle.errors import (
     Unauthorized,
     UnknownAdapter,
     UnknownModel,
+    UnknownTrace,
 )
 from bridle.shown import public_text
 
@@ -61,6 +62,7 @@ _TABLE: tuple[tuple[type[BridleError], Failure], ...] = (
     (Unauthorized, Failure(Kind.UNAUTHORIZED, 401)),
     (UnknownModel, Failure(Kind.INVALID, 404)),
     (UnknownAdapter, Failure(Kind.INVALID, 404)),
+    (UnknownTrace, Failure(Kind.INVALID, 404)),
     (TemplateFailure, Failure(Kind.TEMPLATE, 400)),
     (InvalidRequest, Failure(Kind.INVALID, 400)),
     (ProtocolError, Failure(Kind.INVALID, 400)),

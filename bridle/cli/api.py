@@ -23,6 +23,7 @@ from bridle.errors import BridleError, InvalidRequest
 DEFAULT_BASE = "http://127.0.0.1:8080/v1/"
 _BASE_VARIABLE = "AICI_API_BASE"
 _TIMEOUT = 600.0  # seconds without a byte; a quiet stream sends pings more often
+_MAX_TRACE_BYTES = 256 << 20
 _MAX_ERROR_BYTES = 1 << 20
 _MAX_RETRY_AFTER = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -69,6 +70,7 @@ class Api:
         path = "/v1/" if parts.path in ("", "/") else parts.path.removesuffix("/") + "/"
         self.base = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
         self.key = key or in_url
+        self.request_id = ""  # of the last run
         # A proxy of the environment must not be used for this machine.
         proxies = [urllib.request.ProxyHandler({})] if parts.hostname in _LOOPBACK else []
         self._opener = urllib.request.build_opener(*proxies)
@@ -115,7 +117,13 @@ class Api:
         """Run a controller; gives the items of the stream as they come, `None` for its end mark. Leaving early ends
         the run."""
         with self._open(self._request("run", json.dumps(body).encode())) as response:
+            self.request_id = response.headers.get("x-request-id", "")
             yield _items(response)
+
+    def trace(self, request_id: str) -> bytes:
+        """How the tokens of a request came to be, as JSON lines."""
+        with self._open(self._request(f"traces/{quote(request_id)}")) as response:
+            return response.read(_MAX_TRACE_BYTES)
 
     def _request(self, path: str, body: bytes | None = None, kind: str = "application/json") -> urllib.request.Request:
         headers = {"Accept": "application/json, text/event-stream", "User-Agent": "bridle"}

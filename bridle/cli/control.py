@@ -15,8 +15,11 @@ from cyclopts import Parameter
 from bridle.cli.api import Api, ApiError, Server
 from bridle.cli.run_report import RunReport
 from bridle.cli.steering_options import ConstraintOptions, Ctrl
+from bridle.cli.token_colours import show_traces
+from bridle.cli.trace_options import TraceOptions
 from bridle.cli.watch import watch as watch_files
 from bridle.errors import InvalidRequest
+from bridle.traces import parse
 
 #: The standard controller that runs a file, by the file's ending.
 STANDARD = {
@@ -36,6 +39,7 @@ Tags = Annotated[tuple[str, ...], Parameter(name=["--tag", "-T"], negative="")]
 Save = Annotated[Path | None, Parameter(name="--save")]
 _SERVER = Server()
 _CONSTRAINT = ConstraintOptions()
+_TRACING = TraceOptions()
 
 
 @Parameter(name="*")
@@ -66,6 +70,7 @@ def run(
     save: Save = None,
     log_level: Level = "3",
     server: Server = _SERVER,
+    tracing: TraceOptions = _TRACING,
 ) -> int:
     """Run a controller on a server.
 
@@ -91,11 +96,12 @@ def run(
         1 prints the texts alone, 3 also logs and counts, 5 also everything the server sends.
     """
     program = _program(file, ctrl, upload)
+    tracing.check()
     api = server.api()
 
     def once(is_stale: Callable[[], bool] = lambda: False) -> int:
         body = program.body(api) | _given(prompt=prompt, **asdict(drawing))
-        return _run(api, body, save, log_level, is_stale)
+        return _run(api, body, save, log_level, tracing, is_stale)
 
     if not watch:
         return once()
@@ -117,6 +123,7 @@ def infer(
     log_level: Level = "1",
     server: Server = _SERVER,
     form: ConstraintOptions = _CONSTRAINT,
+    tracing: TraceOptions = _TRACING,
 ) -> int:
     """Continue a text on a server.
 
@@ -148,7 +155,8 @@ def infer(
         body = {"controller": ctrl, "controller_arg": "", "prompt": prompt}
     body |= _given(constraint=form.plain())
     body |= _given(max_tokens=max_tokens, temperature=temperature, adapter=adapter)
-    return _run(server.api(), body, save, log_level)
+    tracing.check()
+    return _run(server.api(), body, save, log_level, tracing)
 
 
 def upload(wasm: Annotated[Path, Parameter(name="WASM")], /, *, tag: Tags = (), server: Server = _SERVER) -> int:
@@ -232,22 +240,40 @@ def _program(file: str | None, ctrl: str | None, upload: Path | None) -> _Progra
 
 
 def _run(
-    api: Api, body: dict[str, Any], save: Path | None, level: str, is_stale: Callable[[], bool] = lambda: False
+    api: Api,
+    body: dict[str, Any],
+    save: Path | None,
+    level: str,
+    tracing: TraceOptions,
+    is_stale: Callable[[], bool] = lambda: False,
 ) -> int:
     """Print a run while it goes on. A run that breaks off is saved up to there; one that is stale is left. If the
     server says so, the request is sent again later: the server compiles an interpreter once, before the first script
     runs."""
-    report = RunReport(body, _level(level))
+    report = RunReport(body | ({"trace": True} if tracing.is_wanted else {}), _level(level))
     patience = _PATIENCE
     while True:
         try:
-            return _run_once(api, report, save, is_stale)
+            code = _run_once(api, report, save, is_stale)
         except ApiError as error:
             if error.retry_after is None or report.response or patience < error.retry_after or is_stale():
                 raise
             print(f"bridle: {error}; waiting", file=sys.stderr, flush=True)
             patience -= error.retry_after
             sleep(error.retry_after)
+        else:
+            if tracing.is_wanted and not is_stale():
+                _keep_trace(api, tracing)
+            return code
+
+
+def _keep_trace(api: Api, tracing: TraceOptions) -> None:
+    """Fetch the trace of the run that ended, show it and keep it, as the flags say."""
+    text = api.trace(api.request_id)
+    if tracing.show == "tokens":
+        show_traces(parse(text))
+    if tracing.trace is not None:
+        tracing.trace.write_bytes(text)
 
 
 def _run_once(api: Api, report: RunReport, save: Path | None, is_stale: Callable[[], bool]) -> int:

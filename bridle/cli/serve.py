@@ -221,6 +221,10 @@ class ServerOptions:
     "The least important lines to log."
     otlp_endpoint: str | None = None
     "OpenTelemetry collector to send traces to, such as `http://localhost:4318`. The `OTEL_*` variables work, too."
+    trace_folder: Path | None = None
+    "Folder for traces of texts, which say how each token came to be; it holds the texts, and at most 1 GiB."
+    trace_share: float = 0.0
+    "The share of all requests, from 0 to 1, that leave a trace in that folder."
 
     def to_settings(
         self,
@@ -240,6 +244,8 @@ class ServerOptions:
             cors_origins=access.cors_origin,
             trusted_proxies=access.trusted_proxy,
             allowed_hosts=access.allowed_host or None,
+            trace_folder=self.trace_folder,
+            trace_share=self.trace_share,
         )
         return ServeSettings(
             model=model.to_config(names[0], warm_up=engine.warm_up),

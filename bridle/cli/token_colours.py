@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bridle.cli.terminal import harmless
 from bridle.traced.colours import ORIGINS, origin_of, spans
+from bridle.traced.rebuild import rebuild
 from bridle.traced.records import Record, Replaced, Rewind, Token
 
 if TYPE_CHECKING:
@@ -30,6 +32,20 @@ def legend() -> Text:
 
     parts = [(f" {origin} ", style) for origin, (style, _) in ORIGINS.items()]
     return Text.assemble(("(", "dim"), *parts, (")", "dim"))
+
+
+def show_traces(traces: Iterable[Trace]) -> None:
+    """Print the outputs of traces, forks with their number."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for trace in traces:
+        outputs = rebuild(trace)
+        for output in outputs:
+            if len(outputs) > 1:
+                console.print(f"[{output.index}]", style="bold", markup=False)
+            console.print(colour_text(trace, output.index), soft_wrap=True)
+    console.print(legend(), soft_wrap=True)
 
 
 class TokenPrinter:

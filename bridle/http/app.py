@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import admin, anthropic, info_routes, openai, tgi
+from bridle.http import admin, anthropic, info_routes, openai, tgi, traces
 from bridle.http.aici import routes as aici
 from bridle.http.anthropic.routes import CAP_HEADER
 from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_handlers
@@ -24,6 +24,7 @@ from bridle.http.transport.sockets import SocketFrontMaker, mount
 from bridle.service import Admission, ModelRegistry
 from bridle.service.keys import KeyStore
 from bridle.service.story import Tracing
+from bridle.service.trace_book import TraceBook
 
 ROUTERS = (
     *openai.routers,
@@ -32,6 +33,7 @@ ROUTERS = (
     *admin.routers,
     *tgi.routers,
     anthropic.router,
+    traces.router,
 )
 
 
@@ -58,6 +60,7 @@ def create_app(
         settings.max_choices,
         settings=settings,
         metrics=Metrics(registry),
+        traces=TraceBook(settings.trace_folder, settings.trace_share),
     )
     app = FastAPI(
         title="bridle",

@@ -237,6 +237,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.to_thread(self._http.registry.close)
         else:
             await self._http.close_fronts()
+        await asyncio.to_thread(self._http.traces.close)
         self.should_exit = True
 
 

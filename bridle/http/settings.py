@@ -34,7 +34,7 @@ class HttpSettings:
     origins that may call from a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*`
     headers say who asks. `allowed_hosts` are names that a server without keys answers to, beside addresses and
     `localhost` (None: any; `serve` never leaves it at that). With `strict_fields` a body may have no field that is not
-    known.
+    known. Of all requests a share, from 0 to 1, leaves a trace in `trace_folder`.
     """
 
     max_body_bytes: int = 4 << 20
@@ -52,6 +52,8 @@ class HttpSettings:
     trusted_proxies: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
     strict_fields: bool = False
+    trace_folder: Path | None = None
+    trace_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name in (
@@ -68,6 +70,10 @@ class HttpSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidRequest(f"{name} is {value}; must be more than 0", name)
+        if not 0 <= self.trace_share <= 1:
+            raise InvalidRequest(f"trace_share is {self.trace_share}; must be between 0 and 1", "trace_share")
+        if self.trace_share and self.trace_folder is None:
+            raise InvalidRequest("trace_share needs a trace_folder", "trace_share")
         for proxy in self.trusted_proxies:
             try:
                 ip_network(proxy)

@@ -14,6 +14,7 @@ from bridle.http.transport.call import Call, call_of, run_while_connected
 from bridle.http.transport.sockets import SocketFront
 from bridle.service import LoadedModel
 from bridle.service.serving import Host, Serving
+from bridle.service.trace_book import wish_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,10 +60,11 @@ def http_state(request: Request) -> HttpState:
     return state
 
 
-def serving_of(request: Request) -> Serving:
-    """The life of what a request asks for, which ends with its call."""
+def serving_of(request: Request, trace: bool | str | None = None) -> Serving:
+    """The life of what a request asks for, which ends with its call. `trace` is the field of that name."""
     http, call = http_state(request), call_of(request.scope)
-    return Serving(http, call, call.resources, http.settings.load_timeout, http.settings.request_timeout)
+    settings, wish = http.settings, wish_of(request.headers, trace)
+    return Serving(http, call, call.resources, settings.load_timeout, settings.request_timeout, wish)
 
 
 async def borrow(request: Request, name: str | None) -> LoadedModel:

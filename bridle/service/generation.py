@@ -18,7 +18,7 @@ from bridle.constraints import Constraint
 from bridle.controllers.free_part import FreePart
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, DeadlineExceeded, EngineClosed, InternalError
-from bridle.outputs import CompletionOutput, Event, Finished, FinishReason, Resuming, Usage
+from bridle.outputs import CompletionOutput, Event, Finished, FinishReason, Resuming, Traced, Usage
 from bridle.service.admission import Ticket
 from bridle.service.collect import OutputCollector
 from bridle.service.notes import Note, NoteReader
@@ -28,6 +28,7 @@ from bridle.service.story import Story
 if TYPE_CHECKING:
     from bridle.engine.client import EventStream
     from bridle.service.loading import LoadedModel
+    from bridle.traced import Trace
 
 _MAX_ERROR_LOG_CHARS = 4_096
 
@@ -42,6 +43,7 @@ class Part:
     policy: RewindPolicy = RewindPolicy.HOLD
     text: str | None = None
     shares: Part | None = None
+    tells_trace: bool = False
     is_computed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     collector: OutputCollector = field(init=False)
     is_steered: bool = field(init=False)
@@ -70,9 +72,10 @@ class Part:
     def add(self, events: list[Event]) -> None:
         """Take in events."""
         self.collector.add(events)
-        if self.is_steered or self.request.tell_resuming:
-            self._notes = self._notes or NoteReader()
-            self._notes.add(events if self.is_steered else [each for each in events if isinstance(each, Resuming)])
+        if self.is_steered or self.request.tell_resuming or self.tells_trace:
+            self._notes = self._notes or NoteReader(tells_trace=self.tells_trace)
+            kinds = (Resuming, Traced)
+            self._notes.add(events if self.is_steered else [each for each in events if isinstance(each, kinds)])
 
     def note(self, index: int) -> Note | None:
         """What was not told yet of an output, beside its text."""
@@ -98,7 +101,8 @@ Sink = Callable[[Part, list[Event]], Awaitable[bool | None]]
 @dataclass(slots=True)
 class Generation:
     """The parts of a call, ready to run, at most so many `at_once` (None: all of them). `served_name` says what
-    answers: an adapter goes by its own name, which says whose it is. What outlives a part is `held`."""
+    answers: an adapter goes by its own name, which says whose it is. What outlives a part is `held`; `keep` takes the
+    traces of a call that is traced."""
 
     model: LoadedModel
     served_name: str
@@ -107,6 +111,7 @@ class Generation:
     held: ExitStack
     parts: list[Part]
     at_once: int | None = None
+    keep: Callable[[list[Trace]], None] | None = None
 
     async def begin(self) -> list[Event]:
         """Submit the one part and wait for its first events, for who has to know them before anything is told; `run`
@@ -179,6 +184,8 @@ class Generation:
 
     def _settle(self) -> None:
         """What the call has cost, also of outputs that were taken back, and how it ended."""
+        if self.keep is not None:
+            self.keep([trace for part in self.parts if (trace := part.collector.output.trace) is not None])
         story, outputs = self.story, [output for part in self.parts for output in part.outputs]
         story.usage = self.usage
         story.finish = [(output.finish_reason or FinishReason.CANCELLED).value for output in outputs]

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridle.outputs import Event, Forked, Log, Resuming, Stored
+from bridle.outputs import Event, Forked, Log, Resuming, Stored, Traced
+from bridle.traced import Record
+from bridle.traces.format import plain_record
 
 MAX_LOG_CHARS = 1 << 20
 MAX_WRITES = 1 << 10
@@ -27,6 +29,7 @@ class Note:
     writes: list[Stored] = field(default_factory=list)
     parent: int | None = None
     is_resuming: bool = False
+    records: list[Record] = field(default_factory=list)
     _num_bytes: int = 0
 
     def log(self, text: str) -> None:
@@ -48,16 +51,22 @@ class Note:
         """The writes as commands of the AICI protocol."""
         return [_command(event) for event in self.writes]
 
+    @property
+    def trace(self) -> list[dict[str, Any]]:
+        """The records of a trace, as they are in its file."""
+        return [plain_record(record) for record in self.records]
+
     def fields(self) -> dict[str, Any]:
         """The extra fields of a choice, without empty ones."""
-        shown = {"logs": self.logs, "storage": self.storage, "resuming": self.is_resuming}
+        shown = {"logs": self.logs, "storage": self.storage, "resuming": self.is_resuming, "trace": self.trace}
         return {name: value for name, value in shown.items() if value}
 
 
 class NoteReader:
-    """Collects events, and returns them as notes."""
+    """Collects events, and returns them as notes, with those of a trace if they are to be told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_trace: bool = False) -> None:
+        self._tells_trace = tells_trace
         self._pending: dict[int, Note] = {}
 
     def add(self, events: Iterable[Event]) -> None:
@@ -70,6 +79,8 @@ class NoteReader:
                     self._of(event).write(event)
                 case Forked():
                     self._of(event).parent = event.parent
+                case Traced() if self._tells_trace:
+                    self._of(event).records.append(event.record)
                 case Resuming():
                     self._of(event).is_resuming = True
 

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 
 class Wanted(TypedDict, total=False):
-    """What the events of a request hold: text (True, if nothing is said), the vector of the prompt and no token, and
-    the loss of a device; and `sights`, the pictures of its prompt."""
+    """What the events of a request hold: text (True, if nothing is said), the vector of the prompt and no token, the
+    loss of a device, and how its tokens came to be; and `sights`, the pictures of its prompt."""
 
     detokenize: bool
     embeds: bool
     tell_resuming: bool
     sights: Sights
+    trace: bool
 
 
 class OwnOptions(TypedDict, total=False):
@@ -49,7 +50,6 @@ class OwnOptions(TypedDict, total=False):
     tenant: str
     terms: Terms
     metadata: Mapping[str, str] | None
-    trace: bool
 
 
 class RequestOptions(OwnOptions, Wanted, total=False):

@@ -33,6 +33,8 @@ from bridle.service.slot import Slot
 from bridle.service.steering import PLAIN, Steering, steering_of
 from bridle.service.story import Story, Tracing
 from bridle.service.terms import make_terms
+from bridle.service.trace_book import TraceBook, Wish
+from bridle.service.tracing import name_engine
 from bridle.service.turns import Turns
 from bridle.service.words import with_tokens
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from bridle.constraints.spec import Constraint
     from bridle.engine.request import Request
+    from bridle.traced import Trace
 
 _CROWD = 16  # requests in flight that leave something worth giving back
 #: Told what is waited for: `loading` or `loaded`, and the adapter that it is about, None for the model.
@@ -55,6 +58,7 @@ class Host:
     bring `max_prompts` and ask for `max_choices`. While the host `is_draining`, new requests are turned away; `idle` is
     set once the running ones are over. `num_crowd` is the most that was in flight since nothing was. `turns` bound what
     clients cost that are told no, or say nothing: one share for all front-ends, since they have one event loop.
+    `traces` keeps those that clients and the operator want.
     """
 
     registry: ModelRegistry
@@ -67,6 +71,7 @@ class Host:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     num_crowd: int = 0
     turns: Turns = field(default_factory=Turns)
+    traces: TraceBook = field(default_factory=TraceBook)
 
     def check_open(self) -> None:
         """Raises `EngineClosed` while the server is shutting down."""
@@ -94,6 +99,7 @@ class Serving:
     held: ExitStack
     load_timeout: float | None = None
     request_timeout: float | None = None
+    trace: Wish = "no"
     adapter: str | None = None
     identity: Identity = field(init=False)
     model: LoadedModel = field(init=False)
@@ -211,6 +217,9 @@ class Serving:
         """Check everything; nothing is submitted yet. Prompts are tokens that were checked; `texts` are what they came
         from. Choices are forks of one request; with a controller, or if they are to be `apart`, each is a request of
         its own, which its seed alone repeats. So many requests run `at_once`."""
+        is_traced = self.trace != "no" or self.host.traces.is_chosen(self.story.id)
+        if is_traced and not wanted.get("embeds"):
+            wanted["trace"] = True
         sampling = await self._checked(sampling, steering)
         num_copies = sampling.n if apart or steering.controller is not None else 1
         if num_copies > 1:
@@ -222,9 +231,17 @@ class Serving:
             request = self._request(number * num_copies, tokens, sampling, steering, num_copies, wanted)
             text = texts[number] if number < len(texts) else None
             first = Part(number * num_copies, request, steering.rewind, text if isinstance(text, str) else None)
+            first.tells_trace = self.trace == "told"
             parts += [first, *(_choice(first, self.story.id, copy) for copy in range(1, num_copies))]
         name = self.adapter or self.model.name
-        return Generation(self.model, name, self.story, self.ticket, self.held, parts, at_once)
+        keep = self._keep if wanted.get("trace") else None
+        return Generation(self.model, name, self.story, self.ticket, self.held, parts, at_once, keep)
+
+    def _keep(self, traces: list[Trace]) -> None:
+        """Keep the traces of a generation that is over."""
+        for trace in traces:
+            name_engine(trace, self.model.name, self.model.info)
+        self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
 
     async def _checked(self, sampling: SamplingParams, steering: Steering) -> SamplingParams:
         """The parameters, once all is known to be good that depends on the model and on no prompt."""
@@ -271,4 +288,6 @@ def _choice(first: Part, call_id: str, copy: int) -> Part:
     number = first.number + copy
     seed = ((first.request.sampling.seed or 0) + copy) % MAX_SEED
     request = replace(first.request, id=f"{call_id}-{number}", sampling=first.request.sampling.with_(seed=seed))
-    return Part(number, request, first.policy, first.text, shares=first)
+    part = Part(number, request, first.policy, first.text, shares=first)
+    part.tells_trace = first.tells_trace
+    return part

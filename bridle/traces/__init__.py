@@ -11,6 +11,6 @@ What a trace consists of is in `bridle.traced`.
 from __future__ import annotations
 
 from bridle.traced.rebuild import Rebuilt, rebuild
-from bridle.traces.format import decode_record, encode_record, encode_trace, read, schema, write
+from bridle.traces.format import decode_record, encode_record, encode_trace, parse, read, schema, write
 
-__all__ = ["Rebuilt", "decode_record", "encode_record", "encode_trace", "read", "rebuild", "schema", "write"]
+__all__ = ["Rebuilt", "decode_record", "encode_record", "encode_trace", "parse", "read", "rebuild", "schema", "write"]

@@ -7,12 +7,13 @@ made of the same classes. So there is nothing here to be kept in step.
 from __future__ import annotations
 
 import functools
+import io
 import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, BinaryIO, get_type_hints
 
 import msgspec
 
@@ -102,27 +103,36 @@ def write(traces: Iterable[Trace], path: str | Path) -> None:
 
 def read(path: str | Path) -> Iterator[Trace]:
     """The traces in a file. Raises `InvalidRequest`, with the line, if it is none."""
-    trace: Trace | None = None
     with Path(path).open("rb") as file:
-        for number, line in enumerate(_lines(file, str(path)), 1):
-            try:
-                value = decode_record(line)
-            except InvalidRequest as error:
-                raise InvalidRequest(f"{path}: line {number}: {error}", "TRACE") from None
-            if isinstance(value, Header):
-                if trace is not None:
-                    yield trace
-                trace = Trace(value)
-            elif trace is None:
-                raise InvalidRequest(f"{path}: line {number} is a record, but no header came before it", "TRACE")
-            else:
-                trace.records.append(value)
+        yield from _traces(file, str(path))
+
+
+def parse(text: bytes) -> Iterator[Trace]:
+    """The traces in the bytes of a file, as a server sends them."""
+    yield from _traces(io.BytesIO(text), "the trace")
+
+
+def _traces(file: BinaryIO, name: str) -> Iterator[Trace]:
+    trace: Trace | None = None
+    for number, line in enumerate(_lines(file, name), 1):
+        try:
+            value = decode_record(line)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{name}: line {number}: {error}", "TRACE") from None
+        if isinstance(value, Header):
+            if trace is not None:
+                yield trace
+            trace = Trace(value)
+        elif trace is None:
+            raise InvalidRequest(f"{name}: line {number} is a record, but no header came before it", "TRACE")
+        else:
+            trace.records.append(value)
     if trace is None:
-        raise InvalidRequest(f"{path}: there is no trace in it", "TRACE")
+        raise InvalidRequest(f"{name}: there is no trace in it", "TRACE")
     yield trace
 
 
-def _lines(file: Any, name: str) -> Iterator[bytes]:
+def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1

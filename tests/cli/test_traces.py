@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from bridle.cli import main
 from bridle.traced.rebuild import rebuild
 from bridle.traces import read
 from lab.doubles.tiny import make_checkpoint
+from tests.http.harness import saying, scripted_model, served
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +66,20 @@ def test_a_conversation_keeps_its_traces(
     first, second = [rebuild(trace)[0].text for trace in read(path)]
     assert f"{first}\n" in out
     assert f"{second}\n" in out
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with served(scripted_model(next_token=saying("good day"))) as url:
+        yield url
+
+
+def test_a_run_on_a_server_keeps_its_trace(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    words = ["infer", "Say", "--base-url", server, "--trace", str(path), "--show", "tokens"]
+    assert main(words) == 0
+    assert "good day" in capsys.readouterr().out
+    (trace,) = read(path)
+    assert rebuild(trace)[0].text == "good day"
+    assert main(["run", "-c", "none", "--base-url", server, "-p", "Say", "--trace", str(path)]) == 0
+    assert rebuild(next(read(path)))[0].text == "good day"

@@ -83,6 +83,7 @@ class RunBody(_Derived):
     top_k: int | None = None
     max_tokens: int | None = None
     constraint: dict[str, Any] | None = None
+    trace: bool | str | None = None
 
     def sampling(self) -> SamplingParams:
         """The sampling parameters. By default the run is greedy, with a fixed seed so that it can be repeated."""
@@ -141,7 +142,7 @@ async def set_tags(body: TagsBody, request: Request) -> Response:
 @router.post("/v1/run", summary="Run a controller")
 async def run(body: RunBody, request: Request) -> Response:
     try:
-        generation = await run_while_connected(request.receive, _begin(body, serving_of(request)))
+        generation = await run_while_connected(request.receive, _begin(body, serving_of(request, body.trace)))
     except BridleError as error:
         call_of(request.scope).error = error
         return _error(error)

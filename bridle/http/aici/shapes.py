@@ -118,6 +118,8 @@ class RunShaper:
             "logs": note.logs,
             "storage": note.storage,
         }
+        if note.records:
+            shape["trace"] = note.trace
         if fork.reason is not None:
             shape["finish_reason"] = fork.reason
         if fork.final_text is not None:

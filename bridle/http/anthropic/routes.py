@@ -30,7 +30,7 @@ router = APIRouter(route_class=AnthropicRoute)
 
 @router.post("/v1/messages", summary="Answer in a conversation (Anthropic's API)")
 async def messages(body: MessagesBody, request: Request) -> Response:
-    answer = await run_while_connected(request.receive, _answer(body, serving_of(request)))
+    answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace)))
     if not body.stream:
         return json_response(answer.whole(), headers=answer.headers)
     produce = with_last_event(answer.stream, call_of(request.scope), anthropic_body)

@@ -42,7 +42,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.post("/v1/chat/completions", summary="Answer in a conversation")
 async def chat_completions(body: ChatBody, request: Request) -> Response:
-    serving = serving_of(request)
+    serving = serving_of(request, body.trace)
     answer = await run_while_connected(request.receive, _answer(body, serving))
     return SseResponse(answer.stream, http_state(request).settings) if body.stream else json_response(answer.whole())
 

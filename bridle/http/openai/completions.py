@@ -33,7 +33,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.post("/v1/completions", summary="Continue a text")
 async def completions(body: CompletionBody, request: Request) -> Response:
-    answer = await run_while_connected(request.receive, _answer(body, serving_of(request)))
+    answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace)))
     return SseResponse(answer.stream, http_state(request).settings) if body.stream else json_response(answer.whole())
 
 

@@ -176,6 +176,7 @@ class SamplingFields(_Derived):
     controller: str | None = None
     controller_arg: Any = None
     rewind: Literal["hold", "event", "mark"] | None = None
+    trace: bool | str | None = None
     response_format: dict[str, Any] | None = None
     constraint: dict[str, Any] | None = None
     regex: str | None = None

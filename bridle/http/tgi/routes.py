@@ -75,7 +75,9 @@ async def compat(data: Any, request: Request) -> Response:
 
 async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_text: bool = False) -> Answer:
     """Everything that can be refused is refused here, before anything runs."""
-    return await run_while_connected(request.receive, _answer(body, serving_of(request), is_stream, full_text))
+    return await run_while_connected(
+        request.receive, _answer(body, serving_of(request, body.parameters.trace), is_stream, full_text)
+    )
 
 
 async def _answer(body: GenerateBody, serving: Serving, is_stream: bool, full_text: bool) -> Answer:

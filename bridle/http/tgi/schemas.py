@@ -87,6 +87,7 @@ class Parameters(_Derived):
     controller: str | None = None
     controller_arg: Any = None
     constraint: dict[str, Any] | None = None
+    trace: bool | str | None = None
 
 
 def _parameters(value: Any) -> Any:

@@ -32,7 +32,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.post("/v1/responses", summary="Answer in a conversation of items")
 async def responses(body: ResponsesBody, request: Request) -> Response:
-    answer = await run_while_connected(request.receive, _answer(body, serving_of(request)))
+    answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace)))
     if not body.stream:
         return json_response(answer.whole())
     produce = with_last_event(answer.stream, call_of(request.scope), answer.failure)

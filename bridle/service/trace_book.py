@@ -1,0 +1,164 @@
+"""The traces of a server: kept for a while for those who asked for them, and a share of all in a folder.
+
+A request is traced if its client asks for it, or if it is one of the operator's share. What clients asked for is kept
+in memory, within a bound and for some minutes, and given to the user who asked alone. Traces are made into text and
+written by a thread, because a long one takes its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+from bridle.errors import InvalidRequest, UnknownTrace
+from bridle.traced import Trace
+from bridle.traces import encode_trace
+
+#: The header by which a call asks for a trace.
+HEADER = "x-bridle-trace"
+#: How much is kept in memory, of all users and of one, and for how many seconds.
+MAX_BYTES, MAX_USER_BYTES = 128 << 20, 32 << 20
+MAX_AGE = 600.0
+#: How much the operator's folder holds; the oldest files go first.
+MAX_FOLDER_BYTES = 1 << 30
+#: About what a record is long, until that is known.
+_RECORD_BYTES = 1024
+_OFF = frozenset({"", "0", "false", "no", "off"})
+_log = logging.getLogger(__name__)
+
+#: Whether a client wants a trace, and whether it is told the records as they come.
+Wish = Literal["no", "kept", "told"]
+
+
+def wish_of(headers: Mapping[str, str], field: bool | str | None) -> Wish:
+    """What a header and a field ask for: a trace to fetch afterwards (`true`), or also the records as `events`. The
+    field counts where both say something."""
+    said = headers.get(HEADER, "").strip().lower() if field is None else field
+    if said == "events":
+        return "told"
+    if isinstance(said, str) and said in _OFF:
+        return "no"
+    if said not in (True, False, "1", "true", "yes", "on"):
+        raise InvalidRequest(f"trace is {said!r}; must be true, false or 'events'", "trace")
+    return "kept" if said else "no"
+
+
+@dataclass(slots=True)
+class _Entry:
+    user: str
+    at: float
+    text: Future[bytes]
+    size: int
+
+
+@dataclass(slots=True)
+class TraceBook:
+    """What is kept of traces. `folder` takes a `share` of all requests, from 0 to 1, whoever sends them. Its methods
+    belong to one event loop."""
+
+    folder: Path | None = None
+    share: float = 0.0
+    max_bytes: int = MAX_BYTES
+    max_user_bytes: int = MAX_USER_BYTES
+    max_age: float = MAX_AGE
+    max_folder_bytes: int = MAX_FOLDER_BYTES
+    clock: Callable[[], float] = time.monotonic
+    _entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
+    _threads: ThreadPoolExecutor | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # one at a time in the folder
+
+    def is_chosen(self, request_id: str) -> bool:
+        """Whether a request is one of the operator's share, which follows from its id."""
+        if self.folder is None or not self.share:
+            return False
+        number = int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "big")
+        return number < self.share * 2.0**64
+
+    def keep(self, request_id: str, user: str, traces: Sequence[Trace], *, is_wanted: bool) -> None:
+        """Keep the traces of a request that is over: for `user` who wanted them, and in the folder if it is chosen."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="bridle-traces")
+        text = self._threads.submit(_encode, traces)
+        if self.is_chosen(request_id):
+            self._threads.submit(self._write, request_id, text)
+        if is_wanted:
+            size = sum(len(trace.header.prompt) * 16 + len(trace.records) * _RECORD_BYTES for trace in traces)
+            self._entries[request_id] = _Entry(user, self.clock(), text, size)
+            self._forget(user)
+
+    async def find(self, request_id: str, user: str) -> bytes:
+        """The trace of a request of `user`, as JSON lines. Raises `UnknownTrace`."""
+        self._forget(user)
+        entry = self._entries.get(request_id)
+        if entry is None or entry.user != user:
+            raise UnknownTrace(
+                f"there is no trace of a request {request_id[:100]!r} of yours: it was not asked for with "
+                f"`trace` or {HEADER}, is not over yet, or is no longer kept",
+                "request_id",
+            )
+        return await asyncio.wrap_future(entry.text)
+
+    def close(self) -> None:
+        """Write what is to be written. Idempotent."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    def _forget(self, user: str) -> None:
+        """Drop what is too old or too much, the oldest first."""
+        for entry in self._entries.values():
+            if entry.text.done() and entry.text.exception() is None:
+                entry.size = len(entry.text.result())
+        oldest = self.clock() - self.max_age
+        self._drop(lambda entry: entry.at < oldest, 0)
+        self._drop(lambda entry: entry.user == user, self.max_user_bytes)
+        self._drop(lambda entry: True, self.max_bytes)
+
+    def _drop(self, which: Callable[[_Entry], bool], limit: int) -> None:
+        """Drop the oldest of the entries that are meant until they have at most `limit` bytes."""
+        meant = [(name, entry) for name, entry in self._entries.items() if which(entry)]
+        total = sum(entry.size for _, entry in meant)
+        for name, entry in meant:
+            if total <= limit:
+                return
+            total -= entry.size
+            del self._entries[name]
+
+    # -- the folder ------------------------------------------------------------------------------------------
+
+    def _write(self, request_id: str, text: Future[bytes]) -> None:
+        assert self.folder is not None
+        try:
+            with self._lock:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path = self.folder / f"{request_id}.jsonl"
+                path.touch(mode=0o600)
+                path.write_bytes(text.result())
+                self._make_room()
+        except Exception as error:
+            _log.warning("the trace of %s was not written: %s", request_id, error)
+
+    def _make_room(self) -> None:
+        assert self.folder is not None
+        files = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in self.folder.glob("*.jsonl"))
+        total = sum(size for _, size, _ in files)
+        for _, size, file in files[:-1]:
+            if total <= self.max_folder_bytes:
+                return
+            with contextlib.suppress(OSError):
+                file.unlink()
+            total -= size
+
+
+def _encode(traces: Sequence[Trace]) -> bytes:
+    return b"".join(map(encode_trace, traces))

@@ -1,0 +1,232 @@
+"""Traces over HTTP: each API takes the wish, the user gets the trace, nobody else does, and it is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from bridle.errors import InvalidRequest, UnknownTrace
+from bridle.http.settings import HttpSettings
+from bridle.service.trace_book import TraceBook, wish_of
+from bridle.traced import Header, Said, Trace
+from bridle.traced.rebuild import rebuild
+from bridle.traces import decode_record, encode_trace, read
+from tests.http.harness import local_client, saying, scripted_model
+
+REPLY = "good day"
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hi", "max_tokens": 40},
+    "/v1/chat/completions": {**CHAT, "max_tokens": 40},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 40},
+    "/v1/messages": {**CHAT, "model": "scripted", "max_tokens": 40},
+    "/generate": {"inputs": "hi", "parameters": {"max_new_tokens": 40}},
+    "/v1/run": {"controller": "none", "controller_arg": "hi", "max_tokens": 40},
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with local_client(scripted_model(next_token=saying(REPLY))) as made:
+        yield made
+
+
+def with_field(path: str, value: object) -> dict[str, Any]:
+    body = json.loads(json.dumps(ROUTES[path]))
+    (body["parameters"] if path == "/generate" else body)["trace"] = value
+    return dict(body)
+
+
+def traces_of(client: TestClient, request_id: str, tmp_path: Path) -> list[Trace]:
+    answer = client.get(f"/v1/traces/{request_id}")
+    assert answer.status_code == 200, answer.text
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(answer.content)
+    return list(read(path))
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_every_api_takes_the_wish(client: TestClient, path: str, tmp_path: Path) -> None:
+    plain = client.post(path, json=ROUTES[path])
+    assert client.get(f"/v1/traces/{plain.headers['x-request-id']}").status_code == 404
+    asked = (
+        client.post(path, json=ROUTES[path], headers={"X-Bridle-Trace": "1"}),
+        client.post(path, json=with_field(path, True)),
+    )
+    for answer in asked:
+        assert answer.status_code == 200, answer.text
+        (trace,) = traces_of(client, answer.headers["x-request-id"], tmp_path)
+        (output,) = rebuild(trace)
+        assert output.text == REPLY
+        assert output.end is not None
+        assert output.end.reason == "stop"
+        assert REPLY in answer.text or path == "/v1/run"  # which streams
+        assert trace.header.model == "scripted"
+
+
+def test_the_field_counts_where_both_say_something(client: TestClient) -> None:
+    answer = client.post("/v1/completions", json=with_field("/v1/completions", False), headers={"X-Bridle-Trace": "1"})
+    assert client.get(f"/v1/traces/{answer.headers['x-request-id']}").status_code == 404
+
+
+def test_several_choices_of_several_prompts_are_all_there(client: TestClient, tmp_path: Path) -> None:
+    body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 3, "seed": 5, "temperature": 1.0, "trace": True}
+    answer = client.post("/v1/completions", json=body)
+    found = traces_of(client, answer.headers["x-request-id"], tmp_path)
+    texts = [output.text for trace in found for output in rebuild(trace)]
+    assert texts == [choice["text"] for choice in answer.json()["choices"]]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_records_come_with_the_stream(client: TestClient, path: str, tmp_path: Path) -> None:
+    body = {**with_field(path, "events"), "stream": True}
+    answer = client.post(path, json=body)
+    told = []
+    for line in answer.text.splitlines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                told += choice.get("trace", [])
+    (trace,) = traces_of(client, answer.headers["x-request-id"], tmp_path)
+    assert [decode_record(json.dumps(record).encode()) for record in told] == trace.records
+
+
+def test_records_come_with_a_run(client: TestClient, tmp_path: Path) -> None:
+    answer = client.post("/v1/run", json=with_field("/v1/run", "events"))
+    told = []
+    for line in answer.text.splitlines():
+        if line.startswith("data: {"):
+            for fork in json.loads(line[6:]).get("forks", ()):
+                told += fork.get("trace", [])
+    (trace,) = traces_of(client, answer.headers["x-request-id"], tmp_path)
+    assert [decode_record(json.dumps(record).encode()) for record in told] == trace.records
+
+
+def test_what_is_no_wish_is_refused(client: TestClient) -> None:
+    for answer in (
+        client.post("/v1/completions", json=with_field("/v1/completions", "maybe")),
+        client.post("/v1/completions", json=ROUTES["/v1/completions"], headers={"X-Bridle-Trace": "maybe"}),
+    ):
+        assert answer.status_code == 400
+        assert "trace is 'maybe'" in answer.text
+
+
+def test_an_unknown_trace_is_a_404(client: TestClient) -> None:
+    answer = client.get("/v1/traces/nothing")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "trace_not_found"
+
+
+def test_a_share_of_all_goes_to_the_operators_folder(tmp_path: Path) -> None:
+    settings = HttpSettings(trace_folder=tmp_path / "traces", trace_share=1.0)
+    with local_client(scripted_model(), settings) as client:
+        answer = client.post("/v1/completions", json=ROUTES["/v1/completions"])
+        request_id = answer.headers["x-request-id"]
+        assert client.get(f"/v1/traces/{request_id}").status_code == 404  # its client did not ask
+        client.app.state.http.traces.close()  # type: ignore[attr-defined]
+    (trace,) = read(tmp_path / "traces" / f"{request_id}.jsonl")
+    assert rebuild(trace)[0].text == answer.json()["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"trace_share": 2.0, "trace_folder": Path("x")}, "trace_share is 2.0"),
+        ({"trace_share": 0.5}, "needs a trace_f"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        HttpSettings(**settings)
+
+
+# -- the book ------------------------------------------------------------------------------------------------
+
+
+def trace_of(size: int) -> Trace:
+    return Trace(Header("a"), [Said(0, 1, "x" * size)])
+
+
+def find(book: TraceBook, name: str, user: str) -> bytes:
+    return asyncio.run(book.find(name, user))
+
+
+def test_others_do_not_get_it() -> None:
+    book = TraceBook()
+    book.keep("one", "ann", [trace_of(3)], is_wanted=True)
+    assert find(book, "one", "ann") == encode_trace(trace_of(3))
+    with pytest.raises(UnknownTrace):
+        find(book, "one", "bob")
+    book.close()
+
+
+def test_traces_go_when_they_are_old() -> None:
+    now = 0.0
+    book = TraceBook(max_age=10.0, clock=lambda: now)
+    book.keep("one", "ann", [trace_of(3)], is_wanted=True)
+    now = 9.0
+    find(book, "one", "ann")
+    now = 11.0
+    with pytest.raises(UnknownTrace):
+        find(book, "one", "ann")
+    book.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 4000)), max_size=12))
+def test_the_book_is_bounded(kept: list[tuple[str, int]]) -> None:
+    book = TraceBook(max_bytes=9_000, max_user_bytes=6_000)
+    for number, (user, size) in enumerate(kept):
+        book.keep(str(number), user, [trace_of(size)], is_wanted=True)
+    for entry in list(book._entries.values()):
+        entry.text.result()
+    book._forget("a")
+    book._forget("b")
+    sizes = [(entry.user, entry.size) for entry in book._entries.values()]
+    assert sum(size for _, size in sizes) <= 9_000
+    for user in "ab":
+        assert sum(size for owner, size in sizes if owner == user) <= 6_000
+    if kept and not sizes:
+        assert kept[-1][1] > 4_000 - 200 or len(kept) > 1
+    book.close()
+
+
+def test_the_folder_is_bounded(tmp_path: Path) -> None:
+    book = TraceBook(tmp_path, 1.0, max_folder_bytes=5_000)
+    for number in range(8):
+        book.keep(f"r{number}", "ann", [trace_of(1_000)], is_wanted=False)
+    book.close()
+    files = list(tmp_path.glob("*.jsonl"))
+    assert 1 <= len(files) < 8
+    assert sum(file.stat().st_size for file in files) <= 5_000
+    assert not book._entries
+
+
+@given(st.floats(0, 1))
+def test_the_share_is_one_of_ids(share: float) -> None:
+    book = TraceBook(Path("unused"), share)
+    chosen = sum(book.is_chosen(f"request-{number}") for number in range(400))
+    assert abs(chosen / 400 - share) < 0.15
+    assert TraceBook(None, 0.0).is_chosen("request-1") is False
+
+
+@pytest.mark.parametrize(
+    ("headers", "field", "wish"),
+    [
+        ({}, None, "no"),
+        ({"x-bridle-trace": "1"}, None, "kept"),
+        ({"x-bridle-trace": "Events"}, None, "told"),
+        ({"x-bridle-trace": "off"}, None, "no"),
+        ({"x-bridle-trace": "on"}, False, "no"),
+        ({}, "events", "told"),
+        ({}, True, "kept"),
+    ],
+)
+def test_wishes(headers: dict[str, str], field: bool | str | None, wish: str) -> None:
+    assert wish_of(headers, field) == wish
