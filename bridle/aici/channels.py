@@ -57,7 +57,7 @@ class Duplex:
 
 
 @dataclass(slots=True)
-class Link:
+class SharedChannels:
     """Everything that two processes share. `masks` is the region of bias rows."""
 
     main: Duplex
@@ -83,7 +83,9 @@ class Link:
         return (self.main.outgoing, self.main.incoming, self.side.outgoing, self.side.incoming)
 
 
-def create_link(prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 * MIB, futex: bool = False) -> Link:
+def create_link(
+    prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 * MIB, futex: bool = False
+) -> SharedChannels:
     """The engine's side: create every object, and remove stale ones. Sizes are in bytes. If this fails, nothing is left
     behind."""
     shm.check_prefix(prefix)
@@ -93,16 +95,16 @@ def create_link(prefix: str, *, json_size: int = 128 * MIB, mask_size: int = 64 
     except BaseException:
         remove_names(prefix)
         raise
-    return Link(Duplex(channels[0], channels[1]), Duplex(channels[2], channels[3]), masks, prefix)
+    return SharedChannels(Duplex(channels[0], channels[1]), Duplex(channels[2], channels[3]), masks, prefix)
 
 
-def attach_link(prefix: str, *, json_size: int, mask_size: int, futex: bool = False) -> Link:
+def attach_link(prefix: str, *, json_size: int, mask_size: int, futex: bool = False) -> SharedChannels:
     """The runtime's side: open what the engine created. In futex mode the channels' names are removed at once, as the
     original does, so that nobody can attach a second time."""
     shm.check_prefix(prefix)
     channels = _open_channels(prefix, json_size, futex, create=False)
     masks = shm.open_region(f"{prefix}bin-shm", mask_size)
-    link = Link(Duplex(channels[1], channels[0]), Duplex(channels[3], channels[2]), masks, prefix)
+    link = SharedChannels(Duplex(channels[1], channels[0]), Duplex(channels[3], channels[2]), masks, prefix)
     if futex:
         for channel in channels:
             channel.unlink()

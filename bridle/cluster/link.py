@@ -48,7 +48,7 @@ class Timings:
     first_step: float = 300.0
 
 
-class Link:
+class ShardLink:
     """A connection to a shard. The constructor raises `ShardUnavailable` if no shard answers, and `ProtocolError` if
     the peer is not a shard of this protocol version."""
 

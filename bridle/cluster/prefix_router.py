@@ -22,7 +22,7 @@ _SLACK_TOKENS = 256
 _SLACK_FACTOR = 1.5
 
 
-class Choice(NamedTuple):
+class PrefixChoice(NamedTuple):
     """The replica that was chosen, and how many of the prompt's tokens its cache is believed to hold."""
 
     replica: int
@@ -32,7 +32,7 @@ class Choice(NamedTuple):
 class Router(Protocol):
     """Chooses replicas."""
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> Choice | None:
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> PrefixChoice | None:
         """Return the replica for a prompt; None if none is up. `loads` are the tokens that each replica has to compute,
         `AWAY` for one that cannot be reached. Prompts share blocks only under an equal `salt`."""
         raise NotImplementedError
@@ -61,7 +61,7 @@ class PrefixRouter:
         """The number of blocks that are remembered."""
         return len(self._recent) + len(self._older)
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> Choice | None:
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> PrefixChoice | None:
         """See `Router`."""
         least = min(loads)
         if least == AWAY:
@@ -73,7 +73,7 @@ class PrefixRouter:
             self._next = chosen = first_from(self._next + 1, loads, least)
             _, num_blocks = self._home(chain, chosen)
         self._remember(chain, chosen)
-        return Choice(chosen, num_blocks * self._block_size)
+        return PrefixChoice(chosen, num_blocks * self._block_size)
 
     def forget(self, replica: int) -> None:
         """See `Router`. Entries of the replica's last life are ignored from now on, and are dropped as they age."""

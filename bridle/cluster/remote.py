@@ -19,7 +19,7 @@ from bridle.cluster.adapter_calls import CalledAdapters
 from bridle.cluster.address import Tls
 from bridle.cluster.batches import encode_batch
 from bridle.cluster.faults import decode_failure
-from bridle.cluster.link import Link, Timings
+from bridle.cluster.link import ShardLink, Timings
 from bridle.cluster.pace import Pace
 from bridle.cluster.plans import encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
@@ -64,14 +64,14 @@ class ShardExecutor:
         self._start_timeout = start_timeout
         self._on_loss = on_loss
         self._on_proven = on_proven
-        self._proven: Link | None = None
+        self._proven: ShardLink | None = None
         self._why = ""  # the shard is away
         self._closed = threading.Event()
         self._pace = Pace(self._timings.least_step, self._timings.first_step)
         self._names = SamplingNames()
-        self._used: Link | None = None  # the link whose shard has our mirrors
+        self._used: ShardLink | None = None  # the link whose shard has our mirrors
         self._plan: tuple[int, int, float] = (-1, 0, 0.0)  # the last plan: step, number of tokens, time of sending
-        self._link: Link | None = self._first_link(start_timeout, is_starting)
+        self._link: ShardLink | None = self._first_link(start_timeout, is_starting)
         self._info, self.num_bytes = self._link.info, self._link.num_bytes
         self.adapters = CalledAdapters(
             self._link.adapter_layers,
@@ -132,7 +132,7 @@ class ShardExecutor:
             vectors += decode_vectors(reply.vectors, len(rows), size)
         return vectors
 
-    def _ask(self, link: Link, step: int, request: pb.StepRequest, kind: str) -> pb.StepReply:
+    def _ask(self, link: ShardLink, step: int, request: pb.StepRequest, kind: str) -> pb.StepReply:
         """Send a request whose reply is of that `kind`, and wait for the reply. Replies to earlier steps are dropped,
         because those steps were given up."""
         link.expect(step, self._pace.limit(self._plan[1]))
@@ -158,7 +158,7 @@ class ShardExecutor:
 
     # -- any thread ----------------------------------------------------------------------------------------
 
-    def _reachable(self) -> Link:
+    def _reachable(self) -> ShardLink:
         link = self._link
         if link is None or link.is_lost:
             raise ShardUnavailable(f"the shard at {self.address} is away: {self._why or 'it was lost'}")
@@ -174,11 +174,11 @@ class ShardExecutor:
 
     # -- the keeper's thread -------------------------------------------------------------------------------
 
-    def _first_link(self, timeout: float, is_starting: Callable[[], bool]) -> Link:
+    def _first_link(self, timeout: float, is_starting: Callable[[], bool]) -> ShardLink:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                return Link(self.address, self._tls, self._timings)
+                return ShardLink(self.address, self._tls, self._timings)
             except ShardUnavailable:
                 if not is_starting() or time.monotonic() > deadline:
                     raise
@@ -212,7 +212,7 @@ class ShardExecutor:
                 patience += self._start_timeout
                 self._give_up(time.monotonic() - began)
             try:
-                link = Link(self.address, self._tls, self._timings)
+                link = ShardLink(self.address, self._tls, self._timings)
             except ShardUnavailable:
                 continue
             except Exception as error:  # this thread must go on trying, whatever the error is

@@ -47,7 +47,7 @@ class LinkOwner(Protocol):
     def note_absent(self, number: int) -> None: ...
 
 
-class Link(Protocol):
+class ReplicaConnection(Protocol):
     """A connection to one replica, which passes the replica's messages to its owner."""
 
     def start(self) -> None: ...
@@ -60,8 +60,8 @@ class Link(Protocol):
 
 
 class MakeLink(Protocol):
-    """How a `Link` is made: from its number, its address and its owner, with functions to call on a loss and on the
-    first good result."""
+    """How a `ReplicaConnection` is made: from its number, its address and its owner, with functions to call on a loss
+    and on the first good result."""
 
     def __call__(
         self,
@@ -71,7 +71,7 @@ class MakeLink(Protocol):
         on_loss: Callable[[int, str], None],
         on_proven: Callable[[int], None],
         /,
-    ) -> Link: ...
+    ) -> ReplicaConnection: ...
 
 
 class ReplicaLink:

@@ -21,7 +21,7 @@ from bridle.cluster.live_request import LiveRequest
 from bridle.cluster.prefix_router import AWAY, PrefixRouter, Router
 from bridle.cluster.remote import is_same_model
 from bridle.cluster.replica_adapters import ReplicaAdapters
-from bridle.cluster.replica_link import Link, MakeLink, ReplicaLink
+from bridle.cluster.replica_link import MakeLink, ReplicaConnection, ReplicaLink
 from bridle.cluster.replica_messages import (
     Beat,
     Broken,
@@ -81,7 +81,7 @@ class ReplicaSet:
         self._lock = threading.RLock()
         self.adapters = ReplicaAdapters(lambda number, message: self._links[number].send(message))
         self._clock = clock
-        self._links: list[Link] = [
+        self._links: list[ReplicaConnection] = [
             make_link(number, path, self, _with_number(on_loss, number), partial(on_proven, number))
             for number, path in enumerate(paths)
         ]

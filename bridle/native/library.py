@@ -33,7 +33,7 @@ _TRIAL_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KernelChoice:
     """The kernels in use, or None with the reason."""
 
     kernels: Kernels | None
@@ -50,7 +50,7 @@ def kernels() -> Kernels | None:
 
 
 @cache
-def choice() -> Choice:
+def choice() -> KernelChoice:
     """The choice for this processor, made once in a process."""
     reasons = []
     for target in fitting(platform.system(), platform.machine(), cpu_features()):
@@ -61,10 +61,10 @@ def choice() -> Choice:
             _log.warning("the kernels %s are left alone: %s", target.name, error)
             reasons.append(f"{target.name}: {error}")
             continue
-        return Choice(found, f"{found.name}, {found.lanes} lanes")
+        return KernelChoice(found, f"{found.name}, {found.lanes} lanes")
     reason = "; ".join(reasons) or "none is built for this processor"
     _log.warning("no native kernels, plain torch computes: %s", reason)
-    return Choice(None, reason)
+    return KernelChoice(None, reason)
 
 
 def fitting(system: str, machine: str, features: Set[str]) -> Iterator[Target]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from bridle.cluster.prefix_router import AWAY, Choice, PrefixRouter, Router, first_from
+from bridle.cluster.prefix_router import AWAY, PrefixChoice, PrefixRouter, Router, first_from
 
 
 class RandomRouter:
@@ -14,12 +14,12 @@ class RandomRouter:
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(f"{seed} routing")
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> Choice | None:
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> PrefixChoice | None:
         if min(loads) == AWAY:
             return None
         while loads[number := self._random.randrange(len(loads))] == AWAY:
             pass
-        return Choice(number)
+        return PrefixChoice(number)
 
     def forget(self, replica: int) -> None:
         """Do nothing: nothing is remembered of a replica."""
@@ -31,12 +31,12 @@ class LeastLoadedRouter:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> Choice | None:
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> PrefixChoice | None:
         least = min(loads)
         if least == AWAY:
             return None
         self._next = first_from(self._next + 1, loads, least)
-        return Choice(self._next)
+        return PrefixChoice(self._next)
 
     def forget(self, replica: int) -> None:
         """Do nothing: nothing is remembered of a replica."""

@@ -28,8 +28,8 @@ class Timing:
 
 
 class SimulatedReplica:
-    """A `Link`, and what is behind it. `make_core` begins a life; `on_news(number, events)` is called after the router
-    was told of events, `on_loss(number)` after it was told of a loss."""
+    """A `ReplicaConnection`, and what is behind it. `make_core` begins a life; `on_news(number, events)` is called
+    after the router was told of events, `on_loss(number)` after it was told of a loss."""
 
     def __init__(
         self,

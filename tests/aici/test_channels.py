@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.aici.channels import Link, attach_link, create_link, remove_names
+from bridle.aici.channels import SharedChannels, attach_link, create_link, remove_names
 from bridle.errors import ProtocolError
 from tests.waiting import PATIENCE
 
@@ -48,7 +48,7 @@ def prefix() -> Iterator[str]:
 
 
 @pytest.fixture
-def links(prefix: str, futex: bool) -> Iterator[tuple[Link, Link]]:
+def links(prefix: str, futex: bool) -> Iterator[tuple[SharedChannels, SharedChannels]]:
     engine = create_link(prefix, json_size=SIZE, mask_size=SIZE, futex=futex)
     runtime = attach_link(prefix, json_size=SIZE, mask_size=SIZE, futex=futex)
     engine.unlink()
@@ -102,7 +102,7 @@ def test_a_killed_peer_is_noticed(prefix: str, futex: bool) -> None:
 
 
 @modes
-def test_main_and_side_do_not_mix(links: tuple[Link, Link]) -> None:
+def test_main_and_side_do_not_mix(links: tuple[SharedChannels, SharedChannels]) -> None:
     engine, runtime = links
     engine.main.send(b"main")
     engine.side.send(b"side")
@@ -114,7 +114,7 @@ def test_main_and_side_do_not_mix(links: tuple[Link, Link]) -> None:
 
 
 @modes
-def test_a_message_that_does_not_fit_touches_nothing(links: tuple[Link, Link]) -> None:
+def test_a_message_that_does_not_fit_touches_nothing(links: tuple[SharedChannels, SharedChannels]) -> None:
     engine, runtime = links
     with pytest.raises(ProtocolError, match=str(engine.main.max_message)):
         engine.main.send(bytes(engine.main.max_message + 1))
@@ -123,7 +123,7 @@ def test_a_message_that_does_not_fit_touches_nothing(links: tuple[Link, Link]) -
 
 
 @modes
-def test_an_unread_message_blocks_the_next(links: tuple[Link, Link]) -> None:
+def test_an_unread_message_blocks_the_next(links: tuple[SharedChannels, SharedChannels]) -> None:
     engine, runtime = links
     engine.main.send(b"one")
     with pytest.raises(ProtocolError, match="did not take"):
@@ -134,7 +134,7 @@ def test_an_unread_message_blocks_the_next(links: tuple[Link, Link]) -> None:
 
 
 @modes
-def test_a_waiting_reader_is_woken(links: tuple[Link, Link]) -> None:
+def test_a_waiting_reader_is_woken(links: tuple[SharedChannels, SharedChannels]) -> None:
     engine, runtime = links
     received: list[bytes | None] = []
     thread = threading.Thread(target=lambda: received.append(runtime.main.receive(20)))
@@ -145,14 +145,14 @@ def test_a_waiting_reader_is_woken(links: tuple[Link, Link]) -> None:
 
 
 @pytest.mark.parametrize("futex", [False])
-def test_semaphore_layout(links: tuple[Link, Link], prefix: str) -> None:
+def test_semaphore_layout(links: tuple[SharedChannels, SharedChannels], prefix: str) -> None:
     engine, _ = links
     engine.main.send(b"abc")
     assert engine.main.outgoing.region[:7] == b"\x03\0\0\0abc"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("futex", [True])
-def test_futex_layout(links: tuple[Link, Link]) -> None:
+def test_futex_layout(links: tuple[SharedChannels, SharedChannels]) -> None:
     engine, runtime = links
     engine.main.send(b"abc")
     assert engine.main.outgoing.region[:7] == b"\x03\0\0\0abc"  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ def test_futex_layout(links: tuple[Link, Link]) -> None:
 
 
 @modes
-def test_a_corrupt_length_is_refused(links: tuple[Link, Link]) -> None:
+def test_a_corrupt_length_is_refused(links: tuple[SharedChannels, SharedChannels]) -> None:
     engine, runtime = links
     engine.main.send(b"abc")
     engine.main.outgoing.region[:4] = b"\xfe\xff\xff\x7f"  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.cluster.prefix_router import _SLACK_TOKENS, AWAY, Choice, PrefixRouter, first_from
+from bridle.cluster.prefix_router import _SLACK_TOKENS, AWAY, PrefixChoice, PrefixRouter, first_from
 from bridle.engine import Engine
 from tests.cluster.replica_kit import make_executor
 from tests.engine.support import make_request
@@ -18,7 +18,7 @@ from tests.engine.support import make_request
 IDLE = [0.0, 0.0, 0.0]
 
 
-def choose(router: PrefixRouter, prompt: Sequence[int], salt: str = "", loads: Sequence[float] = IDLE) -> Choice:
+def choose(router: PrefixRouter, prompt: Sequence[int], salt: str = "", loads: Sequence[float] = IDLE) -> PrefixChoice:
     choice = router.choose(prompt, salt, loads)
     assert choice is not None
     return choice

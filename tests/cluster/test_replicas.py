@@ -13,7 +13,7 @@ import pytest
 
 from bridle.cluster import replica_messages, replicas
 from bridle.cluster.live_request import LiveRequest
-from bridle.cluster.prefix_router import Choice, PrefixRouter
+from bridle.cluster.prefix_router import PrefixChoice, PrefixRouter
 from bridle.cluster.replica_messages import WireEvent
 from bridle.cluster.replicas import _RUNNING_TOKENS, ReplicaSet
 from bridle.config import EngineConfig
@@ -81,7 +81,7 @@ def test_a_replicas_load_is_what_it_has_to_compute() -> None:
     loads: list[list[float]] = []
 
     class Watching(PrefixRouter):
-        def choose(self, prompt: Sequence[int], salt: object, given: Sequence[float]) -> Choice | None:
+        def choose(self, prompt: Sequence[int], salt: object, given: Sequence[float]) -> PrefixChoice | None:
             loads.append(list(given))
             return super().choose(prompt, salt, given)
 

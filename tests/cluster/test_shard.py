@@ -16,7 +16,7 @@ import pytest
 from opentelemetry import trace
 
 from bridle.cluster.address import Tls, check_address, listen, open_channel
-from bridle.cluster.link import Link, Timings
+from bridle.cluster.link import ShardLink, Timings
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.remote import ShardExecutor
 from bridle.cluster.shard import SERVICE, Shard, start_shard
@@ -314,9 +314,9 @@ def test_tls_on_both_sides(tmp_path: Path) -> None:
     try:
         ShardExecutor(address, tls=both, timings=PATIENT).close()
         with pytest.raises(ShardUnavailable):
-            Link(address, Tls(authority=certificate), Timings(connect=5.0))  # shows no certificate of its own
+            ShardLink(address, Tls(authority=certificate), Timings(connect=5.0))  # shows no certificate of its own
         with pytest.raises(ShardUnavailable):
-            Link(address, None, Timings(connect=5.0))
+            ShardLink(address, None, Timings(connect=5.0))
     finally:
         server.stop(0).wait()
 

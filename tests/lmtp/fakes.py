@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.errors import ConnectionLost
-from bridle.lmtp.client import Carrier, Link, MemoryCarrier
+from bridle.lmtp.client import Carrier, MemoryCarrier, MessageChannel
 
 VOCAB_SIZE = 97
 EOS = 0
@@ -44,7 +44,7 @@ class GenuineLike:
     def carrier(self) -> MemoryCarrier:
         return MemoryCarrier(self.serve)
 
-    async def serve(self, link: Link) -> None:
+    async def serve(self, link: MessageChannel) -> None:
         while True:
             line = await link.receive()
             self.received.append(line)
@@ -97,7 +97,7 @@ class CutCarrier:
         self._cuts = list(cuts)
         self.num_connections = 0
 
-    async def connect(self) -> Link:
+    async def connect(self) -> MessageChannel:
         self.num_connections += 1
         link = await self._inner.connect()
         if not self._cuts:
@@ -107,7 +107,7 @@ class CutCarrier:
 
 
 class CutLink:
-    def __init__(self, link: Link, down: int, up: int) -> None:
+    def __init__(self, link: MessageChannel, down: int, up: int) -> None:
         self._link = link
         self._down = down
         self._up = up

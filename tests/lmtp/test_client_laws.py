@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.lmtp import Client, Patience
-from bridle.lmtp.client import Link, MemoryCarrier
+from bridle.lmtp.client import MemoryCarrier, MessageChannel
 from bridle.lmtp.server import LmtpServer, LocalHost
 from bridle.service import Admission, ModelRegistry
 from tests.http.harness import NAME, scripted_model
@@ -75,7 +75,7 @@ class Shuffling:
         self._num_streams = num_streams
         self._genuine = GenuineLike()
 
-    async def serve(self, link: Link) -> None:
+    async def serve(self, link: MessageChannel) -> None:
         waiting: list[deque[str]] = []
         while len(waiting) < self._num_streams:
             line = await link.receive()

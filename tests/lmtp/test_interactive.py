@@ -20,7 +20,7 @@ from rich.console import Console
 from bridle.cli.lmtp import Terminal
 from bridle.errors import InvalidRequest
 from bridle.lmtp import Client
-from bridle.lmtp.client import Link, MemoryCarrier
+from bridle.lmtp.client import MemoryCarrier, MessageChannel
 from bridle.lmtp.command_line import Line, parse_line
 from bridle.lmtp.interactive import Interactive
 from bridle.lmtp.server import LmtpServer, LocalHost, websocket_front
@@ -163,7 +163,7 @@ async def test_several_prompts_at_once_and_bad_lines_between(registry: ModelRegi
 async def test_quit_at_a_terminal_leaves_at_once() -> None:
     asked = asyncio.Event()
 
-    async def silent(link: Link) -> None:
+    async def silent(link: MessageChannel) -> None:
         while True:
             await link.receive()
             asked.set()

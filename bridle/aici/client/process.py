@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bridle.aici import protocol
-from bridle.aici.channels import MIB, Link, create_link, remove_names
+from bridle.aici.channels import MIB, SharedChannels, create_link, remove_names
 from bridle.aici.client.recording import TraceWriter
 from bridle.errors import ControllerError, ProtocolError
 
@@ -95,7 +95,7 @@ class RuntimeProcess:
         finally:
             remove_names(self.prefix)
 
-    def _create_link(self) -> Link:
+    def _create_link(self) -> SharedChannels:
         sizes = self.config.json_size * MIB, self.config.mask_size * MIB
         link = create_link(self.prefix, json_size=sizes[0], mask_size=sizes[1], futex=self.config.futex)
         self._is_linked = True

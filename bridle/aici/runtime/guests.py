@@ -66,7 +66,7 @@ _post1_decoder = msgspec.json.Decoder(_Post1)
 
 
 @dataclass(slots=True)
-class Choice:
+class GuestDecision:
     """What a guest decides for its next step. `sample_mask` of a branch is an index into `masks`. Without branches the
     sequence stops."""
 
@@ -146,7 +146,7 @@ class Guest2(_Guest):
         fork_group: Sequence[int],
         candidates: Sequence[tuple[int, float]] | None,
         budget_ms: float,
-    ) -> Choice:
+    ) -> GuestDecision:
         argument: dict[str, Any] = {
             "backtrack": backtrack,
             "tokens": tokens,
@@ -163,9 +163,9 @@ class Guest2(_Guest):
             return self._waiting(result)
         for branch in result.branches:
             self._check_branch(branch)
-        return Choice(result.branches, self.instance.masks)
+        return GuestDecision(result.branches, self.instance.masks)
 
-    def _waiting(self, result: _GuestBranches) -> Choice:
+    def _waiting(self, result: _GuestBranches) -> GuestDecision:
         wait = result.wait
         assert wait is not None
         if wait.variable is None and wait.ms is None:
@@ -174,7 +174,7 @@ class Guest2(_Guest):
             raise self._broke(f"wait of {wait.ms} ms")
         if any(not is_noop(branch) for branch in result.branches) or len(result.branches) > 1:
             raise self._broke("a result that waits must not do anything else")
-        return Choice([resting()], [], wait)
+        return GuestDecision([resting()], [], wait)
 
     def _check_branch(self, branch: Branch) -> None:
         limits = self.instance.surroundings.limits

@@ -13,7 +13,18 @@ import time
 from dataclasses import dataclass, field
 
 from bridle.aici.protocol import Branch, MidResult, PreResult, Splice
-from bridle.aici.runtime.guests import Choice, Guest, Guest1, Guest2, Mid1, Wait, guest_of, is_noop, noop, resting
+from bridle.aici.runtime.guests import (
+    Guest,
+    Guest1,
+    Guest2,
+    GuestDecision,
+    Mid1,
+    Wait,
+    guest_of,
+    is_noop,
+    noop,
+    resting,
+)
 from bridle.aici.runtime.instance import Instance
 from bridle.errors import ControllerError, ControllerTrap
 
@@ -25,7 +36,7 @@ MAX_ROUNDS = 10
 class _Stage:
     """What the next call must know of the last one, in each combination of dialects."""
 
-    choice: Choice | None = None  # D2 guest, D1 engine: decided in pre, handed out in mid
+    choice: GuestDecision | None = None  # D2 guest, D1 engine: decided in pre, handed out in mid
     branch: int = 0  # which branch of it is this sequence's
     wants_mid: bool = False  # D1 guest, D2 engine: pre is done, mid comes next
     group: list[int] | None = None  # D1 engine: fork group the guest has not seen yet
@@ -34,7 +45,7 @@ class _Stage:
     told: list[int] = field(default_factory=list)  # D2 guest, D1 engine: tokens not told yet
     told_backtrack: int = 0
     cached_pre: PreResult | None = None  # D1b: result of the pre that ran at instantiation
-    deferred: Choice | None = None  # D2 guest, D1 engine: a fork that comes after forced tokens
+    deferred: GuestDecision | None = None  # D2 guest, D1 engine: a fork that comes after forced tokens
 
     def copy(self, branch: int) -> _Stage:
         return _Stage(self.choice, branch, self.wants_mid, None, None, None, list(self.told), self.told_backtrack)
@@ -87,11 +98,11 @@ class Hosted:
         group: list[int],
         candidates: list[tuple[int, float]] | None,
         budget_ms: float,
-    ) -> Choice:
+    ) -> GuestDecision:
         """Run one op of mid_process."""
         self._account(backtrack, len(tokens))
         if self._still_waits() and not tokens and not backtrack:
-            return self._count_wait(Choice([self._resting()]))
+            return self._count_wait(GuestDecision([self._resting()]))
         self._stage.wait = None
         if isinstance(self.guest, Guest2):
             choice = self.guest.mid(backtrack, tokens, sampled, group, candidates, budget_ms)
@@ -104,8 +115,8 @@ class Hosted:
         return self._count_wait(choice)
 
     def keep_asking(
-        self, choice: Choice, turns: int, budget_ms: float, patience_ms: float = math.inf
-    ) -> tuple[Choice, int]:
+        self, choice: GuestDecision, turns: int, budget_ms: float, patience_ms: float = math.inf
+    ) -> tuple[GuestDecision, int]:
         """Ask a guest that does nothing again at once, up to `turns` times together, each with the patience of a step.
         Returns the choice and how often it was asked. A guest that waits is not called, since all turns are the same to
         it."""
@@ -118,34 +129,36 @@ class Hosted:
             num_turns += 1
         return choice, num_turns
 
-    def _step_old(self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float) -> Choice:
+    def _step_old(
+        self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float
+    ) -> GuestDecision:
         """Run a D1 guest's post, pre and mid, as far as it goes in one step."""
         if not self._stage.wants_mid:
             if (tokens or backtrack) and guest.post(tokens, backtrack, budget_ms):
-                return Choice([])
+                return GuestDecision([])
             pre = guest.pre(budget_ms)
             if pre.suspend:
-                return Choice([resting([])])
+                return GuestDecision([resting([])])
             if pre.num_forks == 0:
-                return Choice([])
+                return GuestDecision([])
             if pre.ff_tokens:
-                return Choice([Branch(splices=[Splice([], 0, pre.ff_tokens)])])
+                return GuestDecision([Branch(splices=[Splice([], 0, pre.ff_tokens)])])
             if pre.num_forks > 1:
                 self._stage.wants_mid = True
-                return Choice([noop() for _ in range(min(pre.num_forks, 1 << 16))])
+                return GuestDecision([noop() for _ in range(min(pre.num_forks, 1 << 16))])
         self._stage.wants_mid = False
         return self._choice_of(guest.mid(group, budget_ms))
 
-    def _choice_of(self, mid: Mid1) -> Choice:
+    def _choice_of(self, mid: Mid1) -> GuestDecision:
         if mid.is_stop:
-            return Choice([])
+            return GuestDecision([])
         if mid.splice is not None:
             backtrack, tokens = mid.splice
-            return Choice([Branch(splices=[Splice([], backtrack, tokens)])])
+            return GuestDecision([Branch(splices=[Splice([], backtrack, tokens)])])
         mask = mid.mask
         if mask is None or not any(mask):  # in D1 an empty set does not constrain
             mask = self._all_tokens()
-        return Choice([Branch(sample_mask=0)], [mask])
+        return GuestDecision([Branch(sample_mask=0)], [mask])
 
     # -- a D1 engine ---------------------------------------------------------------------------------------
 
@@ -242,7 +255,7 @@ class Hosted:
                 return PreResult(False, 1, forced) if forced else PreResult(suspend=True)
             splice = choice.branches[0].splices[0] if choice.branches[0].sample_mask is None else None
             if len(choice.branches) > 1 and forced:  # D1 has no answer with both, so the tokens come first
-                stage.deferred, stage.choice = choice, Choice([noop()])
+                stage.deferred, stage.choice = choice, GuestDecision([noop()])
                 return PreResult(False, 1, forced)
             if len(choice.branches) > 1 or splice is None or splice.backtrack:
                 stage.choice = choice
@@ -265,7 +278,7 @@ class Hosted:
             return MidResult(tokens, backtrack + 1), self._all_tokens()
         return MidResult(tokens, 0), self._only(tokens[0])
 
-    def _handed_out_new(self, choice: Choice, branch: Branch) -> tuple[MidResult | None, bytes]:
+    def _handed_out_new(self, choice: GuestDecision, branch: Branch) -> tuple[MidResult | None, bytes]:
         """A branch of a D2 guest in D1's terms."""
         everything = self._all_tokens()
         if branch.sample_mask is not None:
@@ -290,7 +303,7 @@ class Hosted:
         if self.rewound > limit:
             raise self.instance.broke(ControllerTrap(f"{self.rewound} tokens taken back exceed the limit of {limit}"))
 
-    def _check_backtrack(self, choice: Choice, ahead: int = 0) -> None:
+    def _check_backtrack(self, choice: GuestDecision, ahead: int = 0) -> None:
         """Raise an error if the guest takes back more tokens than there are. `ahead` tokens were forced but are not
         counted yet."""
         for branch in choice.branches:
@@ -304,7 +317,7 @@ class Hosted:
             ControllerTrap(f"backtrack of {backtrack} tokens, but the sequence has only {self.length}")
         )
 
-    def _count_wait(self, choice: Choice) -> Choice:
+    def _count_wait(self, choice: GuestDecision) -> GuestDecision:
         self._count(choice.is_noop)
         return choice
 

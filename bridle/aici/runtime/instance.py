@@ -84,7 +84,7 @@ class Instance:
     for `cancel`."""
 
     def __init__(self, program: Program, surroundings: Surroundings, argument: bytes, variables: Variables) -> None:
-        """Link the program and run its start function. Raises `ControllerError`, `InvalidRequest`."""
+        """SharedChannels the program and run its start function. Raises `ControllerError`, `InvalidRequest`."""
         self.program = program
         self.surroundings = surroundings
         self.dialect, self.layout = program.facts.dialect, program.facts.layout

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from bridle.aici import protocol as p
-from bridle.aici.channels import Duplex, Link
+from bridle.aici.channels import Duplex, SharedChannels
 from bridle.aici.runtime.compilers import Compilers
 from bridle.aici.runtime.engine1 import Engine1
 from bridle.aici.runtime.engine2 import Engine2
@@ -65,7 +65,7 @@ class Supervisor:
         self,
         options: RuntimeOptions,
         limits: Limits,
-        link: Link,
+        link: SharedChannels,
         lifeline: Lifeline,
         nursery: Nursery,
         vocabulary: Vocabulary,

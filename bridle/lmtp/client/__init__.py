@@ -1,6 +1,6 @@
 """Clients of LMTP servers, and the ways to reach one."""
 
-from bridle.lmtp.client.carriers import Carrier, Link, MemoryCarrier, SocketCarrier, StdioCarrier, memory_pair
+from bridle.lmtp.client.carriers import Carrier, MemoryCarrier, MessageChannel, SocketCarrier, StdioCarrier, memory_pair
 from bridle.lmtp.client.client import Client
 from bridle.lmtp.client.patience import Patience
 from bridle.lmtp.client.stream import TokenStream
@@ -10,7 +10,7 @@ from bridle.lmtp.client.websocket import WebSocketCarrier
 __all__ = [
     "Carrier",
     "Client",
-    "Link",
+    "MessageChannel",
     "MemoryCarrier",
     "Patience",
     "SocketCarrier",

@@ -1,7 +1,7 @@
 """What a client needs of a connection: whole messages, in order, both ways.
 
-A `Carrier` can connect more than once, since a client reconnects; a `Link` is one connection. This module does not know
-what a message means. A link that is lost, for whatever reason, raises `ConnectionLost`.
+A `Carrier` can connect more than once, since a client reconnects; a `MessageChannel` is one connection. This module
+does not know what a message means. A channel that is lost, for whatever reason, raises `ConnectionLost`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_MESSAGE_BYTES = 16 << 20
 _GRACE_SECONDS = 5.0
 
 
-class Link(Protocol):
+class MessageChannel(Protocol):
     """One connection. A task may send while another receives."""
 
     async def send(self, message: str) -> None:
@@ -42,7 +42,7 @@ class Carrier(Protocol):
         """The server that it reaches, for error messages."""
         raise NotImplementedError
 
-    async def connect(self) -> Link:
+    async def connect(self) -> MessageChannel:
         """Open a new connection. Raises `ConnectionLost`."""
         raise NotImplementedError
 
@@ -93,7 +93,7 @@ class StdioCarrier:
     def name(self) -> str:
         return self._command[0]
 
-    async def connect(self) -> Link:
+    async def connect(self) -> MessageChannel:
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -149,7 +149,7 @@ class SocketCarrier:
     def name(self) -> str:
         return self._name
 
-    async def connect(self) -> Link:
+    async def connect(self) -> MessageChannel:
         try:
             sock = await asyncio.to_thread(self._open_socket)
             reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_MESSAGE_BYTES)
@@ -214,19 +214,19 @@ class MemoryCarrier:
 
     name = "the server in this process"
 
-    def __init__(self, serve: Callable[[Link], Awaitable[None]], max_messages: int = 64) -> None:
+    def __init__(self, serve: Callable[[MessageChannel], Awaitable[None]], max_messages: int = 64) -> None:
         self._serve = serve
         self._max_messages = max_messages
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def connect(self) -> Link:
+    async def connect(self) -> MessageChannel:
         ours, theirs = memory_pair(self._max_messages)
         task = asyncio.get_running_loop().create_task(self._run(theirs))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return ours
 
-    async def _run(self, link: Link) -> None:
+    async def _run(self, link: MessageChannel) -> None:
         try:
             await self._serve(link)
         except ConnectionLost:

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from bridle.errors import BridleError, ConnectionLost, DeadlineExceeded, InternalError, RequestCancelled
-from bridle.lmtp.client.carriers import Carrier, Link
+from bridle.lmtp.client.carriers import Carrier, MessageChannel
 from bridle.lmtp.client.exchange import Exchange, Question
 from bridle.lmtp.client.patience import Patience
 from bridle.lmtp.client.progress import Progress
@@ -28,7 +28,7 @@ class Connection:
         self.carrier = carrier
         self.patience = patience
         self._exchange = exchange
-        self._link: Link | None = None
+        self._link: MessageChannel | None = None
         self._runner: asyncio.Task[None] | None = None
         self._greeted = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,7 +109,7 @@ class Connection:
         self._start()
         await self._send(self._link, self._exchange.add(item))
 
-    async def _send(self, link: Link | None, lines: Sequence[str]) -> None:
+    async def _send(self, link: MessageChannel | None, lines: Sequence[str]) -> None:
         """Send over the link for which the messages were made. If that link is gone, the runner notices and begins
         anew."""
         with contextlib.suppress(ConnectionLost):
@@ -147,7 +147,7 @@ class Connection:
             if num_lost > 1:
                 await asyncio.sleep(self.patience.pause(num_lost - 1))
 
-    async def _connect(self) -> Link:
+    async def _connect(self) -> MessageChannel:
         for attempt in range(1, self.patience.connect_attempts + 1):
             try:
                 return await self.carrier.connect()
@@ -157,7 +157,7 @@ class Connection:
                 await asyncio.sleep(self.patience.pause(attempt))
         raise AssertionError("unreachable")
 
-    async def _talk(self, link: Link) -> None:
+    async def _talk(self, link: MessageChannel) -> None:
         hello, lines = self._exchange.begin()
         self._link = link
         for line in lines:

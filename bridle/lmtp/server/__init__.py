@@ -1,6 +1,6 @@
 """The server's side of LMTP: the streams of many clients run in the one continuous batch of each model."""
 
-from bridle.lmtp.server.connection import Link
+from bridle.lmtp.server.connection import MessageChannel
 from bridle.lmtp.server.lines import LineLink, serve_unix, socket_link, stdio_link
 from bridle.lmtp.server.server import LmtpServer, LocalHost
 from bridle.lmtp.server.settings import LmtpSettings
@@ -8,7 +8,7 @@ from bridle.lmtp.server.websocket import LmtpEndpoint, websocket_front
 
 __all__ = [
     "LineLink",
-    "Link",
+    "MessageChannel",
     "LmtpEndpoint",
     "LmtpServer",
     "LmtpSettings",

@@ -33,7 +33,7 @@ _LIMIT = JsonSize(num_nodes=160_000, num_values=1 << 20)
 _MANY_ANSWERS = 1024
 
 
-class Link(Protocol):
+class MessageChannel(Protocol):
     """A carrier as the server sees it: whole messages, in order. Raises `ConnectionLost` once the peer is gone."""
 
     async def send(self, message: str) -> None:
@@ -54,7 +54,7 @@ class Connection:
     def __init__(
         self,
         home: Home,
-        link: Link,
+        link: MessageChannel,
         identity: Identity,
         echo: Callable[[str], None] | None = None,
         trace: Mapping[str, str] | None = None,

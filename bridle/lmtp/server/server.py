@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from bridle.errors import EngineClosed
-from bridle.lmtp.server.connection import Connection, Link
+from bridle.lmtp.server.connection import Connection, MessageChannel
 from bridle.lmtp.server.relay import Memory
 from bridle.lmtp.server.settings import LmtpSettings
 from bridle.lmtp.server.streams import Home
@@ -48,7 +48,9 @@ class LmtpServer:
         """The number of streams with a key, running or remembered."""
         return len(self._home.memory)
 
-    async def serve(self, link: Link, identity: Identity = LOCAL_USER, trace: Mapping[str, str] | None = None) -> None:
+    async def serve(
+        self, link: MessageChannel, identity: Identity = LOCAL_USER, trace: Mapping[str, str] | None = None
+    ) -> None:
         """Serve one client until it leaves, or the server ends. `trace` holds the headers that name the trace of its
         requests, if the carrier brought any."""
         connection = Connection(self._home, link, identity, self._echo, trace)
