@@ -19,7 +19,7 @@ BENCHMARKS = {
     "schemas": "which JSON schemas of a collection such as MaskBench are served, and what their masks cost",
     "shard": "a step through another process beside one in this",
     "simulation": "a hundred to a thousand replicas in virtual time",
-    "speculation": "what drafted tokens gain, beside none and beside transformers' prompt lookup",
+    "speculation": "what drafted tokens gain, beside none, and beside drafts in transformers and llama.cpp",
     "steps": "what a step costs, by what is in it",
     "verbs": "the engine's verbs next to requests over the prefix cache; starts, forks and forced tokens",
 }

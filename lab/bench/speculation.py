@@ -1,15 +1,16 @@
 """What drafted tokens gain: the same requests without drafts, with a number of them, and with as many as pay.
 
-Three questions. On real text (the demo model): editing and copying, JSON under a schema, free text. On a shape of
-real size: predictions of a chosen share of right tokens, from all to none. And beside transformers' own prompt lookup
-on the same weights and task, what each gains over itself. Every drafted run must give the tokens of the plain one.
+Four questions. On real text (the demo model): editing and copying, JSON under a schema, free text. On a shape of real
+size: predictions of a chosen share of right tokens, from all to none; and a draft model that is always right, and one
+that never is. And beside transformers and llama.cpp on the same weights and task, what each gains over itself. Every
+drafted run must give the tokens of the plain one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -18,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.bench.checkpoints import make_checkpoint
 from bridle.bench.settings import Settings
-from bridle.demo import demo_model_path
 from bridle.errors import InternalError
 from bridle.sampling import AUTO_DRAFTS, SamplingParams
+from lab.bench.speculation_peers import assisted, gain, prompt_lookup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,13 +69,19 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     batches = settings.batches or ((1,) if settings.quick else (1, 16))
-    num_rounds = 3 if settings.quick else 7
+    num_rounds = 2 if settings.quick else 7
     figures = _real_text(batches, num_rounds, settings.quick)
+    draft_models: dict[str, dict[str, float]] = {}
     for size in settings.model_sizes or (("20m",) if settings.quick else ("20m", "0.5b")):
-        figures += _chosen_shares(size, batches, 3 if size != "20m" else num_rounds, settings.quick)
-    peers = _peers(num_rounds)
-    _print_table(console, figures, peers)
-    return {"num_rounds": num_rounds, "figures": figures, "prompt_lookup": peers}
+        rounds = num_rounds if size == "20m" else min(num_rounds, 3)
+        figures += _chosen_shares(size, batches, rounds, settings.quick)
+        found, draft_models[size] = _draft_models(size, batches, rounds, settings.quick)
+        figures += found
+    copied = _copying(num_rounds)
+    _print_table(
+        console, figures, {"copying, demo": copied} | {f"draft model, {k}": v for k, v in draft_models.items()}
+    )
+    return {"num_rounds": num_rounds, "figures": figures, "prompt_lookup": copied, "draft_model": draft_models}
 
 
 def _real_text(batches: Sequence[int], num_rounds: int, quick: bool) -> list[dict[str, Any]]:
@@ -156,40 +163,41 @@ def _run(llm: LLM, task: Task, batch: int, speculate: int) -> tuple[list[Any], l
     return [output.usage for output in outputs], [output.token_ids for output in outputs]
 
 
-def _peers(num_rounds: int) -> dict[str, float]:
-    """How much faster prompt lookup makes copying: in bridle, and in transformers' `generate`, each beside itself."""
-    import torch
-    from transformers import AutoModelForCausalLM
+def _draft_models(
+    size: str, batches: Sequence[int], num_rounds: int, quick: bool
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """A draft model that is always right, and one that never is; and what the right one gains over none, here and in
+    transformers."""
+    from bridle import LLM
+    from lab.bench.draft_pairs import make_pair
 
+    length, random, found = 24 if quick else 48, Random(7), []
+    ids = [random.randrange(3, 8_000) for _ in range(64)]
+    task = Task("", tuple(ids), length)
+    with TemporaryDirectory() as folder:
+        target, right, wrong = make_pair(size, Path(folder))
+        for name, draft in (("right", right), ("wrong", wrong)):
+            with LLM(str(target), draft_model=str(draft)) as llm:
+                for batch in batches:
+                    found += _compare(llm, size, replace(task, name=f"draft model, {name}"), batch, num_rounds)
+                if draft is right:
+                    ours = gain(lambda: _run(llm, task, 1, 0), lambda: _run(llm, task, 1, 8), num_rounds)
+        theirs = assisted(target, right, ids, length, num_rounds)
+    return found, {"bridle": ours, "transformers": theirs}
+
+
+def _copying(num_rounds: int) -> dict[str, float]:
+    """How much faster prompt lookup makes copying, here and in others, each beside itself."""
     from bridle import LLM
 
     task = Task("copying", _NOTE * 4, 96)
     with LLM("demo") as llm:
-        ids = torch.tensor([llm.tokenizer.encode(str(task.prompt))])
-        ours = _gain(lambda: _run(llm, task, 1, 0), lambda: _run(llm, task, 1, AUTO_DRAFTS), num_rounds)
-        model = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-
-    def generate(**options: int) -> None:
-        with torch.inference_mode():
-            model.generate(ids, max_new_tokens=task.num_tokens, do_sample=False, **options)
-
-    theirs = _gain(generate, lambda: generate(prompt_lookup_num_tokens=8), num_rounds)
-    return {"bridle": ours, "transformers": theirs}
+        ids = llm.tokenizer.encode(str(task.prompt))
+        ours = gain(lambda: _run(llm, task, 1, 0), lambda: _run(llm, task, 1, AUTO_DRAFTS), num_rounds)
+    return {"bridle": ours} | prompt_lookup(ids, task.num_tokens, num_rounds)
 
 
-def _gain(plain: Callable[[], object], drafted: Callable[[], object], num_rounds: int) -> float:
-    times: tuple[list[float], list[float]] = ([], [])
-    for number in range(num_rounds + 1):
-        for run, found in zip((plain, drafted), times, strict=True):
-            began = time.perf_counter()
-            run()
-            if number:
-                found.append(time.perf_counter() - began)
-    return median(times[0]) / median(times[1])
-
-
-def _print_table(console: Console, figures: list[dict[str, Any]], peers: dict[str, float]) -> None:
+def _print_table(console: Console, figures: list[dict[str, Any]], peers: dict[str, dict[str, float]]) -> None:
     from rich.table import Table
 
     table = Table(title="speed with drafted tokens, over that without")
@@ -202,4 +210,7 @@ def _print_table(console: Console, figures: list[dict[str, Any]], peers: dict[st
         ratios = [f"{each['over_none']:.2f}" for each in drafted]
         table.add_row(first["model"], first["task"], str(first["sequences"]), *ratios, f"{drafted[-1]['accepted']:.0%}")
     console.print(table)
-    console.print("copying, over itself without: " + ", ".join(f"{name} {gain:.2f}" for name, gain in peers.items()))
+    for what, gains in peers.items():
+        console.print(
+            f"{what}, over itself without: " + ", ".join(f"{name} {value:.2f}" for name, value in gains.items())
+        )

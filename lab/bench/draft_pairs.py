@@ -1,0 +1,45 @@
+"""Pairs of checkpoints of which the smaller one drafts for the larger one, right as often as is wanted.
+
+The draft model is the first layers of the larger one, whose other layers add nothing to what flows past them: so both
+give the same numbers, while the larger one computes as much as any model of its shape. A draft model with other
+weights is right about nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from bridle.bench.checkpoints import make_checkpoint
+from bridle.demo import demo_model_path
+
+#: Layers of the draft model by the size of the larger one.
+LAYERS = {"20m": 1, "0.5b": 2, "1.5b": 2}
+
+
+def make_pair(size: str, folder: Path) -> tuple[Path, Path, Path]:
+    """The larger checkpoint, a draft model that is always right, and one that never is."""
+    path = make_checkpoint(size, folder).path
+    model = AutoModelForCausalLM.from_pretrained(path)
+    num_layers = LAYERS[size]
+    with torch.no_grad():
+        for layer in model.model.layers[num_layers:]:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    model.save_pretrained(path)
+    config = AutoConfig.from_pretrained(path, num_hidden_layers=num_layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:num_layers]
+    wanted = AutoModelForCausalLM.from_config(config)
+    wanted.load_state_dict(model.state_dict(), strict=False)
+    paths = path, folder / f"{size}-right", folder / f"{size}-wrong"
+    wanted.save_pretrained(paths[1])
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(paths[2])
+    for path in paths:  # the demo's tokenizer, so that their vocabularies are seen to be one
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(demo_model_path() / name, path)
+    return paths
