@@ -204,8 +204,9 @@ class Branching:
         for place, draft in enumerate((*item.drafts, None)[: draw.num_ahead + 1]):
             if place and draw.seq.trace is not None:
                 self._progress.tracer.drawn(draw.seq, batch.rows[row + place], result, row + place, is_draft=True)
+            num_tokens = len(draw.seq.tokens)
             self._accept(draw, result.tokens[row + place], result.logprobs[row + place])
-            if result.tokens[row + place] != draft:
+            if result.tokens[row + place] != draft or len(draw.seq.tokens) <= num_tokens:  # or a phrase was banned
                 break
             num_right += 1
             if draw.seq.is_finished:

@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from bridle.engine.drafters import Drafter, Drafts, LookupDrafter, ProposalDrafter, proposal
 from bridle.engine.interfaces import ForesightedPool
 from bridle.engine.sequence import Sequence
-from bridle.engine.step_cost import StepCost
+from bridle.engine.step_cost import StepCost, Tally
 from bridle.errors import InvalidRequest
 from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
 
 #: The most tokens that are drafted at once where the engine decides.
 _MOST = 16
+#: How often a draft model is expected to be right before it has drafted anything: somebody chose it.
+_CHOSEN = 0.8
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class Speculation:
         self._proposals = ProposalDrafter(vocab_size)
         self._lookup = LookupDrafter()
         self._model = model
+        self._modelled = Tally()  # how often the draft model was right, whatever the sequence
         self.is_used = self._default != 0  # whether any request has asked for drafts
         self.cost = StepCost()
 
@@ -124,27 +127,35 @@ class Speculation:
                 continue
             chance = drafts.copied.chance
             drafts.copied.fade()
-            if self._model is None or chance >= drafts.modelled.chance:
+            if self._model is None or chance >= self._model_chance(wish.seq):
                 drafts.source = drafts.copied
                 guesses.append(_Guess(wish, tokens, chance))
         return guesses
 
     def _ask(self, model: Drafter, wishes: list[_Wish], step: _Step) -> list[_Guess]:
         """What the draft model says, as far ahead as it is worth its time."""
-        counts = _worth_asking(wishes, model, step)
+        chances = {wish.seq.id: self._model_chance(wish.seq) for wish in wishes}
+        counts = _worth_asking(wishes, chances, model, step)
+        self._modelled.fade()
         found = model.draft((wish.seq, counts[wish.seq.id]) for wish in wishes if wish.seq.id in counts)
         guesses = []
         for wish in wishes:
             drafts = wish.seq.drafts
             if wish.seq.id in found:
                 drafts.source = drafts.modelled
-                guesses.append(_Guess(wish, found[wish.seq.id], drafts.modelled.chance, is_paid=True))
+                guesses.append(_Guess(wish, found[wish.seq.id], chances[wish.seq.id], is_paid=True))
             drafts.modelled.fade()
         return guesses
+
+    def _model_chance(self, seq: Sequence) -> float:
+        """That what the draft model says is right: by this sequence, and before that by all others."""
+        return seq.drafts.modelled.chance_from(self._modelled.chance_from(_CHOSEN))
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
         """Note how many of the drafts of a step were drawn."""
         seq.drafts.source.note(num_drafted, num_right)
+        if seq.drafts.source is seq.drafts.modelled:
+            self._modelled.note(num_drafted, num_right)
 
     def forget(self, seq: Sequence) -> None:
         """Drop what drafters keep of a sequence that is over or gives up its room."""
@@ -180,7 +191,7 @@ def _may_draft(seq: Sequence) -> bool:
         return False
     if seq.output.ending is not None or seq.wants_scores:
         return False
-    if seq.sampling.banned_phrases:  # a draw may take tokens back
+    if seq.sampling.banned_phrases and seq.is_controlled:  # it hears of each draw before one takes others back
         return False
     if seq.sampling.has_mirostat:  # each draw changes what the next one may choose
         return False
@@ -192,7 +203,7 @@ def _is_foreseen(seq: Sequence) -> bool:
     return getattr(seq.request.controller, "is_pure", True) and isinstance(seq.control.pool, ForesightedPool)
 
 
-def _worth_asking(wishes: list[_Wish], model: Drafter, step: _Step) -> dict[int, int]:
+def _worth_asking(wishes: list[_Wish], chances: dict[int, float], model: Drafter, step: _Step) -> dict[int, int]:
     """How many tokens a draft model is to guess for each sequence: as long as another one for all of them, with its row
     and the model's time, gives more tokens a second than the step would without."""
     counts: dict[int, int] = {}
@@ -201,10 +212,10 @@ def _worth_asking(wishes: list[_Wish], model: Drafter, step: _Step) -> dict[int,
     while going:
         place += 1
         each = step.row + model.seconds(len(going)) / len(going)
-        chances = [wish.seq.drafts.modelled.chance**place for wish in going]
+        likely = [(wish, chances[wish.seq.id] ** place) for wish in going]
         kept = [
             (wish, chance)
-            for wish, chance in zip(going, chances, strict=True)
+            for wish, chance in likely
             if place <= wish.limit and (not wish.is_free or chance * seconds > each * expected)
         ][:room]
         for wish, chance in kept:

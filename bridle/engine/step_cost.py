@@ -48,8 +48,8 @@ class StepCost:
 class Tally:
     """How many guesses were right of late; old ones count less and less."""
 
-    #: Before there was any guess: as if one of two had been right.
-    PRIOR_RIGHT, PRIOR_TRIED = 0.6, 1.0
+    #: What is expected before there was any guess; it counts as much as one guess does.
+    PRIOR = 0.6
     #: What old guesses still count after others, and after a step in which there may have been none.
     MEMORY, FADING = 0.95, 0.99
 
@@ -61,7 +61,11 @@ class Tally:
     @property
     def chance(self) -> float:
         """That a guessed token is right if those before it are."""
-        return min((self.num_right + self.PRIOR_RIGHT) / (self.num_tried + self.PRIOR_TRIED), 1.0)
+        return self.chance_from(self.PRIOR)
+
+    def chance_from(self, prior: float) -> float:
+        """The same, where something else than usual is expected at first."""
+        return min((self.num_right + prior) / (self.num_tried + 1.0), 1.0)
 
     def note(self, num_guessed: int, num_right: int) -> None:
         """Take in the guesses of one step."""

@@ -25,8 +25,8 @@ PHRASES = [("ab",), ("abc", "dd"), ("é",), ("c", "ba"), ("a bit", "d d"), ("aaa
 SEED = st.integers(0, 1 << 40)
 
 
-def run(**fields: object) -> tuple[Lab, Replay]:
-    lab = Lab(vocab_size=len(PIECES), decoder=PieceDecoder(PIECES), eos_token_ids=(13,))
+def run(kv: str = "paged", **fields: object) -> tuple[Lab, Replay]:
+    lab = Lab(kv=kv, vocab_size=len(PIECES), decoder=PieceDecoder(PIECES), eos_token_ids=(13,))
     (replay,) = lab.run(make_request(**fields))
     return lab, replay
 
@@ -73,6 +73,34 @@ def test_a_phrase_that_is_never_said_changes_nothing(seed: int) -> None:
     for index, output in plain.outputs.items():
         other = banned.outputs[index]
         assert (output.tokens, output.text, output.logprobs) == (other.tokens, other.text, other.logprobs)
+
+
+@more(2)
+@given(SEED, st.sampled_from(PHRASES), st.sampled_from(["paged", "sequences"]))
+def test_drafts_change_nothing_but_the_time(seed: int, phrases: tuple[str, ...], kv: str) -> None:
+    """What is drafted is right until a phrase is said, and often beyond what has to be taken back for it."""
+    random = Random(seed)
+    fields = {
+        "n": random.choice([1, 1, 2]),
+        "max_tokens": random.choice([6, 25]),
+        "temperature": random.choice([0.0, 1.0]),
+        "logprobs": random.choice([None, 2]),
+        "stop": random.choice([(), ("bd",)]),
+        "seed": seed,
+    }
+    _, unbanned = run(**fields)
+    _, plain = run(banned_phrases=phrases, **fields)
+    told = random.choice([unbanned, plain]).first.tokens
+    lab, drafted = run(
+        kv=kv, banned_phrases=phrases, speculate=random.choice([2, 7]), prediction_ids=tuple(told), **fields
+    )
+    assert not [event for event in lab.events if isinstance(event, Rewind)]
+    for index, output in plain.outputs.items():
+        other = drafted.outputs[index]
+        assert (other.tokens, other.text, other.logprobs) == (output.tokens, output.text, output.logprobs)
+        assert other.reason == output.reason
+        assert other.usage.sampled_tokens == output.usage.sampled_tokens
+        assert other.usage.rewound_tokens == output.usage.rewound_tokens
 
 
 @pytest.mark.parametrize("kv", ["paged", "sequences"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
 
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
+from bridle.engine.drafters import Drafts, Wish
 from bridle.engine.lookup import NGRAM, Lookup
+from bridle.engine.sequence import Sequence
 from bridle.engine.speculation import Speculation
 from bridle.engine.step_cost import StepCost
 from bridle.outputs import Rewind, TokenEvent
@@ -204,3 +207,46 @@ def test_nothing_is_drafted_where_rows_cost_what_steps_do() -> None:
     for number in range(50):
         speculation.cost.note(1 + number % 3, 1.0 * (1 + number % 3))
     assert spoken(speculation, 8, 8) == 0
+
+
+class Guessing:
+    """A draft model that takes `cost` seconds for each token, and guesses nothing but zeros."""
+
+    def __init__(self, cost: float) -> None:
+        self.cost = cost
+
+    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+        return {seq.id: (0,) * limit for seq, limit in wishes}
+
+    def seconds(self, num_sequences: int) -> float:
+        return self.cost * num_sequences
+
+    def cut(self, seq: Sequence) -> None: ...
+
+    def forget(self, seq: Sequence) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def guessed(cost: float, num_right: int | None = None, num_sequences: int = 1) -> int:
+    """How many tokens a draft model is asked for, for each of some new sequences, where a row costs a tenth of a step
+    and so many of four were right for others."""
+    speculation = Speculation(None, Guessing(cost))
+    for number in range(50):
+        speculation.cost.note(1 + number % 3, 1.0 + 0.1 * (number % 3))
+    others = make_sequence(99, [1, 2])
+    others.drafts.source = others.drafts.modelled
+    for _ in range(50 if num_right is not None else 0):
+        speculation.learn(others, 4, num_right or 0)
+    sequences = [make_sequence(number, [1, 2, 3]) for number in range(num_sequences)]
+    drafts = speculation.draft(sequences, num_sequences, 64)
+    assert len({len(tokens) for tokens in drafts.values()}) <= 1
+    return len(drafts.get(0, ()))
+
+
+def test_a_draft_model_is_asked_as_far_ahead_as_it_is_worth_its_time() -> None:
+    assert guessed(0.0) >= 3  # it is tried before anything is known of it
+    assert guessed(0.1, 4) > guessed(0.1, 3) > guessed(0.1, 1) >= 0
+    assert guessed(0.1, 0) == 0
+    assert guessed(2.0, 4) == 0  # slower than the model
+    assert guessed(0.05, 4, 1) >= guessed(0.05, 4, 8) >= guessed(0.05, 4, 40) == 0
