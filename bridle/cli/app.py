@@ -26,8 +26,9 @@ from bridle.cli.keys import app as keys
 from bridle.cli.lmtp import lmtp
 from bridle.cli.new_controller import new_controller
 from bridle.cli.quantize import quantize
+from bridle.cli.replay import replay
 from bridle.cli.run_batch import run_batch
-from bridle.cli.runtime import replay, runtime
+from bridle.cli.runtime import runtime
 from bridle.cli.serve import serve
 from bridle.cli.serve_model import serve_model
 from bridle.cli.shard import shard

@@ -1,4 +1,4 @@
-"""`bridle runtime` and `bridle replay`: the control runtime by itself."""
+"""`bridle runtime`: the control runtime by itself, and traces of its messages played again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from bridle.cli.serve import ControlOptions
 from bridle.errors import InvalidRequest
 
 _MAX_SHOWN_CHARS = 2_000
-_CONTROL = ControlOptions()
 
 
 def runtime(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
@@ -23,33 +22,13 @@ def runtime(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphe
     return main(arguments)
 
 
-def replay(
-    trace: Annotated[Path, Parameter(name="TRACE")],
-    name: Annotated[str, Parameter(name="MODEL")] = "demo",
-    /,
-    *,
-    revision: str | None = None,
-    control: ControlOptions = _CONTROL,
-) -> int:
-    """Play a recorded trace against a fresh runtime.
-
-    The exit code is 1 if any reply differs.
-
-    Parameters
-    ----------
-    trace
-        What `bridle serve --aici-trace FILE` wrote.
-    name
-        The model whose vocabulary was used: folder, hub id or `demo`.
-    revision
-        Branch, tag or commit of a hub model.
-    """
+def play_messages(trace: Path, name: str, revision: str | None, control: ControlOptions) -> int:
+    """Play what `bridle serve --aici-trace FILE` wrote against a fresh runtime, for the vocabulary of model `name`.
+    Returns 1 if any reply differs."""
     from bridle.aici.client.replay import replay as play
     from bridle.model.resolve import resolve_model
     from bridle.service.control import guess_num_logits
 
-    if not trace.is_file():
-        raise InvalidRequest(f"there is no trace {trace}", "TRACE")
     settings = replace(control, control_prepare=False).to_settings()
     if (obstacle := settings.obstacle()) is not None:
         raise InvalidRequest(f"no control runtime can be started: {obstacle}")

@@ -1,0 +1,191 @@
+"""Whether two traces of one request tell the same: tokens, masks, what was taken back, forks, logs and variables.
+
+Times are left out, and so are steps: a controller may be late in one run and in time in the other. What an output did
+is compared in order; what its controller printed and stored, each by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bridle.traced import Draw, End, Fork, Record, Replaced, Rewind, Said, Token, Trace, Wrote
+
+#: How many moves before a difference are shown with it.
+AROUND = 6
+#: Ends that come from outside: how far the other run got is no difference.
+_BROKEN_OFF = frozenset({"cancelled", "deadline"})
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One thing that an output did. Two are equal if they are the same to a reader; `record` has the rest."""
+
+    what: str
+    values: tuple[object, ...]
+    record: Record | None = field(default=None, compare=False)
+
+    @property
+    def draw(self) -> Draw | None:
+        record = self.record
+        return record.draw if isinstance(record, (Token, Replaced)) else None
+
+    def __str__(self) -> str:
+        match self.record:
+            case Token() as token:
+                how = f"forced by {token.by}" if token.forced else "drawn" + _mask(token.draw)
+                return f"token {token.token} {token.spelled!r} {how}"
+            case Replaced() as replaced:
+                return f"token {replaced.token} {replaced.spelled!r} drawn{_mask(replaced.draw)}, and replaced"
+            case Rewind() as rewind:
+                return f"{rewind.num_tokens} tokens taken back"
+            case Fork() as fork:
+                return f"fork of output {fork.parent} after {fork.num_tokens} tokens"
+            case End() as end:
+                return f"end ({end.reason})" + (f": {end.error}" if end.error else "")
+            case _:
+                return self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where the two differ first, in output `output`: what each did (None: nothing more), and what came `before`.
+    `gap` is how much likelier the best token was than the second one, in the first run."""
+
+    output: int
+    number: int
+    before: tuple[Move, ...]
+    old: Move | None
+    new: Move | None
+    gap: float | None = None
+
+
+@dataclass(slots=True)
+class Comparison:
+    """`num_moves` were compared; `is_exact` if all log-probabilities were the same bits, too."""
+
+    num_moves: int = 0
+    num_tokens: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    outputs_with_other_logs: list[int] = field(default_factory=list)
+    outputs_with_other_variables: list[int] = field(default_factory=list)
+    is_exact: bool = True
+
+    @property
+    def is_same(self) -> bool:
+        return not (self.differences or self.outputs_with_other_logs or self.outputs_with_other_variables)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What was found, in sentences."""
+        told = []
+        for each in self.differences:
+            told.append(
+                f"Output {each.output} differs at move {each.number}: {each.old or 'nothing more'} before, "
+                f"{each.new or 'nothing more'} now."
+            )
+            if each.gap is not None:
+                told.append(
+                    f"There the best token was likelier than the second one by {each.gap:.3g} (difference of "
+                    "log-probabilities)"
+                    + ("; so close, another arithmetic decides otherwise." if each.gap < 0.05 else ".")
+                )
+        if self.outputs_with_other_logs:
+            told.append(f"Other logs: outputs {', '.join(map(str, self.outputs_with_other_logs))}.")
+        if self.outputs_with_other_variables:
+            told.append(f"Other variables: outputs {', '.join(map(str, self.outputs_with_other_variables))}.")
+        if self.is_same:
+            bits = "to the last bit of every log-probability" if self.is_exact else "but for bits of log-probabilities"
+            told.append(f"All is the same, {bits}: {self.num_tokens} tokens in {self.num_moves} moves.")
+        return told
+
+
+def compare(old: Trace, new: Trace) -> Comparison:
+    """Compare a trace with another run of its request."""
+    found = Comparison()
+    before, now = _moves(old.records), _moves(new.records)
+    for output in sorted(before.keys() | now.keys()):
+        _compare_output(found, output, before.get(output, []), now.get(output, []))
+    for output in sorted(before.keys() | now.keys()):
+        if _is_broken_off(before.get(output, [])):
+            continue
+        if _said(old.records, output) != _said(new.records, output):
+            found.outputs_with_other_logs.append(output)
+        if _wrote(old.records, output) != _wrote(new.records, output):
+            found.outputs_with_other_variables.append(output)
+    return found
+
+
+def _compare_output(found: Comparison, output: int, old: list[Move], new: list[Move]) -> None:
+    if _is_broken_off(old):
+        old = old[:-1]
+        new = new[: len(old)]
+    length = max(len(old), len(new))
+    for number in range(length):
+        before = old[number] if number < len(old) else None
+        now = new[number] if number < len(new) else None
+        if before != now:
+            draw = None if before is None else before.draw
+            around = tuple(old[max(number - AROUND, 0) : number])
+            gap = None if draw is None or now is None or now.what != "token" else draw.gap
+            found.differences.append(Difference(output, number, around, before, now, gap))
+            return
+        assert before is not None
+        assert now is not None
+        found.num_moves += 1
+        found.num_tokens += before.what == "token"
+        found.is_exact = found.is_exact and _odds(before) == _odds(now)
+
+
+def _moves(records: list[Record]) -> dict[int, list[Move]]:
+    moves: dict[int, list[Move]] = {}
+    for record in records:
+        move = _move(record)
+        if move is not None:
+            moves.setdefault(record.output, []).append(move)
+    return moves
+
+
+def _move(record: Record) -> Move | None:
+    match record:
+        case Token():
+            return Move("token", (record.token, record.forced, _allowed(record.draw)), record)
+        case Replaced():
+            return Move("replaced", (record.token, _allowed(record.draw)), record)
+        case Rewind() if record.num_tokens or record.num_prompt:
+            return Move("rewind", (record.num_tokens, record.num_prompt), record)
+        case Fork():
+            return Move("fork", (record.parent, record.num_tokens), record)
+        case End():
+            return Move("end", (record.reason, record.stop), record)
+        case _:
+            return None
+
+
+def _allowed(draw: Draw | None) -> int | None:
+    return None if draw is None else draw.num_allowed
+
+
+def _mask(draw: Draw | None) -> str:
+    return "" if draw is None or draw.num_allowed is None else f" of {draw.num_allowed}"
+
+
+def _odds(move: Move) -> object:
+    draw = move.draw
+    return None if draw is None else (draw.before.logprob, draw.before.top, draw.taken)
+
+
+def _is_broken_off(moves: list[Move]) -> bool:
+    last = moves[-1].record if moves else None
+    return not isinstance(last, End) or last.reason in _BROKEN_OFF
+
+
+def _said(records: list[Record], output: int) -> str:
+    return "".join(record.text for record in records if isinstance(record, Said) and record.output == output)
+
+
+def _wrote(records: list[Record], output: int) -> list[tuple[str, bytes, bool]]:
+    return [
+        (record.name, record.value, record.is_append)
+        for record in records
+        if isinstance(record, Wrote) and record.output == output
+    ]
