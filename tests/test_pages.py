@@ -33,6 +33,7 @@ ELSEWHERE = {
     "docs/constraints.md": "constraints/test_llm.py",
     "docs/lmtp-client.md": "lmtp/test_client_page.py",
     "docs/lora.md": "test_lora_page.py",
+    "docs/pictures.md": "test_pictures.py",
     "docs/python-api.md": "test_python_api_page.py",
     "docs/scripts-python.md": "controllers/test_py_steps.py",
 }

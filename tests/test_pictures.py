@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,18 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from bridle import LLM
+from bridle.cluster.replica_messages import MAX_MEDIA_BYTES
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
-from bridle.http import create_app
+from bridle.http import HttpSettings, create_app
+from bridle.media import MediaLimits
+from bridle.media.limits import LEAST_SIDE, MOST_RATIO, MOST_SIDE
+from bridle.media.reader import KEPT_BYTES
+from bridle.model.loader import MEDIA_MEMORY
 from bridle.service import ModelRegistry
+from bridle.text import Tokenizer
 from lab.doubles import seeing
+from tests.sources import ROOT
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
 TEXT = "What is it?"
@@ -194,3 +202,72 @@ def test_placeholders_and_pictures_are_as_many(llm: LLM) -> None:
     with pytest.raises(MediaRefused, match="no-such"):
         llm.generate({"prompt": "<image>", "multi_modal_data": {"image": "no-such.png"}}, **GREEDY)
     assert llm.generate("typed <image>", **GREEDY)[0].outputs[0].text  # without pictures it is text
+
+
+PAGE = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")
+
+
+def test_the_pages_program_runs(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "cat.png").write_bytes(png())
+    assert llm.model.pictures is not None
+    given = {
+        "llava-hf/llava-1.5-7b-hf": str(llm.model.pictures._folder),
+        "data:image/png;base64,iVBORw0KGgo...": url(),
+        '"cat.png"': repr(str(tmp_path / "cat.png")),
+    }
+    for name, value in given.items():
+        assert name in program
+        program = program.replace(name, value)
+    names: dict[str, Any] = {}
+    exec(compile(program, "pictures.md", "exec", dont_inherit=True), names)
+    names["llm"].close()
+    assert len(capsys.readouterr().out.strip()) > 2
+
+
+def test_the_pages_figures() -> None:
+    limits = MediaLimits()
+    assert limits.max_images == 16 and "in a request | 16 |" in PAGE
+    assert (limits.max_image_bytes, limits.max_total_bytes) == (16 << 20, 24 << 20) and "16 MiB, 24 MiB" in PAGE
+    assert (LEAST_SIDE, MOST_SIDE, MOST_RATIO) == (2, 16_384, 200) and "2 to 16,384 pixels, none more than 200" in PAGE
+    assert limits.max_pixels == 64_000_000 and "64 million" in PAGE
+    assert limits.max_shown_pixels == 2_000_000 and "more than 2 million pixels" in PAGE
+    assert KEPT_BYTES == 256 << 20 and MAX_MEDIA_BYTES == 48 << 20 and "48 MiB of arrays" in PAGE
+    assert MEDIA_MEMORY == {"cpu": 256 << 20, "cuda": 1 << 30} and HttpSettings().max_body_bytes == 4 << 20
+
+
+def test_a_processors_template_goes_before_the_tokenizers(tmp_path: Path) -> None:
+    folder = seeing.make_seeing("llava", tmp_path)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "mine: {{ messages[0]['content'] }}"}))
+    assert Tokenizer.load(folder).chat_template.text.startswith("mine")
+
+
+def test_templates_that_know_no_parts_get_places(llm: LLM) -> None:
+    template = "{% for message in messages %}{{ message['content'] }}|{% endfor %}"
+    parts = [{"type": "text", "text": "a"}, {"type": "image", "image": png()}, {"type": "text", "text": "b"}]
+    output = llm.chat([{"role": "user", "content": parts}], chat_template=template, **GREEDY)[0]
+    tokens = output.prompt_token_ids
+    assert tokens is not None
+    before, places = tokens[: tokens.index(seeing.IMAGE)], tokens.count(seeing.IMAGE)
+    assert llm.tokenizer.decode(before) == "a\n" and places == 16
+    said = [{"role": "user", "content": [parts[1], {"type": "text", "text": "<image>"}]}]
+    with pytest.raises(InvalidRequest, match="which stands for a picture"):
+        llm.chat(said, chat_template=template, **GREEDY)
+
+
+def test_tools_may_answer_with_pictures(http: TestClient, submitted: list[Request]) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": encoded()}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": source}]}
+    said = [
+        {"role": "user", "content": "Look!"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    assert http.post("/v1/messages", json={"messages": said, **GREEDY}).status_code == 200
+    assert len(submitted[0].runs) == 1
+
+
+def test_a_controller_sees_placeholders_and_constraints_hold(llm: LLM) -> None:
+    given = {"prompt": "<image>", "multi_modal_data": {"image": png()}}
+    assert llm.generate(given, choice=["yes", "no"], max_tokens=9)[0].outputs[0].text in ("yes", "no")

@@ -70,9 +70,9 @@ class ChatPrompt:
     sights: Sights = NO_SIGHTS
 
 
-def make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer) -> ChatPrompt:
-    """The prompt of a conversation in which these functions are offered; slow for long ones, and for pictures. Raises
-    `InvalidRequest` naming the message at fault."""
+def make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer | None = None) -> ChatPrompt:
+    """The prompt of a conversation in which these functions are offered (None: those that it says); slow for long
+    ones, and for pictures. Raises `InvalidRequest` naming the message at fault."""
     look = look_of(model, conversation)
     text = prompt_text(model, conversation, offer, look)
     tokens = tuple(model.tokenizer.encode(text, False))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -13,7 +14,7 @@ from bridle.cli.options import ModelOptions, SamplingOptions
 from bridle.cli.steering_options import SteeringOptions
 from bridle.cli.terminal import harmless
 from bridle.cli.trace_options import TraceOptions
-from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter
+from bridle.errors import ContextOverflow, InvalidRequest, UnknownAdapter, UnsupportedFeature
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,7 @@ _STEERING = SteeringOptions()
 _TRACING = TraceOptions()
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
-    "/undo takes the last turn back, /quit ends."
+    "/image FILE shows a picture with the next turn, /undo takes the last turn back, /quit ends."
 )
 
 
@@ -41,6 +42,7 @@ def chat(
     system: str | None = None,
     stats: bool = True,
     adapter: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    image: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     model: ModelOptions = _MODEL,
     sampling: SamplingOptions = _SAMPLING,
     steering: SteeringOptions = _STEERING,
@@ -59,6 +61,9 @@ def chat(
         System prompt: what the model should know or be before the first turn.
     adapter
         A LoRA adapter, [NAME=]SOURCE: a folder or a hub id; may be repeated. The first one is applied at the start.
+    image
+        A picture that goes with the first turn, for models that read some; may be repeated. In the conversation,
+        `/image FILE` adds one to the next turn.
     stats
         Show counts and speed below each reply.
     """
@@ -75,6 +80,7 @@ def chat(
         chosen = specs[0].name if specs else None
         params = sampling.to_params(loaded)
         talk = Conversation(loaded, params, system, chosen, show_stats=stats, steering=steering, tracing=tracing)
+        talk.show(*image)
         talk.run()
     return 0
 
@@ -91,7 +97,8 @@ class Conversation:
     steering: SteeringOptions = _STEERING
     tracing: TraceOptions = _TRACING
     traces: list[Trace] = field(default_factory=list)
-    turns: list[dict[str, str]] = field(default_factory=list)
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    pictures: list[Path] = field(default_factory=list)  # that go with the next turn
     console: Console = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,11 +134,40 @@ class Conversation:
         elif word == "/adapter":
             self.choose(rest.strip())
             return
+        elif word == "/image":
+            self._try_to_show(Path(rest.strip()).expanduser())
+            return
         else:
             self._note(_HELP)
             return
         num_turns = len(self.turns) // 2
         self._note(f"{num_turns} turn{'s' * (num_turns != 1)}, system prompt: {self.system or 'none'}")
+
+    def show(self, *paths: Path) -> None:
+        """Send pictures along with the next turn. Raises what is wrong with one of them."""
+        from bridle.media import Source
+
+        if not paths:
+            return
+        if self.loaded.pictures is None:
+            raise UnsupportedFeature(f"{self.loaded.name} reads only text", "image")
+        self.loaded.pictures.read_all([Source(path, path.name) for path in paths])
+        self.pictures += paths
+
+    def _try_to_show(self, path: Path) -> None:
+        try:
+            self.show(path)
+        except InvalidRequest as error:
+            self._note(str(error))
+        else:
+            self._note(f"{len(self.pictures)} picture{'s' * (len(self.pictures) != 1)} for the next turn")
+
+    def _content(self, text: str) -> str | list[dict[str, Any]]:
+        """What a turn says: its text, after the pictures that go with it."""
+        if not self.pictures:
+            return text
+        shown: list[dict[str, Any]] = [{"type": "image", "image": path} for path in self.pictures]
+        return [*shown, {"type": "text", "text": text}]
 
     def choose(self, name: str) -> None:
         """Use an adapter from now on, or none if the name is empty."""
@@ -145,7 +181,7 @@ class Conversation:
 
     def say(self, text: str) -> None:
         """One turn: the user's text, then the reply, printed as it comes."""
-        turns = [*self.turns, {"role": "user", "content": text}]
+        turns = [*self.turns, {"role": "user", "content": self._content(text)}]
         try:
             stream = self._stream(turns)
             reply = self._print(stream)
@@ -153,11 +189,11 @@ class Conversation:
         except ContextOverflow as error:
             self._note(f"{error}. /reset or /undo makes room.")
             return
-        self.turns = [*turns, {"role": "assistant", "content": reply}]
+        self.turns, self.pictures = [*turns, {"role": "assistant", "content": reply}], []
         if self.show_stats:
             self._note(stream.summary)
 
-    def _stream(self, turns: list[dict[str, str]]) -> TextStream:
+    def _stream(self, turns: list[dict[str, Any]]) -> TextStream:
         from bridle.cli.output import TextStream
         from bridle.service.requests import build_request
 
@@ -170,6 +206,7 @@ class Conversation:
             constraint=turn.steering.constraint,
             adapter=self.adapter,
             trace=self.tracing.is_wanted,
+            sights=turn.sights,
         )
         return TextStream(self.loaded, request, on_record=self.tracing.printer(self.console))
 
@@ -179,7 +216,7 @@ class Conversation:
             self.traces.append(stream.trace)
             self.tracing.keep(self.traces)
 
-    async def _turn(self, turns: list[dict[str, str]]) -> Turn:
+    async def _turn(self, turns: list[dict[str, Any]]) -> Turn:
         """The next turn, steered as the flags say: thoughts come first, if the model has some."""
         from bridle.chat.conversation import Conversation as Said
         from bridle.chat.turn import plan_turn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,7 @@ def generate(
     /,
     *,
     chat: Annotated[bool, Parameter(negative="")] = False,
+    image: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     stats: bool = True,
     adapter: str | None = None,
@@ -57,6 +59,9 @@ def generate(
         Print one JSON object with text, tokens and counts, when all is done.
     adapter
         A LoRA adapter to apply: a folder, a GGUF file, or a hub id, with `@REVISION` if need be.
+    image
+        A picture, for models that read some; may be repeated. With --chat pictures come before the text, else the
+        prompt has the model's own placeholder for each.
     stats
         Say on stderr how many tokens there were and how fast they came.
     """
@@ -70,7 +75,7 @@ def generate(
     chosen = specs[0].name if specs else None
     with loaded_model(model.to_config(name, warm_up=False), adapters=specs, control=steering.control()) as loaded:
         params = sampling.to_params(loaded)
-        request = replace(_request(loaded, prompt, params, chosen, steering, chat), trace=tracing.is_wanted)
+        request = replace(_request(loaded, prompt, params, chosen, steering, chat, image), trace=tracing.is_wanted)
         if as_json:
             _print_json(loaded, request, prompt, tracing)
         else:
@@ -85,14 +90,22 @@ def _request(
     adapter: str | None,
     options: SteeringOptions,
     is_chat: bool,
+    images: Sequence[Path],
 ) -> Request:
     """The checked request, steered as the options say."""
+    from bridle.chat.conversation import Conversation, make_prompt
+    from bridle.engine.media import NO_SIGHTS
+    from bridle.media import Source
     from bridle.service.requests import build_request
     from bridle.service.steering import ignores_eos
 
-    given: str | list[int] = prompt
+    given: str | tuple[int, ...] = prompt
+    sources, sights = [Source(path, path.name) for path in images], NO_SIGHTS
     if is_chat:
-        given = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        shown = [{"type": "image", "image": path} for path in images]
+        content = [*shown, {"type": "text", "text": prompt}] if shown else prompt
+        made = make_prompt(loaded, Conversation([{"role": "user", "content": content}]))
+        given, sources, sights = made.tokens, [], made.sights
     steering = options.steering(loaded)
     return build_request(
         loaded,
@@ -102,6 +115,8 @@ def _request(
         constraint=steering.constraint,
         adapter=adapter,
         add_special_tokens=not is_chat,
+        pictures=sources,
+        sights=sights,
     )
 
 

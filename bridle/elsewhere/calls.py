@@ -86,7 +86,7 @@ WORDS: tuple[Word, ...] = (
     Word("guidance", "string + gen", ("constraint",)),
     Word("guidance", "@guidance, stateful functions", ("controller",)),
     Word("guidance", "system(), user(), assistant()", (), ("chat", "session")),
-    Word("guidance", "image()", why=_TEXT),
+    Word("guidance", "image()", why="pictures are parts of messages: `docs/pictures.md`"),
     Word("outlines", "Generator(model, type)", (), ("parse",)),
     Word("outlines", "model(prompt, PydanticModel)", (), ("parse",)),
     Word("outlines", "Literal, Enum, Choice", ("choice",), ("parse",)),

@@ -150,7 +150,7 @@ FIELDS: tuple[Field, ...] = (
         "vLLM", "spaces_between_special_tokens", "special tokens are shown as the tokenizer has them", False, (True,)
     ),
     absent("vLLM", "prompt_embeds", _TEXT_ONLY, "x"),
-    absent("llama.cpp", "image_data", _TEXT_ONLY, ["x"]),
+    absent("llama.cpp", "image_data", "pictures are parts of messages, as `image_url`", ["x"]),
     absent("SGLang", "input_embeds", _TEXT_ONLY, ["x"]),
     # Bodies of other shapes.
     absent("SGLang", "sampling_params", _TOP, {"regex": "a"}),
@@ -184,7 +184,7 @@ FIELDS: tuple[Field, ...] = (
     neutral("vLLM", "return_token_ids", "log-probabilities name each token"),
     neutral("vLLM", "return_tokens_as_token_ids", "log-probabilities name each token"),
     neutral("vLLM", "kv_transfer_params", _SPEED, {"a": 1}),
-    neutral("vLLM", "mm_processor_kwargs", _TEXT_ONLY, {"a": 1}),
+    neutral("vLLM", "mm_processor_kwargs", "pictures are prepared as the checkpoint says", {"a": 1}),
     neutral("vLLM", "guided_decoding_backend", "there is one, llguidance", "xgrammar"),
     neutral("vLLM SGLang", "include_reasoning", "thoughts are told apart in a field of their own"),
     neutral("SGLang", "separate_reasoning", "thoughts are told apart in a field of their own"),

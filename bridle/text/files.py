@@ -39,6 +39,13 @@ def _spells(backend: Any) -> bool:
     return not added.issuperset(backend.get_vocab(with_added_tokens=False))
 
 
+def chat_template_of(folder: Path, loaded: Any) -> Any:
+    """The chat template of a model, or several by name. Models that take images have theirs in a file of its own, which
+    goes before the tokenizer's."""
+    found = _read(folder / "chat_template.json").get("chat_template")
+    return found if isinstance(found, str) else loaded.chat_template
+
+
 def end_tokens(folder: Path) -> list[int]:
     """End-of-sequence ids that the model's `generation_config.json` names, or else its `config.json`."""
     for name in ("generation_config.json", "config.json"):

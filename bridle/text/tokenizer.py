@@ -15,7 +15,7 @@ from typing import Any
 
 from bridle.errors import InvalidRequest
 from bridle.text.chat_template import ChatTemplate, Message, prepare
-from bridle.text.files import end_tokens, load_fast_tokenizer
+from bridle.text.files import chat_template_of, end_tokens, load_fast_tokenizer
 from bridle.text.token_table import Spelling, TokenTable
 
 _LONG_CHARS = 1_024
@@ -67,7 +67,7 @@ class Tokenizer:
         return cls(
             loaded.backend_tokenizer,
             special_tokens={role: str(token) for role, token in loaded.special_tokens_map.items() if token},
-            chat_template=loaded.chat_template,
+            chat_template=chat_template_of(folder, loaded),
             eos_token_ids=end_tokens(folder),
             name=str(path_or_id),
         )

@@ -1,0 +1,68 @@
+"""`bridle generate --image` and `bridle chat --image`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bridle.cli import main
+from lab.doubles import seeing
+
+GREEDY = ["--temperature", "0", "--max-tokens", "6", "--no-stats"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(seeing.make_seeing("llava", tmp_path_factory.mktemp("eyes") / "llava"))
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("pictures") / "it.png"
+    Image.fromarray(np.random.RandomState(0).randint(0, 255, (24, 30, 3), dtype=np.uint8)).save(path)
+    return str(path)
+
+
+def test_generate_sees(folder: str, picture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", folder, "What is it?", "--chat", "--image", picture, *GREEDY, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert main(["generate", folder, "What is it?", "--chat", *GREEDY, "--json"]) == 0
+    text = json.loads(capsys.readouterr().out)
+    assert report["usage"]["prompt_tokens"] == text["usage"]["prompt_tokens"] + 16
+    assert main(["generate", folder, "<image>What is it?", "--image", picture, *GREEDY]) == 0
+    capsys.readouterr()
+    assert main(["generate", folder, "What is it?", "--image", picture, *GREEDY]) == 2
+    assert "places for 0 pictures, each the text '<image>'; 1 were sent" in capsys.readouterr().err
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    typed: list[str] = []
+
+    def read(*_: object) -> str:
+        if not typed:
+            raise EOFError
+        return typed.pop(0)
+
+    monkeypatch.setattr("rich.console.Console.input", read)
+    yield typed
+    assert not typed, "not all lines were read"
+
+
+def test_a_conversation_sees(folder: str, picture: str, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    lines += ["What is it?", "/image no-such.png", f"/image {picture}", "And this?", "/quit"]
+    assert main(["chat", folder, "--image", picture, *GREEDY]) == 0
+    said = capsys.readouterr().out
+    assert "no-such.png cannot be read" in said.replace("\n", " ")
+    assert "1 picture for the next turn" in said
+
+
+def test_models_of_text_say_that_they_see_nothing(picture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "demo", "x", "--image", picture, *GREEDY]) == 2
+    assert "reads only text" in capsys.readouterr().err
+    assert main(["chat", "demo", "--image", picture, *GREEDY]) == 2
+    assert "reads only text" in capsys.readouterr().err
