@@ -201,7 +201,8 @@ class ChatMessage:
 @dataclass(slots=True)
 class CompletionOutput:
     """One finished (or growing) output of a request. `text` is all of what the model wrote; `message` is the same told
-    apart, once a conversation's output has ended."""
+    apart, once a conversation's output has ended. `score` is that of a beam: the sum of its log-probabilities, divided
+    by its length to the power of the length penalty."""
 
     index: int
     text: str = ""
@@ -213,6 +214,7 @@ class CompletionOutput:
     logs: str = ""
     error: BridleError | None = None
     message: ChatMessage | None = None
+    score: float | None = None
 
 
 @dataclass(slots=True)

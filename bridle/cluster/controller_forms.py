@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from bridle.constraints import Constraint, parse
+from bridle.controllers.beams import BeamSearch
 from bridle.controllers.free_part import FreePart, Grammar
-from bridle.errors import ProtocolError, UnsupportedFeature
+from bridle.errors import InvalidRequest, ProtocolError, UnsupportedFeature
 
 _FREE_FIELDS = ("end", "opening", "budget", "closing", "gap", "may_stop")
 
@@ -26,6 +27,8 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
         return {"constraint": controller.to_dict()}
     if isinstance(controller, FreePart):
         return {"free": _pack_free(controller)}
+    if isinstance(controller, BeamSearch):
+        return {"beams": msgspec.to_builtins(controller)}
     kind = type(controller).__name__
     if kind == "WasmController":
         return {"wasm": msgspec.to_builtins(controller)}
@@ -55,6 +58,8 @@ def unpack_controller(plain: dict[str, Any] | None, grammar: Grammar | None = No
             return None
         case {"constraint": dict() as form}:
             return parse(form)
+        case {"beams": dict() as form}:
+            return _unpack_beams(form)
         case {"wasm": dict() as form}:
             return _unpack_wasm(form)
         case {"free": dict() as form}:
@@ -74,6 +79,13 @@ def _unpack_free(form: dict[str, Any], grammar: Grammar | None) -> FreePart:
         return FreePart(form["end"], form["opening"], form["budget"], closing, gap, grammar, form["may_stop"])
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"a malformed free part came: {error!r}") from None
+
+
+def _unpack_beams(form: dict[str, Any]) -> BeamSearch:
+    try:
+        return msgspec.convert(form, BeamSearch)
+    except (msgspec.ValidationError, InvalidRequest) as error:
+        raise ProtocolError(f"a beam search that cannot be made: {error}") from error
 
 
 def _unpack_wasm(form: dict[str, Any]) -> object:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridle.elsewhere.rows import Field, absent, named, neutral, same
+from bridle.elsewhere.rows import Field, absent, named, neutral, optional, same
 
 _CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, and in Python it is a class"
 _SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"
@@ -76,13 +76,13 @@ FIELDS: tuple[Field, ...] = (
     absent("SGLang", "stop_regex", "a `regex` constraint can say how the text ends, and `stop` takes texts", "x"),
     absent("SGLang", "session_params", "a conversation is found again in the prefix cache: send it whole", {"id": "1"}),
     # Samplers.
-    absent("vLLM TGI", "use_beam_search", "there is no beam search; `best_of` draws several and keeps the likeliest"),
-    absent(f"vLLM TGI {_WEBUI}", "length_penalty", "it belongs to beam search", 1.2, (1, 1.0)),
-    absent(f"vLLM TGI {_WEBUI}", "early_stopping", "it belongs to beam search"),
+    optional("vLLM TGI", "use_beam_search", True, (False,)),
+    optional(f"vLLM TGI {_WEBUI}", "length_penalty", 1.2, (1, 1.0)),
+    optional(f"vLLM TGI {_WEBUI}", "early_stopping", True, (False,)),
     absent(
         f"TGI {_WEBUI}",
         "num_beams",
-        "there is no beam search; `best_of` draws several and keeps the likeliest",
+        "on /v1/completions `use_beam_search` searches, with `best_of` beams",
         4,
         (1,),
     ),

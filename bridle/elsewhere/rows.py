@@ -57,6 +57,12 @@ def same(systems: str, names: str, **examples: Any) -> list[Field]:
     return [Field(_systems(systems), name, name, example=examples.get(name)) for name in names.split()]
 
 
+def optional(systems: str, name: str, example: Any, off: tuple[Any, ...]) -> Field:
+    """A field that has the same name on some routes here, and may be sent to others with the values that switch it
+    off."""
+    return Field(_systems(systems), name, name, example=example, off=off)
+
+
 def named(systems: str, name: str, here: str, example: Any, convert: Callable[[Any], Any] | None = None) -> Field:
     """A field that has another name here."""
     return Field(_systems(systems), name, here, example=example, convert=convert)

@@ -90,7 +90,7 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
     if kind.has_text:
         if row is not None and not row.here and not row.is_neutral and not row.is_off(value):
             raise UnsupportedFeature(f"{name} is not supported here: {row.why}", name)
-        if (row is not None and row.here) or name in SHORT or name in meanings():
+        if (row is not None and row.here and value not in row.off) or name in SHORT or name in meanings():
             raise UnsupportedFeature(f"{name} is {shown(value)}, but this route does not take it", name)
     said, meant = name[:_MAX_NAME_CHARS], _meant(kind, name[:_MAX_NAME_CHARS]) if row is None else None
     if meant is not None:

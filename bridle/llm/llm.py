@@ -20,6 +20,7 @@ from bridle.chat.conversation import prompt_text
 from bridle.chat.turn import Turn
 from bridle.config import EngineConfig, ModelConfig
 from bridle.constraints.named import NAMES
+from bridle.controllers.beams import BEAMS, EarlyStopping
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
@@ -51,6 +52,7 @@ from bridle.service import (
     tag_module,
     upload_module,
 )
+from bridle.service.beams import beam_search, found_beams
 from bridle.service.defaults import filled
 
 if TYPE_CHECKING:
@@ -193,6 +195,37 @@ class LLM:
             collector.output.prompt,
             on_finish=lambda output: keep_traces(self._model, [output], given),
         )
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        beam_width: int,
+        max_tokens: int = 16,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+        use_tqdm: bool = True,
+        **given: Any,
+    ) -> list[RequestOutput]:
+        """The likeliest texts, as far as `beam_width` beams find them: of each prompt that many outputs, best first,
+        with a `score`, as transformers' `generate(num_beams=...)` finds them. `early_stopping` True ends a search when
+        so many texts are complete, False when none of the beams can get better by its present length, "never" by the
+        longest one. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and what `generate` takes to run a request,
+        count, too; whatever else would change a draw is refused."""
+        own = {"max_tokens": max_tokens, "temperature": 0.0}
+        wanted, how = settle("beam_search", None, DEFAULT_SAMPLING, own | given, ("use_tqdm",))
+        self._model.check_process()
+        sampling = inputs.as_sampling(wanted)
+        plain, search = beam_search(self._model, sampling, beam_width, length_penalty, early_stopping)
+        if how.get("controller") is not None or how.get("constraint") is not None:
+            raise InvalidRequest("a controller or a constraint was given; beam search takes neither", "constraint")
+        collectors = make_collectors(self._model, prompts, plain, None, {**how, "controller": search})
+        outputs = self._run(collectors, use_tqdm)
+        for output in outputs:
+            raise_first_error(output)
+            output.outputs = found_beams(self.tokenizer, output, search, sampling, beam_width)
+            del output.storage[BEAMS]
+        return outputs
 
     @overload
     def score(

@@ -241,13 +241,20 @@ def _start_engine(
     """Start the engine over the parts, on its thread, with every kind of controller that it runs."""
     from bridle.constraints import ConstraintPool, vocabulary_of
     from bridle.controllers import PythonControllerPool
+    from bridle.controllers.beams import BeamPool
     from bridle.controllers.composed_pool import with_composed
     from bridle.engine import AsyncEngine, Engine
     from bridle.text import Detokenizer
 
     info, runtime = parts.executor.info, parts.runtime
     constraints = ConstraintPool(lambda: vocabulary_of(parts.tokenizer, info.vocab_size, info.eos_token_ids))
-    all_pools = (PythonControllerPool(info.vocab_size), constraints, *pools, *((runtime,) if runtime else ()))
+    all_pools = (
+        PythonControllerPool(info.vocab_size),
+        BeamPool(),
+        constraints,
+        *pools,
+        *((runtime,) if runtime else ()),
+    )
     decoder = Detokenizer(parts.tokenizer)
     draft: Executor | None = getattr(parts.executor, "draft", None)
     pools = with_composed(all_pools, info.vocab_size)

@@ -18,6 +18,7 @@ from bridle.cluster.replicas import ReplicaSet
 from bridle.config import EngineConfig
 from bridle.constraints import Choice, Constraint, ConstraintPool, JsonSchema, Regex, vocabulary_of
 from bridle.controllers import Controller
+from bridle.controllers.beams import BeamSearch
 from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.engine import EngineClient
 from bridle.engine.client import EventStream
@@ -122,3 +123,10 @@ def test_one_that_does_not_repeat_itself_cannot_go_on(controller: Constraint | N
     assert not live.is_news(token(1))
     with pytest.raises(error, match="cannot go on"):
         live.is_news(token(7))
+
+
+def test_a_beam_search_goes_to_a_replica() -> None:
+    search = BeamSearch(4, 20, (2, 7), 0.5, "never")
+    assert unpack_controller(pack_controller(search)) == search
+    with pytest.raises(ProtocolError, match="a beam search that cannot be made"):
+        unpack_controller({"beams": {"width": 0, "max_tokens": 3}})

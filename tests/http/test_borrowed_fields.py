@@ -108,3 +108,49 @@ def test_bans_in_one_text_are_read(server: httpx.Client) -> None:
     assert text_of(post(server, "/v1/completions", of_eight("/v1/completions", fields))) == "y" * 8
     with_bias = post(server, "/v1/completions", {"custom_token_bans": "5", "logit_bias": {"5": 1}})
     assert "they are the same" in with_bias.json()["error"]["message"]
+
+
+BEAMS = {"prompt": ["Say", "Tell"], "max_tokens": 5, "use_beam_search": True, "best_of": 4, "n": 2, "temperature": 0}
+
+
+def test_completions_search_beams(server: httpx.Client) -> None:
+    answer = server.post("/v1/completions", json=BEAMS | {"length_penalty": 0.5, "logprobs": 0}).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    for first, second in (answer["choices"][:2], answer["choices"][2:]):
+        assert first["score"] >= second["score"] and first["text"] != second["text"]
+        for choice in (first, second):
+            logprobs = choice["logprobs"]["token_logprobs"]
+            assert choice["score"] == pytest.approx(sum(logprobs) / len(logprobs) ** 0.5)
+            assert choice["finish_reason"] in ("stop", "length")
+    greedy = server.post("/v1/completions", json=BEAMS | {"best_of": 1, "n": 1}).json()["choices"]
+    plain = server.post("/v1/completions", json={"prompt": BEAMS["prompt"], "max_tokens": 5, "temperature": 0}).json()
+    assert [choice["text"] for choice in greedy] == [choice["text"] for choice in plain["choices"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"stream": True}, "use_beam_search is true: the best texts are not known while streaming"),
+        ({"regex": "a"}, "use_beam_search goes with no controller and no constraint"),
+        ({"top_k": 3}, "top_k does not go with beam search"),
+        ({"stop": "x"}, "stop does not go with beam search"),
+        ({"temperature": 0.5}, "temperature is 0.5; beam search draws nothing"),
+        ({"best_of": 33}, "the beam width is 33; must be between 1 and 32"),
+        ({"logprobs": 2}, "logprobs is 2; with beam search it must be 0"),
+        ({"length_penalty": 11}, "length_penalty is 11.0; must be a number from -10 to 10"),
+        ({"use_beam_search": False, "length_penalty": 2.0}, "length_penalty is 2.0; it needs use_beam_search"),
+    ],
+)
+def test_what_does_not_go_with_beams(server: httpx.Client, fields: dict[str, Any], told: str) -> None:
+    refusal = server.post("/v1/completions", json=BEAMS | {"prompt": "Say"} | fields)
+    assert refusal.status_code == 400 and told in refusal.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("route", set(ROUTES) - {"/v1/completions"})
+def test_other_routes_say_that_they_search_no_beams(server: httpx.Client, route: str) -> None:
+    off = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
+    assert post(server, route, off).status_code == 200
+    assert (
+        "use_beam_search is True, but this route does not take it"
+        in post(server, route, {"use_beam_search": True}).text
+    )

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
 from bridle.http.openai.logprobs import CompletionLogprobs, check_prompt_logprobs, prompt_logprobs
@@ -21,6 +22,7 @@ from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import Delta, RewindPolicy, best_outputs
+from bridle.service.beams import beam_search, found_beams
 from bridle.service.generation import Generation, Part
 from bridle.service.notes import Note
 from bridle.service.serving import Serving
@@ -52,15 +54,19 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
         raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
     steering = serving.steering(body.controller, body.controller_arg, body.form(), body.rewind)
     _check_steering(body, plan, steering)
+    sampling = body.filled(plan.sampling, model)
+    search = None
+    if body.use_beam_search:
+        sampling, search = beam_search(model, plan.sampling, plan.sampling.n, body.length_penalty, body.early_stopping)
+        steering = Steering(search)
     truncate = body.truncate_prompt_tokens
     _check_truncate(truncate, model.max_sequence_tokens)
     tokens = await serving.tokens(body.prompt, truncate, body.add_special_tokens is not False)
     texts = body.prompt if truncate is None else ()
-    sampling = body.filled(plan.sampling, model)
     generation = await serving.prepare(tokens, sampling, steering, texts=texts, tell_resuming=body.wants_resuming)
     if not body.stream:
         await generation.run()
-    return _Answer(generation, plan, ChoiceNumbers(generation.parts, plan.num_wanted), int(time.time()))
+    return _Answer(generation, plan, ChoiceNumbers(generation.parts, plan.num_wanted), int(time.time()), search)
 
 
 def _check_truncate(truncate: int | None, most: int) -> None:
@@ -96,15 +102,30 @@ def _plan(body: CompletionBody) -> _Plan:
     best_of = body.best_of or num_wanted
     if best_of < num_wanted:
         raise InvalidRequest(f"best_of is {best_of}, less than n ({num_wanted})", "best_of")
-    if best_of > num_wanted:
+    _check_beams(body)
+    if body.use_beam_search:
+        sampling = sampling.with_(n=best_of)
+    elif best_of > num_wanted:
         if body.stream:
             raise InvalidRequest(f"best_of is {best_of}: the best are not known while streaming", "best_of")
         sampling = sampling.with_(n=best_of, logprobs=body.logprobs or 0)
     return _Plan(sampling, num_wanted, body.logprobs, body.prompt_logprobs, bool(body.echo), body.wants_stream_usage)
 
 
+def _check_beams(body: CompletionBody) -> None:
+    """Refuse beam search in streams, and what belongs to it without it."""
+    if body.use_beam_search and body.stream:
+        raise InvalidRequest("use_beam_search is true: the best texts are not known while streaming", "use_beam_search")
+    if not body.use_beam_search:
+        for name, value in (("length_penalty", body.length_penalty), ("early_stopping", body.early_stopping)):
+            if value not in (None, False, 1.0):
+                raise InvalidRequest(f"{name} is {value!r}; it needs use_beam_search", name)
+
+
 def _check_steering(body: CompletionBody, plan: _Plan, steering: Steering) -> None:
     """Refuse fields that have no meaning together with a controller."""
+    if body.use_beam_search and (steering.controller is not None or steering.constraint is not None):
+        raise InvalidRequest("use_beam_search goes with no controller and no constraint", "use_beam_search")
     if steering.controller is None:
         return
     if plan.sampling.n > plan.num_wanted:
@@ -123,12 +144,16 @@ class _Answer:
     plan: _Plan
     _numbers: ChoiceNumbers
     created: int
+    search: BeamSearch | None = None
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
         choices = []
         for part in self.generation.parts:
+            if self.search is not None:
+                choices += self._beams(part, self.search)
+                continue
             outputs = part.outputs
             if len(outputs) > self.plan.num_wanted and self.plan.sampling.n > self.plan.num_wanted:
                 outputs = best_outputs(outputs, self.plan.num_wanted)
@@ -157,6 +182,17 @@ class _Answer:
             tokenizer = self.generation.model.tokenizer
             choice["prompt_logprobs"] = prompt_logprobs(tokenizer, entries, self.plan.num_prompt_logprobs)
         return choice | {"seed": part.request.sampling.seed}
+
+    def _beams(self, part: Part, search: BeamSearch) -> list[dict[str, Any]]:
+        """The best texts of a prompt, each with its `score`."""
+        tokenizer, wanted = self.generation.model.tokenizer, self.plan.num_wanted
+        choices = []
+        for beam in found_beams(tokenizer, part.collector.output, search, self.plan.sampling, wanted):
+            delta = Delta(0, beam.text, tuple(beam.token_ids), tuple(beam.logprobs or ()), is_first=True)
+            choice: dict[str, Any] = {"index": part.number * wanted + beam.index, "score": beam.score}
+            choice |= self._content(part, delta, CompletionLogprobs(tokenizer))
+            choices.append(choice | {"finish_reason": finish_reason(beam), "stop_reason": None, "seed": None})
+        return choices
 
     def _chunk(self, part: Part, delta: Delta, note: Note | None) -> dict[str, Any] | None:
         index = self._numbers.of(part, delta.index)

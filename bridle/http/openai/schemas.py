@@ -233,6 +233,9 @@ class CompletionBody(SamplingFields):
     prompt_logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
 
