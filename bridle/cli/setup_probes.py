@@ -183,6 +183,7 @@ def model(name: str) -> Iterator[Finding]:
     from bridle.errors import BridleError
     from bridle.model.checkpoint import inspect_checkpoint
     from bridle.model.guards import max_positions, read_config
+    from bridle.model.pooled.settings import read_pooling
 
     try:
         folder = _local_folder(name)
@@ -190,12 +191,14 @@ def model(name: str) -> Iterator[Finding]:
             yield Finding("note", f"model {name}", "is not on this disk; `bridle serve` fetches it from the hub")
             return
         checkpoint = inspect_checkpoint(folder)
-        config = read_config(checkpoint)
+        pooling = read_pooling(folder)
+        config = read_config(checkpoint, pools=pooling is not None)
     except BridleError as error:
         yield Finding("problem", f"model {name}", str(error))
         return
     needed, free = checkpoint.weight_bytes(4, keeps_blocks=True), psutil.virtual_memory().available
     text = f"{config.model_type}, {checkpoint.num_values / 1e6:.0f} million weights, context {max_positions(config)}"
+    text += "" if pooling is None else f"; gives {'vectors' if pooling.task == 'embed' else 'labels'} of texts"
     if needed > free:
         text += f"; on a CPU they take {needed / (1 << 30):.1f} GiB, and {free / (1 << 30):.1f} are free"
         yield Finding("note", f"model {name}", text, "--quantization int8 takes a quarter, --dtype bfloat16 half")

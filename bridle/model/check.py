@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 
 from bridle.config import DType, ModelConfig
+from bridle.errors import UnsupportedModel
 from bridle.model import guards, loader
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.geometry import discover_geometry
 from bridle.model.parity import ParityReport, compare_with_eager
+from bridle.model.pooled.settings import read_pooling
 from bridle.model.quality import MAX_TOKENS, Quality, measure_forms, read_tokens
 from bridle.model.rope import fix_rotary_scaling
 
@@ -31,6 +33,10 @@ def check_model(
     `max_tokens` is the length of the longest trial sequence. Raises `UnsupportedModel` if it cannot be loaded.
     """
     config = ModelConfig(model=str(path), dtype=dtype, device=device, kernel=kernel, quantization=quantization)  # type: ignore[arg-type]
+    if read_pooling(Path(path)) is not None:
+        raise UnsupportedModel(
+            f"{path} gives vectors or labels of texts; such models are compared while they are loaded"
+        )
     checkpoint = inspect_checkpoint(Path(path))
     settings = guards.read_config(checkpoint)
     target = loader.choose_device(device)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from bridle.constraints.spec import Constraint
 from bridle.constraints.spec import parse as parse_constraint
 from bridle.controllers.free_part import FreePart
+from bridle.engine.intake import check_task
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.engine.request import Request
 from bridle.errors import ContextOverflow, InvalidRequest, UnsupportedFeature
@@ -111,6 +112,7 @@ def make_request(
     **options: Unpack[RequestOptions],
 ) -> Request:
     """`build_request` of tokens and sampling parameters that were checked."""
+    check_task(model.info, options.get("embeds", False))
     check_fits(model, len(tokens), 0 if options.get("embeds") else sampling.max_tokens)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())

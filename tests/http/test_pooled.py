@@ -16,10 +16,12 @@ import torch
 from starlette.testclient import TestClient
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
+from bridle.cli import setup_probes
 from bridle.config import ModelConfig
-from bridle.errors import InvalidRequest
+from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.http.openai.batch import answer_batch, read_requests
 from bridle.llm import LLM
+from bridle.model.check import check_model
 from bridle.service import LoadedModel, load_model
 from lab.doubles.encoders import make_encoder, make_sentence_model
 from tests.http.harness import local_client
@@ -276,6 +278,21 @@ def test_models_say_what_they_are_for(embeds: TestClient, sorts: TestClient) -> 
     (row,) = sorts.get("/v1/models").json()["data"]
     assert row["task"] == "classify" and row["labels"] == list(LABELS)
     assert embeds.get("/info").status_code == 200 and embeds.get("/metrics").status_code == 200
+
+
+def test_commands_that_are_shown_fit_the_model(embeds: TestClient, sorts: TestClient) -> None:
+    page = {"accept": "text/html"}
+    assert "/v1/embeddings -H" in embeds.get("/", headers=page).text
+    assert "/v1/classify -H" in sorts.get("/", headers=page).text
+
+
+def test_the_doctor_says_what_a_model_is_for() -> None:
+    (found,) = setup_probes.model(str(embedder()))
+    assert found.text.endswith("gives vectors of texts")
+    (found,) = setup_probes.model(str(sorter()))
+    assert found.text.endswith("gives labels of texts")
+    with pytest.raises(UnsupportedModel, match="compared while they are loaded"):
+        check_model(str(sorter()))
 
 
 async def test_batch_files_take_labels_and_scores(sorts: TestClient) -> None:
