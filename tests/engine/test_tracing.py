@@ -118,8 +118,8 @@ def test_biases_are_told() -> None:
 def test_nothing_is_recorded_of_an_output_whose_controller_fails_while_it_is_computed() -> None:
     """The error comes between the forward pass and the draw; the step's costs are then no part of the trace."""
     late = Reply(error=ControllerError("broken"), delay=0.01)
-    made = lab(device_time=lambda plan: 0.0)
-    replay = made.run_one((1, 2, 3), controller=FakeController(lambda view: late), trace=True)
+    failing, beside = make_request(controller=FakeController(lambda view: late), trace=True), make_request(trace=True)
+    replay, _ = lab().run(failing, beside)
     assert replay.first.reason is FinishReason.ERROR
     assert not of_kind(replay, Chunk)
     assert isinstance(replay.records[-1], End)
