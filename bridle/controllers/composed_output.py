@@ -8,7 +8,7 @@ nothing; `composed_pool.py` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bridle.controllers.composed_part import Part, num_same
@@ -18,6 +18,7 @@ from bridle.controllers.composition import (
     all_ways,
     branch_numbers,
     draw_of,
+    is_wish,
     matching,
     piece_of,
     rest_of,
@@ -35,7 +36,8 @@ Piece = tuple[int, tuple[int, ...]]
 @dataclass(slots=True, eq=False)
 class Output:
     """One output. `length` counts its tokens, those shown included. `ways` are what the engine was answered last, if
-    that was to draw or to fork, and `expected` what comes back if it was to take tokens back."""
+    that was to draw or to fork, and `expected` what comes back if it was to take tokens back. After a draw that
+    `is_plain` there is nothing to tell but the token."""
 
     names: Sequence[str]
     vocabulary: int
@@ -44,6 +46,7 @@ class Output:
     shown: tuple[int, ...] = ()
     ways: list[tuple[Way, ...]] = field(default_factory=list)
     counts: tuple[int, ...] = ()
+    is_plain: bool = False
     expected: Piece = (0, ())
     is_owed: bool = False
     is_final: bool = False
@@ -64,10 +67,18 @@ class Output:
             parts.append(Part(part_id, part.pool, untold=born, ahead=part.ahead))
         return Output(self.names, self.vocabulary, parts, self.length, ways=self.ways)
 
+    def ask_on(self, ask: Ask, asks: Mapping[ControllerPool, list[Ask]]) -> None:
+        """After a draw that `is_plain`, and was done: take in what was drawn, and add the asks about it."""
+        self.ways, self.is_plain, self.is_owed, self.turns_due, self.turns = [], False, True, 1, 1
+        self.length += len(ask.tokens)
+        for part in self.parts:
+            part.decision, part.is_asked = None, True
+            asks[part.pool].append(Ask(part.id, ask.tokens, 0, ask.sampled))
+
     def report(self, ask: Ask) -> None:
         """Take in what the engine says: what became of the last answer."""
         self.is_owed, self.is_final, self.turns_due, self.turns = True, ask.final, ask.turns, 1
-        ways, self.ways = self.ways, []
+        ways, self.ways, self.is_plain = self.ways, [], False
         if not ways or ask.final:
             self._follow(ask)
             return
@@ -165,7 +176,8 @@ class Output:
             raise answer.error
         decision = answer.decision
         assert decision is not None
-        self.turns = max(self.turns, answer.turns)
+        if answer.turns > self.turns:
+            self.turns = answer.turns
         if part.untold is None and part.script is None and decision.is_forced and not decision.is_noop:
             splice = decision.branches[0].splices[0]
             part.script = Splice(splice.backtrack, splice.ff_tokens)
@@ -177,29 +189,51 @@ class Output:
     @property
     def is_waiting(self) -> bool:
         """Whether an answer is missing without which nothing can be decided."""
-        return any(part.is_asked and (self.is_final or part.script is None) for part in self.parts)
+        for part in self.parts:
+            if part.is_asked and (self.is_final or part.script is None):
+                return True
+        return False
 
     def advance(self) -> Decision | None:
         """What they want together; None if others have to be asked first, because one more token was shown to them.
         Raises `ControllerError` if they cannot be reconciled. Not to be called while it `is_waiting`."""
+        branches: list[Branch] = []
+        for part in self.parts:
+            decision = part.decision
+            if part.script is not None or decision is None or len(decision.branches) != 1 or self.shown:
+                return self._advance_unlike()
+            if not decision.branches[0].sample:
+                return self._advance_unlike()
+            branches.append(decision.branches[0])
+        return self._draw(branches)
+
+    def _draw(self, branches: list[Branch]) -> Decision:
+        self.ways, self.counts = [tuple(branches)], (1,) * len(branches)
+        self.is_plain, wish, num_wishes = True, 0, 0
+        for number, branch in enumerate(branches):
+            if branch.splices or self.parts[number].untold is not None:
+                self.is_plain = False
+            if is_wish(branch):
+                wish, num_wishes = number, num_wishes + 1
+        decision = self.parts[wish].decision
+        if num_wishes < 2 and decision is not None and not branches[wish].splices:
+            return decision
+        return Decision((draw_of(branches, self.vocabulary, self._clash()),))
+
+    def _advance_unlike(self) -> Decision | None:
+        """What they want together if not all of them want to draw."""
         free = [part.decision for part in self.parts if part.script is None and part.decision is not None]
         is_forced = len(free) < len(self.parts)
         is_calm = all(decision.is_draw and len(decision.branches) == 1 for decision in free)
         if self.shown and not (is_forced and is_calm):
             return Decision.splice(0, self.shown)
         if is_calm:
-            return self._show() if is_forced else self._draw([decision.branches[0] for decision in free])
+            return self._show()
         for decision in free:
             if decision.is_stop:
                 return Decision.stop(decision.reason)
         waits = [decision.waits_for for decision in free if _rests(decision)]
-        if waits:
-            return _waiting(waits)
-        return self._fork()
-
-    def _draw(self, branches: list[Branch]) -> Decision:
-        self.ways, self.counts = [tuple(branches)], (1,) * len(branches)
-        return Decision((draw_of(branches, self.vocabulary, self._clash()),))
+        return _waiting(waits) if waits else self._fork()
 
     def _show(self) -> Decision | None:
         """Show the next token that is forced to all, or take back what has to go."""

@@ -76,7 +76,11 @@ class ComposedPool:
                 self._add(ask.seq_id, self._live[ask.parent].fork(ask, ids))
         for ask in asks:
             output = self._live.get(ask.seq_id)
-            if output is not None:
+            if output is None:
+                continue
+            if output.is_plain and not (ask.backtrack or ask.final or ask.candidates or ask.parent is not None):
+                output.ask_on(ask, self._asks)
+            else:
                 self._tell(ask, output)
         self._send()
 
@@ -106,18 +110,22 @@ class ComposedPool:
         for pool, ask in output.tells():
             self._asks[pool].append(ask)
 
-    def _send(self) -> None:
+    def _send(self) -> bool:
+        """Send what is to be asked; returns whether anything was."""
+        has_asked = False
         for pool, asks in self._asks.items():
             if asks:
-                self._asks[pool] = []
+                self._asks[pool], has_asked = [], True
                 pool.ask(asks)
+        return has_asked
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
         """The answers on which all controllers of an output agree; waits for those of `seq_ids` until `deadline`."""
         wanted, is_first = () if deadline is None else tuple(seq_ids), True
         while self._live and self._hear_some(wanted, deadline, is_first):
-            self._send()
-            is_first = False
+            is_first = not self._send()
+            if is_first and not wanted:
+                break
         answers, self._answers = self._answers, {}
         return answers
 
@@ -128,7 +136,8 @@ class ComposedPool:
         heard: set[int] = set()
         for pool in self._pools:
             ids = [part.id for output in due for part in output.parts if part.is_asked and part.pool is pool]
-            for part_id, answer in pool.take_parts(ids, deadline, may_ask=bool(ids) or not is_first).items():
+            answers = pool.take_parts(ids, deadline, may_ask=bool(ids) or not is_first)
+            for part_id, answer in answers.items():
                 self._hear(part_id, answer, heard)
         for seq_id in heard:
             self._decide(seq_id, self._live[seq_id])

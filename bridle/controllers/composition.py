@@ -85,6 +85,13 @@ class Clash:
 # -- draws -------------------------------------------------------------------------------------------------
 
 
+def is_wish(branch: Branch) -> bool:
+    """Whether a draw is to be other than it would be without it."""
+    return bool(
+        branch.mask is not None or branch.bias or branch.sampling is not None or branch.splices or branch.top_logprobs
+    )
+
+
 def draw_of(branches: Sequence[Branch], vocabulary: int, clash: Clash) -> Branch:
     """The draw that all of them allow. Of a splice that depends on the drawn token only the taking back is left: what
     is forced then has to be shown to the others first. `vocabulary` has a bit for each token."""

@@ -113,7 +113,7 @@ class HistoryLookup(Protocol):
 # -- steering ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, since one is made for each token; nobody changes it
 class Ask:
     """Tokens of a sequence just became known: what next?
 
