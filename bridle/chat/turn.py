@@ -18,6 +18,7 @@ from bridle.chat.tools.formats import ToolFormat, format_of
 from bridle.chat.tools.offer import Offer
 from bridle.chat.tools.pieces import CallArguments, CallBegun, CallRules, Content, Found, Piece, Thought, ToolReader
 from bridle.constraints import Constraint, OneOf
+from bridle.controllers.composition import compose
 from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.errors import InvalidRequest, UnsupportedFeature
@@ -119,7 +120,6 @@ async def plan_turn(
 ) -> Turn:
     """Check, render and compile everything; nothing is submitted. Raises `InvalidRequest` that names the field."""
     offer = conversation.offer()
-    _check(conversation, steering, offer)
     made: ChatPrompt = await model.in_text_thread(make_prompt, model, conversation, offer)
     text, prompt = made.text, made.tokens
     kind = format_of(model.tokenizer) if offer.functions else None
@@ -138,7 +138,8 @@ async def plan_turn(
     is_vouched = False
     budget = conversation.thinking_budget
     is_planned = kind is not None or budget is not None or (tags is not None and steering.constraint is not None)
-    if steering.controller is None and is_planned:
+    is_asked_for = steering.constraint is not None or offer.is_required or offer.is_strict or budget is not None
+    if is_planned and (steering.controller is None or is_asked_for):
         steering, is_vouched = await plan.steer(steering, kind, offer)
     ends: tuple[str, ...] = ()
     if tags is not None and tags.are_special:
@@ -158,14 +159,6 @@ def _known_tags(tokenizer: Tokenizer) -> Tags | None:
     if tokenizer not in _TAGS:
         _TAGS[tokenizer] = tags_of(tokenizer)
     return _TAGS[tokenizer]
-
-
-def _check(conversation: Conversation, steering: Steering, offer: Offer) -> None:
-    """Refuse what does not go together with a controller, which decides by itself."""
-    if steering.controller is not None and offer.is_required:
-        raise InvalidRequest("tool_choice cannot be combined with a controller, which decides by itself", "tool_choice")
-    if steering.controller is not None and conversation.thinking_budget is not None:
-        raise InvalidRequest("thinking_budget cannot be combined with a controller", "thinking_budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +185,15 @@ class _Plan:
 
     async def _steer(self, given: Steering, form: Constraint | None, offer: Offer, is_vouched: bool) -> Steering:
         if self.tags is not None and self._thinks_first(form, is_vouched):
-            return replace(given, constraint=None, controller=await self._thinking(self.tags, form))
+            thinking = await self._thinking(self.tags, form)
+            return replace(given, constraint=None, controller=compose(given.controller, thinking))
         if self.budget and not offer.is_required:
             raise UnsupportedFeature(
                 f"{self.model.name!r} writes no thoughts that a budget could limit", "thinking_budget"
             )
         if self.call_token is not None and not offer.is_required and form is not None:
             calls = FreePart(self.call_token, then=await self._grammar(form))
-            return replace(given, constraint=None, controller=calls)
+            return replace(given, constraint=None, controller=compose(given.controller, calls))
         return replace(given, constraint=form)
 
     def _is_out_of_reach(self, form: Constraint, offer: Offer) -> bool:

@@ -223,7 +223,7 @@ class Conversation:
         from bridle.service.steering import ignores_eos
 
         system = [{"role": "system", "content": self.system}] if self.system else []
-        params = self.params.with_(ignore_eos=ignores_eos(self.steering.ctrl, None))
+        params = self.params.with_(ignore_eos=ignores_eos(self.steering.by_name(), None))
         return await plan_turn(self.loaded, Said([*system, *turns]), params, self.steering.steering(self.loaded))
 
     def _print(self, stream: TextStream) -> str:

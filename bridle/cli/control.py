@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import sleep
@@ -62,7 +62,7 @@ def run(
     file: Annotated[str | None, Parameter(name="FILE", allow_leading_hyphen=True)] = None,
     /,
     *,
-    ctrl: Annotated[str | None, Parameter(name=["--ctrl", "-c"])] = None,
+    ctrl: Ctrl = (),
     upload: Annotated[Path | None, Parameter(name=["--upload", "-u"])] = None,
     prompt: Annotated[str | None, Parameter(name=["--prompt", "-p"])] = None,
     drawing: Drawing = _DRAWING,
@@ -83,7 +83,8 @@ def run(
     file
         Text that the controller gets as its argument; `-` is standard input.
     ctrl
-        Name of a standard controller, module id, tag or `gh:` name, or `none`. Default: by the ending of FILE.
+        Name of a standard controller, module id, tag or `gh:` name, or `none`. Default: by the ending of FILE. Given
+        several times, further ones steer beside the first, without an argument.
     upload
         A .wasm file to upload and run, with FILE as its argument.
     prompt
@@ -115,7 +116,7 @@ def infer(
     words: Annotated[tuple[str, ...], Parameter(name="PROMPT", negative="")] = (),
     /,
     *,
-    ctrl: Ctrl = None,
+    ctrl: Ctrl = (),
     max_tokens: MaxTokens = 100,
     temperature: float | None = None,
     adapter: str | None = None,
@@ -132,7 +133,7 @@ def infer(
     words
         The text; `-` is standard input.
     ctrl
-        Name of the controller that steers, without an argument (`bridle run` gives one).
+        Name of a controller that steers, without an argument (`bridle run` gives one); may be given several times.
     max_tokens
         Most tokens to generate.
     temperature
@@ -151,8 +152,8 @@ def infer(
         )
     prompt = sys.stdin.read() if words[0] == "-" else words[0]
     body: dict[str, Any] = {"controller": "none", "controller_arg": prompt}
-    if ctrl is not None:
-        body = {"controller": ctrl, "controller_arg": "", "prompt": prompt}
+    if ctrl:
+        body = {"controller": ctrl[0], "controller_arg": "", "prompt": prompt} | _further(ctrl)
     body |= _given(constraint=form.plain())
     body |= _given(max_tokens=max_tokens, temperature=temperature, adapter=adapter)
     tracing.check()
@@ -212,11 +213,13 @@ def tags(*, server: Server = _SERVER) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """The program to run: a controller by name, or a file to upload; and the file with its argument."""
+    """The program to run: a controller by name, or a file to upload; and the file with its argument. `names` are those
+    that were given, of which further ones steer beside it."""
 
     controller: str
     upload: Path | None
     file: str | None
+    names: Sequence[str] = ()
 
     @property
     def files(self) -> list[Path]:
@@ -226,17 +229,22 @@ class _Program:
         """The body of the request, with the files as they are now."""
         argument = _read(self.file)
         module = None if self.upload is None else str(api.upload(_read_wasm(self.upload))["module_id"])
-        return {"controller": module or self.controller, "controller_arg": argument}
+        return {"controller": module or self.controller, "controller_arg": argument} | _further(self.names)
 
 
-def _program(file: str | None, ctrl: str | None, upload: Path | None) -> _Program:
-    if ctrl is not None and upload is not None:
+def _further(names: Sequence[str]) -> dict[str, Any]:
+    """The field that names the controllers after the first, if there are any."""
+    return {"controllers": list(names[1:])} if len(names) > 1 else {}
+
+
+def _program(file: str | None, ctrl: Sequence[str], upload: Path | None) -> _Program:
+    if ctrl and upload is not None:
         raise InvalidRequest("give --ctrl or --upload, not both: the upload is the controller", "ctrl")
     if upload is not None:
         return _Program("", upload, file)
-    if ctrl is None and file is not None and Path(file).suffix == _MODULE:
+    if not ctrl and file is not None and Path(file).suffix == _MODULE:
         return _Program("", Path(file), None)
-    return _Program(ctrl or _standard(file), None, file)
+    return _Program(ctrl[0] if ctrl else _standard(file), None, file, ctrl)
 
 
 def _run(

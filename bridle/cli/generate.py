@@ -110,7 +110,7 @@ def _request(
     return build_request(
         loaded,
         given,
-        params.with_(ignore_eos=ignores_eos(options.ctrl, None)),
+        params.with_(ignore_eos=ignores_eos(options.by_name(), None)),
         controller=steering.controller,
         constraint=steering.constraint,
         adapter=adapter,

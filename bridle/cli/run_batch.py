@@ -76,8 +76,9 @@ def run_batch(
     configure_logs("auto", "warning")
     with ExitStack() as stack:
         requests, target = _open(stack, file, output)
-        requests = [each.steered(steering.plain(), steering.ctrl, steering.argument()) for each in requests]
-        runtime = control.to_settings() if any(request.controller for request in requests) else None
+        given = steering.fields()
+        requests = [each.steered(given) for each in requests]
+        runtime = control.to_settings() if any(request.has_controllers for request in requests) else None
         settings = replace(batch_settings(max_in_flight), strict_fields=strict_fields)
         app = stack.enter_context(_served(options.to_config(model), adapters, runtime, settings))
         num_failed = asyncio.run(_run(app, requests, target, max_in_flight))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
     from bridle.constraints.spec import Constraint
     from bridle.service.control import ControlSettings
     from bridle.service.loading import LoadedModel
-    from bridle.service.steering import Steering
+    from bridle.service.steering import Controllers, Steering
 
 _STEERING = Group("Steering", sort_key=12)
 _MAX_BYTES = 1 << 20
 
-Ctrl = Annotated[str | None, Parameter(name=["--ctrl", "-c"])]
+Ctrl = Annotated[tuple[str, ...], Parameter(name=["--ctrl", "-c"], negative="")]
 
 
 @Parameter(name="*", group=_STEERING)
@@ -69,22 +70,36 @@ class ConstraintOptions:
 @Parameter(name="*", group=_STEERING)
 @dataclass(frozen=True, kw_only=True)
 class SteeringOptions(ConstraintOptions):
-    """A constraint, or a controller."""
+    """A constraint, and controllers."""
 
-    ctrl: Ctrl = None
-    "Name of the controller that steers: a standard one, a module id, a tag or a `gh:` name."
-    ctrl_arg: str | None = None
-    "What the controller gets as its argument; `@FILE` reads a file."
+    ctrl: Ctrl = ()
+    "Name of a controller that steers: a standard one, a module id, a tag or a `gh:` name. Give it once for each."
+    ctrl_arg: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "What a controller gets as its argument, in the order of `--ctrl`; `@FILE` reads a file."
 
-    def argument(self) -> str | None:
-        """The controller's argument."""
-        if self.ctrl_arg is None:
-            return None
-        return _text(Path(self.ctrl_arg[1:]), "ctrl_arg") if self.ctrl_arg.startswith("@") else self.ctrl_arg
+    def named(self) -> dict[str, Any]:
+        """As for constraints; more arguments than controllers are refused, too."""
+        if len(self.ctrl_arg) > len(self.ctrl):
+            message = f"--ctrl-arg was given {len(self.ctrl_arg)} times, --ctrl {len(self.ctrl)}; each needs its own"
+            raise InvalidRequest(message, "ctrl_arg")
+        return super().named()
+
+    def controllers(self) -> list[dict[str, Any]]:
+        """The controllers with their arguments, as requests name them."""
+        self.named()
+        return [
+            {"controller": name} | ({"controller_arg": _argument(argument)} if argument is not None else {})
+            for name, argument in zip_longest(self.ctrl, self.ctrl_arg)
+        ]
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a request that say the same; empty if nothing steers."""
+        given = {"constraint": self.plain(), "controllers": self.controllers() or None}
+        return {name: value for name, value in given.items() if value is not None}
 
     def control(self) -> ControlSettings | None:
         """How the control runtime is started; None if no controller was named."""
-        if self.ctrl is None:
+        if not self.ctrl:
             return None
         from bridle.service.control import as_control
 
@@ -95,7 +110,17 @@ class SteeringOptions(ConstraintOptions):
         from bridle.service.keys import LOCAL_USER
         from bridle.service.steering import steering_of
 
-        return steering_of(self.ctrl, self.argument(), self.constraint(), model, LOCAL_USER)
+        return steering_of(self.by_name(), self.constraint(), model, LOCAL_USER)
+
+    def by_name(self) -> Controllers:
+        """The controllers as requests name them."""
+        from bridle.service.steering import Controllers
+
+        return Controllers(controllers=self.controllers())
+
+
+def _argument(text: str) -> str:
+    return _text(Path(text[1:]), "ctrl_arg") if text.startswith("@") else text
 
 
 def _json(path: Path) -> Any:

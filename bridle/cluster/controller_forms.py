@@ -13,6 +13,7 @@ import msgspec
 
 from bridle.constraints import Constraint, parse
 from bridle.controllers.beams import BeamSearch
+from bridle.controllers.composition import Composed, compose, parts_of
 from bridle.controllers.free_part import FreePart, Grammar
 from bridle.errors import InvalidRequest, ProtocolError, UnsupportedFeature
 
@@ -29,6 +30,8 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
         return {"free": _pack_free(controller)}
     if isinstance(controller, BeamSearch):
         return {"beams": msgspec.to_builtins(controller)}
+    if isinstance(controller, Composed):
+        return {"composed": [pack_controller(part) for part in controller.parts]}
     kind = type(controller).__name__
     if kind == "WasmController":
         return {"wasm": msgspec.to_builtins(controller)}
@@ -41,13 +44,17 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
 def is_repeatable(controller: object | None) -> bool:
     """Whether an output under this controller comes out the same when it is begun again. User code gives no such
     promise."""
-    return controller is None or isinstance(controller, (Constraint, FreePart))
+    return all(isinstance(part, (Constraint, FreePart)) for part in parts_of(controller))
 
 
 def form_to_compile(plain: dict[str, Any] | None) -> Constraint | None:
-    """The constraint that must be compiled before the controller can be unpacked; None for most controllers."""
-    form = plain.get("free", {}).get("then") if plain else None
-    return None if form is None else parse(form)
+    """The constraint that must be compiled before the controller can be unpacked; None for most controllers. A request
+    has one free part at most."""
+    for part in plain.get("composed", [plain]) if plain else ():
+        form = part.get("free", {}).get("then")
+        if form is not None:
+            return parse(form)
+    return None
 
 
 def unpack_controller(plain: dict[str, Any] | None, grammar: Grammar | None = None) -> object | None:
@@ -56,6 +63,8 @@ def unpack_controller(plain: dict[str, Any] | None, grammar: Grammar | None = No
     match plain:
         case None:
             return None
+        case {"composed": list() as parts}:
+            return compose(*(unpack_controller(part, grammar) for part in parts))
         case {"constraint": dict() as form}:
             return parse(form)
         case {"beams": dict() as form}:

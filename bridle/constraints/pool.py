@@ -168,7 +168,7 @@ class ConstraintPool:
                 return Answer(Decision.stop())
             if matcher.is_failed:
                 raise ControllerError(f"the constraint failed: {matcher.failure}")
-            forced = matcher.forced()
+            forced = matcher.forced() if ask.may_force else ()
         except Exception as error:
             return Answer() if ask.final else Answer(error=_as_error(error))
         if time.thread_time() - began > _SLOW:

@@ -41,6 +41,8 @@ class Constraint:
 
     #: Constrained text is never taken back, so it can be shown at once.
     max_rewind: ClassVar[int] = 0
+    #: Beside other controllers: what it forces is one way to spell what it allows, and it may be asked for the others.
+    is_lenient: ClassVar[bool] = True
 
     def to_dict(self) -> dict[str, Any]:
         """The constraint as JSON-ready data; `parse` reads it back."""

@@ -64,7 +64,7 @@ class Output:
         for part, part_id, number in zip(self.parts, ids, numbers, strict=True):
             news = part.untold or Ask(part.id)
             born = replace(news, seq_id=part_id, parent=part.id, branch=number, index=ask.index)
-            parts.append(Part(part_id, part.pool, untold=born, ahead=part.ahead))
+            parts.append(Part(part_id, part.pool, part.is_lenient, untold=born, ahead=part.ahead))
         return Output(self.names, self.vocabulary, parts, self.length, ways=self.ways)
 
     def ask_on(self, ask: Ask, asks: Mapping[ControllerPool, list[Ask]]) -> None:
@@ -189,10 +189,7 @@ class Output:
     @property
     def is_waiting(self) -> bool:
         """Whether an answer is missing without which nothing can be decided."""
-        for part in self.parts:
-            if part.is_asked and (self.is_final or part.script is None):
-                return True
-        return False
+        return any(part.is_asked and (self.is_final or part.script is None) for part in self.parts)
 
     def advance(self) -> Decision | None:
         """What they want together; None if others have to be asked first, because one more token was shown to them.
@@ -237,7 +234,12 @@ class Output:
 
     def _show(self) -> Decision | None:
         """Show the next token that is forced to all, or take back what has to go."""
-        piece = piece_of([self._next(part) for part in self.parts], self._clash())
+        try:
+            piece = piece_of([self._next(part) for part in self.parts], self._clash())
+        except ControllerError:
+            if not any([part.relent() for part in self.parts]):  # noqa: C419 - all of them that can
+                raise
+            return None
         backtrack, tokens = piece
         for part in self.parts:
             if part.script is not None:

@@ -15,10 +15,13 @@ Candidates = tuple[tuple[int, float], ...] | None
 class Part:
     """One of the controllers on one output. `untold` is what it has not heard of yet, and `ahead` what it has heard of
     before the others were shown it. While it has a `script`, its decision is not asked for, and what it `said` is not
-    told: alone it would not have been asked yet."""
+    told: alone it would not have been asked yet. One that `is_lenient` may have to relent where it forces tokens that
+    others do not allow, and is then asked for what else it allows there."""
 
     id: int
     pool: ControllerPool
+    is_lenient: bool = False
+    has_relented: bool = False
     decision: Decision | None = None
     script: Splice | None = None
     is_asked: bool = False
@@ -28,6 +31,7 @@ class Part:
 
     def move(self, backtrack: int, tokens: tuple[int, ...], sampled: int | None = None, top: Candidates = None) -> None:
         """Note that tokens went and came."""
+        self.has_relented = False
         if self.ahead:
             same = 0 if backtrack else num_same(self.ahead, tokens)
             backtrack += 0 if same == len(tokens) and not backtrack else len(self.ahead) - same
@@ -58,14 +62,21 @@ class Part:
             self.decision is None or (news is not None and bool(news.tokens or news.backtrack))
         )
 
+    def relent(self) -> bool:
+        """Give up what it forces, to be asked for what else it allows; returns whether it can."""
+        if self.script is None or self.has_relented or not self.is_lenient:
+            return False
+        self.script, self.has_relented = None, True
+        return True
+
     def tell(self, turns: int, final: bool) -> Ask:
         """What it is asked now. A fork that has a script hears of all of it, as it would alone."""
         if self.script is not None and not final and not self.ahead:
             self.move(0, self.script.ff_tokens)
             self.ahead = self.script.ff_tokens
         ask = self.untold or Ask(self.id)
-        if final or turns > 1:
-            ask = replace(ask, final=final, turns=turns)
+        if final or turns > 1 or self.has_relented:
+            ask = replace(ask, final=final, turns=turns, may_force=not self.has_relented)
         self.untold, self.decision, self.is_asked = None, None, True
         return ask
 

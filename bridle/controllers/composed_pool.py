@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from bridle.controllers.composed_opening import Opening
 from bridle.controllers.composed_output import Output
 from bridle.controllers.composed_part import Part
-from bridle.controllers.composition import Composed
+from bridle.controllers.composition import Composed, is_lenient
 from bridle.controllers.shared_pool import FIRST_PART, ForesightedSharedPool, SharedPool
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool
@@ -96,7 +96,12 @@ class ComposedPool:
     def _begin(self, seq_id: int, request: Request) -> None:
         opening = self._opened.pop(request.id)
         parts = [
-            Part(part_id := _part_id(number, seq_id), pool, untold=Ask(part_id, request=part))
+            Part(
+                part_id := _part_id(number, seq_id),
+                pool,
+                is_lenient(part.controller),
+                untold=Ask(part_id, request=part),
+            )
             for number, (pool, part) in enumerate(zip(opening.pools, opening.requests, strict=True))
         ]
         self._add(seq_id, Output(opening.names, self._vocabulary, parts, len(opening.prompt)))

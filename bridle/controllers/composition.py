@@ -66,6 +66,11 @@ def announced_rewind(controller: object) -> int | None:
     return announced if isinstance(announced, int) and announced >= 0 else None
 
 
+def is_lenient(controller: object) -> bool:
+    """Whether a controller can say what else it allows where it forces tokens, as its attribute `is_lenient` says."""
+    return getattr(controller, "is_lenient", False) is True
+
+
 @dataclass(frozen=True, slots=True)
 class Clash:
     """Where controllers cannot be reconciled. `names` are those of all, `position` is that of the token in question,

@@ -31,12 +31,12 @@ class Grammar:
     def __deepcopy__(self, memo: object) -> Grammar:
         return Grammar(self.matcher.copy(), self.vocabulary, self.form)
 
-    def decide(self, extra: int | None = None) -> Decision:
+    def decide(self, extra: int | None = None, may_force: bool = True) -> Decision:
         """The decision: tokens that must come, a choice among those that may (and `extra`), or the end."""
         matcher = self.matcher
         if matcher.is_complete:
             return Decision.stop()
-        forced = matcher.forced() if extra is None else ()
+        forced = matcher.forced() if extra is None and may_force else ()
         if forced:
             return Decision.splice(0, forced)
         mask = matcher.mask()
@@ -83,6 +83,8 @@ class FreePart(Controller):
     #: Front-ends read this: text can be shown at once.
     max_rewind: ClassVar[int] = 0
     is_pure: ClassVar[bool] = True
+    #: As with constraints.
+    is_lenient: ClassVar[bool] = True
 
     _phase: _Phase = field(default=_Phase.FREE, init=False)
     _num_free: int = field(default=0, init=False)
@@ -114,7 +116,7 @@ class FreePart(Controller):
             return Decision.sample(self._without_end(view) if self._is_cut else None)
         if self._phase is _Phase.GAP:
             return Decision.splice(0, self.gap[self._num_gap :])
-        return self.then.decide(self.opening if self._phase is _Phase.BEFORE else None)
+        return self.then.decide(self.opening if self._phase is _Phase.BEFORE else None, view.may_force)
 
     def _in_free_part(self) -> Decision:
         if self.budget is not None and self._num_free >= self.budget:

@@ -176,7 +176,7 @@ def _update(view: SequenceView, ask: Ask) -> None:
         view.num_prompt = min(view.num_prompt, len(view.tokens))
     view.tokens.extend(ask.tokens)
     view.new_tokens, view.num_rewound = ask.tokens, ask.backtrack
-    view.sampled, view.candidates = ask.sampled, ask.candidates
+    view.sampled, view.candidates, view.may_force = ask.sampled, ask.candidates, ask.may_force
 
 
 def _as_error(error: Exception, where: str) -> ControllerError:

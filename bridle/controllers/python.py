@@ -27,7 +27,8 @@ class SequenceView:
     `tokens` are all tokens, the first `num_prompt` of them prompt; treat the list as read-only. `new_tokens` were
     appended since the last call, after `num_rewound` older ones were taken back. `sampled` is the token that was drawn,
     None if none was. `candidates` are the likeliest tokens of that draw with their log-probabilities, best first, if
-    the last decision asked for them (`top_logprobs`). `index` numbers the output within its request.
+    the last decision asked for them (`top_logprobs`). `index` numbers the output within its request. `may_force` is
+    False for a controller that `is_lenient` where another does not allow the tokens that it has just wanted to force.
     """
 
     tokens: list[int]
@@ -38,6 +39,7 @@ class SequenceView:
     num_rewound: int = 0
     sampled: int | None = None
     candidates: tuple[tuple[int, float], ...] | None = None
+    may_force: bool = True
     _logs: list[str] = field(default_factory=list)
     _stored: list[StoredValue] = field(default_factory=list)
 

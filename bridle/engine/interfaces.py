@@ -122,7 +122,8 @@ class Ask:
     wanted them. The first ask of a request names `request`, that of a fork its `parent` (which is in the same call),
     its `branch` number, counted from 1, and its `index` among the request's outputs. The first `num_foreseen` of the
     tokens were drawn one after the other, each as the pool foresaw it after the one before. A `final` ask wants no
-    decision, only last logs. `turns` is how often in a row a controller that does nothing may be asked at once.
+    decision, only last logs. `turns` is how often in a row a controller that does nothing may be asked at once. Where
+    it may not force tokens, because another controller does not allow them, it is asked for what else it allows.
     """
 
     seq_id: int
@@ -137,6 +138,7 @@ class Ask:
     final: bool = False
     turns: int = 1
     num_foreseen: int = 0
+    may_force: bool = True
 
 
 class StoredValue(NamedTuple):

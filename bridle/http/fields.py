@@ -60,6 +60,14 @@ class Fields(BaseModel):
         return read(data)
 
 
+class ControllerFields(Fields):
+    """The fields that name the controllers of a request; `bridle.service.steering` reads them."""
+
+    controller: str | None = None
+    controller_arg: Any = None
+    controllers: list[Any] | None = None
+
+
 class InnerFields(Fields):
     """Base of objects within bodies, to which other systems' fields do not belong."""
 

@@ -111,6 +111,17 @@ def per_prompt(value: T | Sequence[T], num_prompts: int, name: str) -> list[T]:
     return list(value)
 
 
+def crews(value: Any, num_prompts: int) -> list[tuple[object, ...]]:
+    """The controllers of each prompt: one list for all, or a list of lists."""
+    if value is None:
+        return [()] * num_prompts
+    if not isinstance(value, (list, tuple)):
+        raise InvalidRequest(f"controllers is {value!r}; must be a list of controllers", "controllers")
+    if not any(isinstance(each, (list, tuple)) for each in value):
+        return [tuple(value)] * num_prompts
+    return [() if each is None else tuple(each) for each in per_prompt(value, num_prompts, "controllers")]
+
+
 def as_sampling(value: Any) -> SamplingParams:
     """Check that it is a `SamplingParams`."""
     if not isinstance(value, SamplingParams):

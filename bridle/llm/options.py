@@ -18,11 +18,13 @@ Adapters = str | Sequence[str | None] | None
 
 class How(TypedDict, total=False):
     """How a request is run, beside its prompt and sampling. `constraint` is what the text must look like (see
-    `bridle.constraints`). Requests wait for room in the order of `priority`, smaller numbers first; a `deadline` or a
-    `timeout`, both in seconds, ends them when it is over. With `trace` each output tells how its tokens came to be; the
-    name of a file writes that there as well."""
+    `bridle.constraints`). `controllers` steer together with `controller` and `constraint`; a list of lists has one for
+    each prompt. Requests wait for room in the order of `priority`, smaller numbers first; a `deadline` or a `timeout`,
+    both in seconds, ends them when it is over. With `trace` each output tells how its tokens came to be; the name of a
+    file writes that there as well."""
 
     controller: object | None
+    controllers: Sequence[object] | None
     constraint: Constraint | Mapping[str, Any] | Sequence[Constraint | Mapping[str, Any] | None] | None
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None
     adapter: Adapters

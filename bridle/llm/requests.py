@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from bridle.constraints.spec import Constraint
+from bridle.controllers.composition import compose, parts_of
 from bridle.engine.intake import check_task
 from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.engine.request import Request
@@ -100,8 +101,11 @@ def each_of(
 ) -> list[One]:
     """What a call says of each of its prompts. Raises `UnsupportedFeature` if the model generates none."""
     check_task(model.info, embeds=False)
-    controllers = inputs.per_prompt(how.get("controller"), num_prompts, "controller")
-    if model.control is None and any(type(each).__name__ == "WasmController" for each in controllers):
+    outer = inputs.per_prompt(how.get("controller"), num_prompts, "controller")
+    crews = inputs.crews(how.get("controllers"), num_prompts)
+    controllers = [compose(one, *crew) for one, crew in zip(outer, crews, strict=True)]
+    parts = [part for each in controllers for part in parts_of(each)]
+    if model.control is None and any(type(part).__name__ == "WasmController" for part in parts):
         raise UnsupportedFeature(NO_CONTROL, "controller")
     adapters: list[Any] = inputs.per_prompt(how.get("adapter"), num_prompts, "adapter")
     found = zip(
@@ -117,5 +121,5 @@ def each_of(
 def start_compiling(model: LoadedModel, collectors: Sequence[OutputCollector]) -> list[Future[Any]]:
     """Begin to compile all constraints, so that one that cannot be used is known before any request runs."""
     pool = model.constraints
-    steering = [collector.request.controller for collector in collectors]
+    steering = [part for collector in collectors for part in parts_of(collector.request.controller)]
     return [pool.compiler.compile(each) for each in steering if isinstance(each, Constraint)] if pool else []

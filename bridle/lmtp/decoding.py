@@ -140,6 +140,12 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def _list(name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise InvalidRequest(f"{name} is {shown(value)}; must be a list", name)
+    return tuple(value)
+
+
 def _prompt(name: str, value: Any) -> Prompt:
     """A prompt: text, or token ids, among which nulls are ignored."""
     if isinstance(value, str):
@@ -175,6 +181,7 @@ _TYPED: Mapping[str, Callable[[str, Any], Any]] = {
     "float | None": _number,
     "bool": _flag,
     "bool | None": _flag,
+    "tuple[Any, ...]": _list,
     "Mapping[int, float]": _bias,
     "Mapping[str, Any] | None": _mapping,
 }

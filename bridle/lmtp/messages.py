@@ -67,6 +67,7 @@ class Generate:
     position: int = 0
     controller: str | None = None
     controller_arg: Any = None
+    controllers: tuple[Any, ...] = ()
     constraint: Mapping[str, Any] | None = None
     adapter: str | None = None
     rewind: str = "hold"

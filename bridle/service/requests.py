@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from bridle.constraints.spec import Constraint
 from bridle.constraints.spec import parse as parse_constraint
+from bridle.controllers.composition import compose, parts_of
 from bridle.controllers.free_part import FreePart
 from bridle.engine.intake import check_task
 from bridle.engine.media import NO_SIGHTS, Sights
@@ -90,7 +91,7 @@ def build_request(
 ) -> Request:
     """Make a request that `model` can run. It always has a seed, so that it can be run again.
 
-    `constraint` is what the text must look like, as an object or as plain data; it takes the controller's place. The
+    `constraint` is what the text must look like, as an object or as plain data, also beside a controller. The
     `pictures` belong to the prompt's placeholders, in order.
     Raises `InvalidRequest` (`UnknownAdapter` is one) or `ContextOverflow`, naming field, value and limit.
     """
@@ -99,7 +100,7 @@ def build_request(
         tokens, options["sights"] = see(model, tokens, pictures)
     check_sampling(model, sampling)
     sampling = with_tokens(model, sampling)
-    steering = _steering(controller, constraint)
+    steering = compose(controller, None if constraint is None else parse_constraint(constraint))
     return make_request(model, tokens, sampling, steering, stopping, **options)
 
 
@@ -118,7 +119,7 @@ def make_request(
         sampling = sampling.with_(seed=new_seed())
     if sampling.banned_phrases:
         options["detokenize"] = True  # phrases are found in text
-        if controller is not None and not isinstance(controller, (Constraint, FreePart)):
+        if not all(isinstance(part, (Constraint, FreePart)) for part in parts_of(controller)):
             message = "banned_phrases do not go with a controller, which can take text back by itself"
             raise InvalidRequest(message, "banned_phrases")
     adapter, terms = options.get("adapter"), options.get("terms", DEFAULT_TERMS)
@@ -152,19 +153,6 @@ def see(model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]) 
 
 #: An embedding draws nothing; the length is not looked at.
 EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
-
-
-def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> object | None:
-    """The request's controller: the one given, or the constraint in its place."""
-    if constraint is None:
-        return controller
-    if controller is not None:
-        raise InvalidRequest(
-            "both a controller and a constraint were given; a request has one of them "
-            "(a controller can compute the constraint's masks itself)",
-            "constraint",
-        )
-    return parse_constraint(constraint)
 
 
 async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:

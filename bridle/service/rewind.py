@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from bridle.controllers.composition import announced_rewind
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 from bridle.outputs import Event, Logprob, Rewind
@@ -50,10 +51,7 @@ def max_rewind_of(request: Request) -> int | None:
     A controller says so in an attribute or property `max_rewind`. With 0 it never rewinds, and its text streams as if
     there were no controller.
     """
-    if request.controller is None:
-        return 0
-    announced = getattr(request.controller, "max_rewind", None)
-    return announced if isinstance(announced, int) and announced >= 0 else None
+    return 0 if request.controller is None else announced_rewind(request.controller)
 
 
 def split_at_rewinds(events: Iterable[Event]) -> list[list[Event]]:

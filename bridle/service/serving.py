@@ -30,7 +30,7 @@ from bridle.service.loading import LoadedModel
 from bridle.service.registry import ModelRegistry
 from bridle.service.requests import Wanted, check_sampling, make_request, tokenize_all
 from bridle.service.slot import Slot
-from bridle.service.steering import PLAIN, Steering, steering_of
+from bridle.service.steering import PLAIN, Named, Steering, steering_of
 from bridle.service.story import Story, Tracing
 from bridle.service.terms import make_terms
 from bridle.service.trace_book import TraceBook, Wish
@@ -188,13 +188,12 @@ class Serving:
 
     def steering(
         self,
-        name: str | None,
-        argument: Any,
+        named: Named,
         constraint: Constraint | Mapping[str, Any] | None = None,
         rewind: str | None = None,
     ) -> Steering:
         """What the fields of a request ask to be steered by. Raises as `steering_of` does."""
-        return steering_of(name, argument, constraint, self.model, self.identity, rewind)
+        return steering_of(named, constraint, self.model, self.identity, rewind)
 
     async def tokens(
         self, prompts: Sequence[str | Sequence[int]], truncate: int | None = None, add_special_tokens: bool = True
@@ -267,7 +266,7 @@ class Serving:
             self.model,
             tokens,
             sampling,
-            steering.controller or steering.constraint,
+            steering.whole,
             request_id=f"{story.id}-{number}",
             adapter=self.adapter,
             timeout=self.request_timeout,

@@ -1,4 +1,4 @@
-"""What steers a request, by the same rules for every API: the controller's name, its argument, and what may go with it.
+"""What steers a request, by the same rules for every API: controllers by name, their arguments, what goes with them.
 
 This module knows no wire format: a front-end hands in what its fields say. The optional packages of the control runtime
 are imported only when a model has one.
@@ -6,18 +6,20 @@ are imported only when a model has one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from bridle.aici.protocol import Auth
 from bridle.constraints.spec import Constraint, parse
+from bridle.controllers.composition import MAX_CONTROLLERS, compose
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.service.keys import Identity
 from bridle.service.loading import LoadedModel
 from bridle.service.rewind import RewindPolicy
+from bridle.shown import shown
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool, WasmController
@@ -27,33 +29,60 @@ NO_CONTROLLER = "none"
 MAX_NAME_CHARS = 200
 
 
+class Named(Protocol):
+    """How a request names its controllers, on every API: one with its argument, and further ones in a list, each a name
+    or an object with the same two fields."""
+
+    @property
+    def controller(self) -> str | None: ...
+
+    @property
+    def controller_arg(self) -> Any: ...
+
+    @property
+    def controllers(self) -> Sequence[Any] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Controllers:
+    """Controllers by name, where no request has the fields."""
+
+    controller: str | None = None
+    controller_arg: Any = None
+    controllers: Sequence[Any] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What steers a request: a controller, a constraint, or nothing. `rewind` is how text is told that a controller may
-    take back."""
+    """What steers a request: a controller (perhaps composed of several), a constraint, both, or nothing. `rewind` is
+    how text is told that a controller may take back."""
 
     controller: object | None = None
     constraint: Constraint | None = None
     rewind: RewindPolicy = RewindPolicy.HOLD
 
+    @property
+    def whole(self) -> object | None:
+        """Both in one. Raises `InvalidRequest` if they are too many."""
+        return compose(self.controller, self.constraint)
+
 
 PLAIN = Steering()
 
 
-def is_controlled(name: str | None) -> bool:
-    """Whether `name` is that of a controller that does something."""
-    return name is not None and name != NO_CONTROLLER
+def is_controlled(named: Named) -> bool:
+    """Whether any controller that does something is named. Raises `InvalidRequest` for fields that are none."""
+    return any(True for _ in _each(named))
 
 
-def ignores_eos(name: str | None, given: bool | None) -> bool:
+def ignores_eos(named: Named, given: bool | None) -> bool:
     """Whether the end-of-text token does not end the output. That is what the client has `given`; without its word, it
     is so under a controller, which decides by itself when its output is over."""
-    return is_controlled(name) if given is None else given
+    return is_controlled(named) if given is None else given
 
 
 def steering_of(
-    name: str | None,
-    argument: Any,
+    named: Named,
     constraint: Constraint | Mapping[str, Any] | None,
     model: LoadedModel,
     identity: Identity,
@@ -62,14 +91,41 @@ def steering_of(
     """What a request asks to be steered by, on behalf of who asks. Raises `InvalidRequest` for what does not go
     together, and `UnsupportedFeature` if the model has no control runtime."""
     form = None if constraint is None else parse(constraint)
-    if name is None or not is_controlled(name):
-        if argument is not None:
-            raise InvalidRequest("controller_arg needs a controller", "controller_arg")
+    made = [wasm_controller(model, name, argument, identity) for name, argument in _each(named)]
+    if not made:
         return PLAIN if form is None else Steering(constraint=form)
-    if form is not None:
-        raise InvalidRequest("a controller and a constraint were given; a request has one of them", "controller")
-    controller = wasm_controller(model, name, "" if argument is None else argument, identity)
-    return Steering(controller, rewind=RewindPolicy(rewind or "hold"))
+    return Steering(compose(*made), form, RewindPolicy(rewind or "hold"))
+
+
+def _each(named: Named) -> Iterator[tuple[str, Any]]:
+    """Name and argument of each controller, the outer one first."""
+    if named.controller is not None and named.controller != NO_CONTROLLER:
+        yield named.controller, "" if named.controller_arg is None else named.controller_arg
+    elif named.controller_arg is not None:
+        raise InvalidRequest("controller_arg needs a controller", "controller_arg")
+    further = named.controllers or ()
+    if len(further) > MAX_CONTROLLERS:
+        raise InvalidRequest(f"controllers has {len(further)} entries; at most {MAX_CONTROLLERS}", "controllers")
+    for number, entry in enumerate(further):
+        name, argument = _entry(f"controllers[{number}]", entry)
+        if name != NO_CONTROLLER:
+            yield name, argument
+        elif argument:
+            raise InvalidRequest("controller_arg needs a controller", f"controllers[{number}]")
+
+
+def _entry(where: str, entry: Any) -> tuple[str, Any]:
+    """One of a list of controllers."""
+    fields = {"controller": entry} if isinstance(entry, str) else entry
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("controller"), str):
+        raise InvalidRequest(
+            f"{where} is {shown(entry)}; must be a name, or an object with controller and controller_arg", where
+        )
+    unknown = next((name for name in fields if name not in ("controller", "controller_arg")), None)
+    if unknown is not None:
+        raise InvalidRequest(f"{where} has a field {shown(unknown)}; known are controller and controller_arg", where)
+    argument = fields.get("controller_arg")
+    return fields["controller"], "" if argument is None else argument
 
 
 def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Identity) -> WasmController:

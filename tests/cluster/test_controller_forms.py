@@ -19,6 +19,7 @@ from bridle.config import EngineConfig
 from bridle.constraints import Choice, Constraint, ConstraintPool, JsonSchema, Regex, vocabulary_of
 from bridle.controllers import Controller
 from bridle.controllers.beams import BeamSearch
+from bridle.controllers.composition import compose
 from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.engine import EngineClient
 from bridle.engine.client import EventStream
@@ -32,7 +33,15 @@ WASM = WasmController("a" * 64, '{"x": "é"}', Auth("eva", True))
 
 @pytest.mark.parametrize(
     "controller",
-    [None, Regex("a+"), Choice(["yes", "no"]), JsonSchema({"type": "object"}), WASM, WasmController("tag")],
+    [
+        None,
+        Regex("a+"),
+        Choice(["yes", "no"]),
+        JsonSchema({"type": "object"}),
+        WASM,
+        WasmController("tag"),
+        compose(WASM, Regex("a+"), WasmController("tag")),
+    ],
 )
 def test_constraints_and_wasm_controllers_travel(controller: object) -> None:
     request = make_request(controller=controller, metadata={"traceparent": "00"})
@@ -49,6 +58,9 @@ def test_free_parts_travel_with_what_their_grammar_comes_of() -> None:
     assert form_to_compile(plain) == Regex("[0-9]+")
     again = unpack_controller(plain, grammar)
     assert again == part
+    crew = compose(WASM, part)
+    assert form_to_compile(pack_controller(crew)) == Regex("[0-9]+")
+    assert unpack_controller(pack_controller(crew), grammar) == crew
     assert form_to_compile(pack_controller(FreePart(2))) is None
     assert unpack_controller(pack_controller(FreePart(2))) == FreePart(2)
     pool.shutdown()

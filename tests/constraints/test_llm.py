@@ -134,9 +134,52 @@ class Anything(Controller):
         return Decision.sample()
 
 
+class Hushed(Anything):
+    """Takes the capital letters away."""
+
+    max_rewind = 0
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.sample(bias=[(token, -float("inf")) for token in self.tokens])
+
+
+def test_controllers_beside_a_constraint(llm: LLM) -> None:
+    size = llm.model.tokenizer.vocab_size
+    capitals = [token for token in range(size) if any(c.isupper() for c in llm.model.tokenizer.token_text(token))]
+    crew = [Anything(), Hushed(capitals)]
+    prompts = ["Say: ", "And: "]
+    for output in llm.generate(prompts, GREEDY, controllers=crew, constraint=Regex("[A-Za-z]{6}"), use_tqdm=False):
+        assert re.fullmatch("[a-z]{6}", output.outputs[0].text)
+    each = llm.generate(prompts, GREEDY, controllers=[crew, None], constraint=Choice(["Yes", "no"]), use_tqdm=False)
+    assert each[0].outputs[0].text == "no"
+    alone = llm.generate("And: ", GREEDY, constraint=Choice(["Yes", "no"]), use_tqdm=False)[0]
+    assert each[1].outputs[0].text == alone.outputs[0].text
+    pieces = list(llm.stream("Say: ", GREEDY, controller=Hushed(capitals), constraint={"regex": "[A-Za-z]{6}"}))
+    assert re.fullmatch("[a-z]{6}", "".join(pieces))
+    messages = [{"role": "user", "content": "Who?"}]
+    answer = llm.chat(messages, GREEDY, controllers=crew, constraint=Choice(["Yes", "no"]), use_tqdm=False)[0]
+    assert answer.outputs[0].text == "no"
+
+
+def test_controllers_that_cannot_be_reconciled(llm: LLM) -> None:
+    output = llm.generate("Say: ", GREEDY, controllers=[Regex("a+"), Anything(), Regex("b+")], use_tqdm=False)[0]
+    assert output.outputs[0].finish_reason is FinishReason.ERROR
+    assert re.match(
+        r"controllers 1 \(regex\) and 3 \(regex\) cannot be reconciled at position \d+: no token is left; they allow",
+        str(output.outputs[0].error),
+    )
+
+
 def test_mistakes_are_told(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="both a controller and a constraint were given"):
-        llm.generate("a", controller=Anything(), constraint=Regex("a"), use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="the request has 9 controllers; at most 8"):
+        llm.generate("a", controllers=[Anything()] * 8, constraint=Regex("a"), use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="controllers has 1 entries for 2 prompts"):
+        llm.generate(["a", "b"], controllers=[[Anything()]], use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="controllers is 5; must be a list of controllers"):
+        llm.generate("a", controllers=5, use_tqdm=False)
     with pytest.raises(InvalidRequest, match="the constraint names none of regex"):
         llm.generate("a", constraint={"regexp": "a"}, use_tqdm=False)
     with pytest.raises(InvalidRequest, match="constraint has 1 entries for 2 prompts"):

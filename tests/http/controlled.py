@@ -13,6 +13,8 @@ import httpx
 
 from bridle.aici.client import RuntimeConfig, RuntimePool
 from bridle.config import EngineConfig
+from bridle.constraints import ConstraintPool, vocabulary_of
+from bridle.controllers.composed_pool import with_composed
 from bridle.controllers.pool import PythonControllerPool
 from bridle.engine import AsyncEngine, Engine
 from bridle.service import LoadedModel
@@ -61,12 +63,13 @@ def controlled_model(
     limits = ("--wasm-max-step-time", "500", "--store", str(store))
     config = RuntimeConfig(str(folder or tokenizer_folder()), num_logits=text.vocab_size, extra_args=(*limits, *args))
     pool = RuntimePool(config, text.vocab_size)
-    pools = [pool, PythonControllerPool(text.vocab_size)]
+    constraints = ConstraintPool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
+    pools = with_composed([pool, PythonControllerPool(text.vocab_size), constraints], text.vocab_size)
     engine = Engine(executor, EngineConfig(step_timeout=5.0), pools=pools, decoder=Detokenizer(text))
     client = AsyncEngine(engine)
     pool.wake = client.wake
     client.start()
-    model = LoadedModel(NAME, client, text, control=pool, shutdown=client.close)
+    model = LoadedModel(NAME, client, text, constraints=constraints, control=pool, shutdown=client.close)
     try:
         yield model
     finally:

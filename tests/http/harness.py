@@ -18,6 +18,7 @@ from bridle.config import EngineConfig
 from bridle.constraints import ConstraintPool, vocabulary_of
 from bridle.controllers import PythonControllerPool
 from bridle.controllers.beams import BeamPool
+from bridle.controllers.composed_pool import with_composed
 from bridle.engine import AsyncEngine, Engine
 from bridle.http import HttpSettings, ServeSettings, create_app
 from bridle.http.server import bind, uvicorn_config
@@ -71,7 +72,7 @@ def scripted_model(
         **options,
     )
     constraints = ConstraintPool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
-    pools = [PythonControllerPool(text.vocab_size), BeamPool(), constraints]
+    pools = with_composed([PythonControllerPool(text.vocab_size), BeamPool(), constraints], text.vocab_size)
     config = config or EngineConfig()
     engine = Engine(executor, config, pools=pools, decoder=Detokenizer(text), clock=clock)
     client = AsyncEngine(engine)

@@ -3,12 +3,16 @@ text that is taken back."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from bridle.cli import main
 from bridle.service import REWIND_MARK, LoadedModel
 from tests.aici.guests import (
     END,
@@ -322,3 +326,85 @@ def test_tool_calls_cannot_be_taken_back(client: Client) -> None:
 def test_no_controller_is_no_controller(client: Client) -> None:
     plain = complete(client, max_tokens=5, seed=1)
     assert complete(client, max_tokens=5, seed=1, controller="none")["choices"] == plain["choices"]
+
+
+# -- several controllers on one request -----------------------------------------------------------------------------
+
+ROUTES: list[tuple[str, dict[str, Any], tuple[str | int, ...]]] = [
+    ("/v1/completions", {"prompt": "x", "max_tokens": 9}, ("choices", 0, "text")),
+    ("/v1/chat/completions", {"messages": HI, "max_tokens": 9}, ("choices", 0, "message", "content")),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 9}, ("output", 0, "content", 0, "text")),
+    ("/v1/messages", {"model": NAME, "messages": HI, "max_tokens": 9}, ("content", 0, "text")),
+    ("/generate", {"inputs": "x"}, ("generated_text",)),
+]
+
+
+@pytest.fixture(scope="module")
+def letters(client: Client) -> list[str]:
+    """Controllers that allow some letters each; `x` and `y` are what both allow."""
+    return [client.upload(guest2([pick(text)])) for text in ("vxy", "xyz")]
+
+
+@pytest.mark.parametrize(("path", "body", "where"), ROUTES)
+def test_several_controllers_and_a_constraint_on_every_route(
+    client: Client, letters: list[str], path: str, body: dict[str, Any], where: tuple[str | int, ...]
+) -> None:
+    one, other = letters
+    for named in (
+        {"controllers": letters},
+        {"controller": one, "controllers": [{"controller": other, "controller_arg": "x"}]},
+    ):
+        given = named | {"constraint": {"regex": "[w-z]{3}"}}
+        asked = body | ({"parameters": given | {"max_new_tokens": 9}} if path == "/generate" else given)
+        answer = client.post(path, **asked)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        for step in where:
+            found = found[step]
+        assert re.fullmatch("[xy]{3}", found)
+    wrong = {"controllers": [5]}
+    refused = client.post(path, **(body | ({"parameters": wrong} if path == "/generate" else wrong)))
+    assert refused.status_code in (400, 422)
+    assert "controllers[0] is 5; must be a name" in refused.text
+
+
+def test_several_controllers_of_a_run(client: Client, letters: list[str]) -> None:
+    one, other = letters
+    body = {"controller": one, "controller_arg": "", "prompt": "x", "constraint": {"regex": "[w-z]{3}"}}
+    texts = [
+        "".join(fork["text"] for item in items if item != "[DONE]" for fork in item.get("forks", ()))
+        for items in (
+            client.stream("/v1/run", **body, controllers=[other]),
+            client.stream("/v1/run", **(body | {"controller": "none", "controller_arg": None}), controllers=letters),
+        )
+    ]
+    assert all(re.fullmatch("[xy]{3}", text) for text in texts), texts
+
+
+def test_a_schema_beside_a_controller_that_forces_text(client: Client) -> None:
+    """The controller writes the beginning, in tokens other than those that the schema would force; the schema checks
+    it, and ends the text."""
+    name = client.upload(guest2([force(ids('{"n": ')), pick("0123456789}")]))
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema | {"additionalProperties": False}}}
+    answer = complete(client, controller=name, response_format=form)
+    assert re.fullmatch(r'\{"n": \d+\}', answer["choices"][0]["text"])
+    wrong = client.upload(guest2([force(ids('{"m":')), pick("0")]))
+    refused = client.post("/v1/completions", prompt="x", max_tokens=9, controller=wrong, response_format=form)
+    assert refused.status_code == 422
+    told = refused.json()["error"]["message"]
+    assert "and 2 (json_schema) cannot be reconciled at position" in told
+    assert re.search(r"forces token \d+, which the other forbids", told)
+
+
+def test_controllers_on_the_command_line(client: Client, letters: list[str], tmp_path: Path) -> None:
+    one, other = letters
+    flags = ["--base-url", str(client.http.base_url), "--save", str(tmp_path / "report.json")]
+    assert main(["infer", "x", "-c", one, "--ctrl", other, "--regex", "[w-z]{3}", *flags]) == 0
+    (text,) = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["text"]
+    assert re.fullmatch("[xy]{3}", text)
+    (tmp_path / "argument").write_text("x", encoding="utf-8")
+    words = ["run", str(tmp_path / "argument"), "-c", one, "-c", other, "--prompt", "x", "--max-tokens", "3"]
+    assert main([*words, *flags]) == 0
+    (text,) = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["text"]
+    assert re.fullmatch("[xy]{3}", text)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from bridle.aici.protocol import Auth
+from bridle.constraints import Regex
+from bridle.controllers.composition import parts_of
 from bridle.errors import InvalidRequest
 from bridle.http.openai.schemas import SamplingFields
 from bridle.lmtp.messages import Generate
@@ -143,11 +146,32 @@ async def test_a_controller_decides_when_its_output_ends(model: Any, fields: Any
     assert (await engine_request(model, **fields)).sampling.ignore_eos is ignores
 
 
+async def test_several_controllers_in_order(model: Any) -> None:
+    """That of the field itself first, then those of the list, the constraint last; `none` is none."""
+    further = ("b", {"controller": "c", "controller_arg": {"d": 1}}, "none")
+    request = await engine_request(
+        model, controller="a", controller_arg="x", controllers=further, constraint={"regex": "a+"}
+    )
+    *wasm, form = parts_of(request.controller)
+    assert [(each.module, each.argument) for each in wasm] == [("a", "x"), ("b", ""), ("c", '{"d":1}')]
+    assert form == Regex("a+")
+    assert request.sampling.ignore_eos
+    alone = await engine_request(model, controllers=("none", "b"))
+    assert alone.controller.module == "b"
+    assert (await engine_request(model, controllers=("none",))).controller is None
+
+
+async def test_controllers_beside_a_constraint(setup: Setup) -> None:
+    further = [upload(setup.model, guest2([pick("xyz")]))]
+    found = await run(setup, guest2([pick("vxy")]), controllers=further, constraint={"regex": "[w-z]{3}"})
+    assert re.fullmatch("[xy]{3}", "".join(body.get("text", "") for body in found))
+
+
 @pytest.mark.parametrize("argument", [None, "text", {"a": [1, 2], "é": None}, [1.5, True]])
 async def test_an_argument_is_the_same_text_as_over_http(model: Any, argument: Any) -> None:
     fields = SamplingFields(controller="some", controller_arg=argument)
     serving = await served_by(model, Identity("ann", False))
-    over_http = serving.steering(fields.controller, fields.controller_arg, fields.form()).controller
+    over_http = serving.steering(fields, fields.form()).controller
     assert (await engine_request(model, controller="some", controller_arg=argument)).controller == over_http
 
 
@@ -156,7 +180,15 @@ async def test_an_argument_is_the_same_text_as_over_http(model: Any, argument: A
     [
         ({"controller": ""}, "controller has 0 characters; must be 1 to 200"),
         ({"controller": "x" * 201}, "controller has 201 characters; must be 1 to 200"),
-        ({"controller": "x", "constraint": {"regex": "a+"}}, "a controller and a constraint were given"),
+        ({"controllers": ("x", 5)}, r"controllers\[1\] is 5; must be a name, or an object with controller and"),
+        (
+            {"controllers": ({"controller": "x", "arg": 1},)},
+            r"controllers\[0\] has a field 'arg'; known are controller",
+        ),
+        ({"controllers": ({"controller": "none", "controller_arg": "x"},)}, "controller_arg needs a controller"),
+        ({"controllers": ("x",) * 9}, "controllers has 9 entries; at most 8"),
+        ({"controller": "x", "controllers": ("x",) * 8}, "the request has 9 controllers; at most 8"),
+        ({"controllers": ("x",) * 8, "constraint": {"regex": "a+"}}, "the request has 9 controllers; at most 8"),
         ({"controller_arg": "x"}, "controller_arg needs a controller"),
         ({"controller": "none", "controller_arg": "x"}, "controller_arg needs a controller"),
     ],

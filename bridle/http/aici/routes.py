@@ -29,7 +29,7 @@ from bridle.errors import (
 )
 from bridle.http.aici.shapes import RunShaper, initial_run
 from bridle.http.errors import RefusedBody, error_body, json_response, retry_headers, status_of
-from bridle.http.fields import Fields
+from bridle.http.fields import ControllerFields, Fields
 from bridle.http.openai.derived import derived_fields
 from bridle.http.state import HttpState, http_state, serving_of
 from bridle.http.transport.call import call_of, run_while_connected
@@ -43,7 +43,15 @@ from bridle.service import LoadedModel, list_tags, tag_module, upload_module
 from bridle.service.defaults import filled
 from bridle.service.generation import Generation, Part
 from bridle.service.serving import Serving
-from bridle.service.steering import MAX_NAME_CHARS, auth_of, control_of, ignores_eos, is_controlled
+from bridle.service.steering import (
+    MAX_NAME_CHARS,
+    NO_CONTROLLER,
+    Controllers,
+    auth_of,
+    control_of,
+    ignores_eos,
+    is_controlled,
+)
 from bridle.shown import public_text
 
 if TYPE_CHECKING:
@@ -67,7 +75,7 @@ else:
     _Derived = derived_fields("openai", without=_NOT_DERIVED)
 
 
-class RunBody(_Derived):
+class RunBody(ControllerFields, _Derived):
     """`controller` is a module id, a tag, a `gh:` name, or `none` for plain generation, which may have a `constraint`.
     Samplers that are not written down here are derived."""
 
@@ -85,6 +93,14 @@ class RunBody(_Derived):
     constraint: dict[str, Any] | None = None
     trace: bool | str | None = None
 
+    def named(self) -> Controllers:
+        """The controllers. The argument's field is there, so an argument that is null says so; that of `none`, which is
+        no controller, is its prompt."""
+        if self.controller == NO_CONTROLLER:
+            return Controllers(controllers=self.controllers)
+        argument = "null" if self.controller_arg is None else self.controller_arg
+        return Controllers(self.controller, argument, self.controllers)
+
     def sampling(self) -> SamplingParams:
         """The sampling parameters. By default the run is greedy, with a fixed seed so that it can be repeated."""
         if not self.temperature and self.top_p not in (None, 1):
@@ -94,7 +110,7 @@ class RunBody(_Derived):
         if self.top_k is not None and self.top_k != -1 and self.top_k < 1:
             raise InvalidRequest(f"top_k is {self.top_k}; must be -1 (all) or at least 1", "top_k")
         usual = {"max_tokens": None, "temperature": 0.0}
-        return SamplingParams(**usual | self._given(), seed=_SEED, ignore_eos=ignores_eos(self.controller, None))
+        return SamplingParams(**usual | self._given(), seed=_SEED, ignore_eos=ignores_eos(self.named(), None))
 
     def filled(self, sampling: SamplingParams, model: LoadedModel, num_prompt: int) -> SamplingParams:
         """`sampling` with what the model's checkpoint recommends for what this body leaves out."""
@@ -163,10 +179,9 @@ async def _begin(body: RunBody, serving: Serving) -> Generation:
     """A run whose first events are there, so that a controller that cannot be had is told by the status code."""
     sampling = body.sampling()
     model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
-    is_plain = not is_controlled(body.controller)
+    is_plain = not is_controlled(body.named())
     prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
-    argument = "null" if body.controller_arg is None else body.controller_arg  # the field is there, so it says null
-    steering = serving.steering(body.controller, None if is_plain else argument, body.constraint, rewind="mark")
+    steering = serving.steering(body.named(), body.constraint, rewind="mark")
     tokens = await serving.tokens([prompt]) if prompt else [_empty_prompt(model)]
     sampling = body.filled(sampling, model, len(tokens[0]))
     generation = await serving.prepare(tokens, sampling, steering)

@@ -24,7 +24,7 @@ _NO_LIMIT = 1 << 62  # tokens
 _WITHOUT_TEXT = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/classify"})
 URLS = _WITHOUT_TEXT | {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/generate"}
 _NATIVE = frozenset({"/generate"})
-_STEERS = ("controller", *NAMES)
+_STEERS = ("controller", "controllers", *NAMES)
 
 
 class BatchRequest(msgspec.Struct):
@@ -36,15 +36,15 @@ class BatchRequest(msgspec.Struct):
     method: str = "POST"
 
     @property
-    def controller(self) -> Any:
-        """The controller that the body names, as far as the body can be read."""
+    def has_controllers(self) -> bool:
+        """Whether the body names a controller, as far as it can be read."""
         inner = self.body.get("parameters")
-        return (inner if isinstance(inner, dict) else self.body).get("controller")
+        fields = inner if isinstance(inner, dict) else self.body
+        return bool(fields.get("controller") or fields.get("controllers"))
 
-    def steered(self, constraint: dict[str, Any] | None, controller: str | None, argument: str | None) -> BatchRequest:
-        """The request with a constraint or a controller, if it makes text and names none of either itself."""
-        given = {"constraint": constraint, "controller": controller, "controller_arg": argument}
-        given = {name: value for name, value in given.items() if value is not None}
+    def steered(self, given: dict[str, Any]) -> BatchRequest:
+        """The request with the fields of a constraint or of controllers, if it makes text and has none of them
+        itself."""
         inner = self.body.get("parameters") if self.url in _NATIVE else self.body
         fields = inner if isinstance(inner, dict) else {}
         if not given or self.url in _WITHOUT_TEXT or any(fields.get(name) is not None for name in _STEERS):

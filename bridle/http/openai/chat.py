@@ -68,7 +68,7 @@ async def turn_of(
 ) -> Turn:
     """The turn that a body asks for. The answer goes on after `prefill`; `tells_rewinds` says whether streams of this
     route have a word for text that is taken back. Raises `InvalidRequest` that names the field."""
-    steering = serving.steering(body.controller, body.controller_arg, body.form(), body.rewind)
+    steering = serving.steering(body, body.form(), body.rewind)
     async with serving.story.terms.bounded("its prompt was made"):
         turn = await plan_turn(serving.model, body.conversation(prefill), sampling, steering)
     if body.stream and steering.rewind is not RewindPolicy.HOLD and (turn.format is not None or not tells_rewinds):

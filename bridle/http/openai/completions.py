@@ -52,7 +52,7 @@ async def _answer(body: CompletionBody, serving: Serving) -> _Answer:
     )
     if body.suffix:
         raise UnsupportedFeature(f"{model.name!r} cannot fill in between prompt and suffix; leave it out", "suffix")
-    steering = serving.steering(body.controller, body.controller_arg, body.form(), body.rewind)
+    steering = serving.steering(body, body.form(), body.rewind)
     _check_steering(body, plan, steering)
     sampling = body.filled(plan.sampling, model)
     search = None

@@ -15,7 +15,7 @@ from bridle.chat.conversation import Conversation
 from bridle.constraints import Constraint
 from bridle.constraints.named import NAMES, constraint_named
 from bridle.errors import InvalidRequest
-from bridle.http.fields import Fields, InnerFields
+from bridle.http.fields import ControllerFields, Fields, InnerFields
 from bridle.http.openai.derived import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, SamplingParams, fields_on
 from bridle.service.defaults import filled
@@ -145,7 +145,7 @@ else:
     _Derived = derived_fields("openai")
 
 
-class SamplingFields(_Derived):
+class SamplingFields(ControllerFields, _Derived):
     """The sampling fields that all OpenAI routes take, with the further fields of open servers. Samplers that are not
     written down here are derived."""
 
@@ -173,8 +173,6 @@ class SamplingFields(_Derived):
     skip_special_tokens: bool | None = None
     watermark: bool | dict[str, float] | None = None
     prediction: Prediction = None
-    controller: str | None = None
-    controller_arg: Any = None
     rewind: Literal["hold", "event", "mark"] | None = None
     trace: bool | str | None = None
     response_format: dict[str, Any] | None = None
@@ -209,7 +207,7 @@ class SamplingFields(_Derived):
         """Sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         given = {name: value for name, value in given.items() if value is not None}
-        given["ignore_eos"] = ignores_eos(self.controller, self.ignore_eos)
+        given["ignore_eos"] = ignores_eos(self, self.ignore_eos)
         return SamplingParams(**(given | changes))
 
     def filled(self, sampling: SamplingParams, model: LoadedModel, num_prompt: int = 0) -> SamplingParams:

@@ -113,7 +113,7 @@ def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool
         raise InvalidRequest(f"max_new_tokens is {given.max_new_tokens}; must be at least 1", "max_new_tokens")
     if not is_sampled(given):
         values["temperature"] = 0.0
-    values["ignore_eos"] = ignores_eos(given.controller, given.ignore_eos)
+    values["ignore_eos"] = ignores_eos(given, given.ignore_eos)
     return SamplingParams(
         n=best_of,
         max_tokens=given.max_new_tokens,

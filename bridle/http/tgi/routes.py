@@ -90,7 +90,7 @@ async def _answer(body: GenerateBody, serving: Serving, is_stream: bool, full_te
     )
     check_truncate(plan, model)
     text, sources = _split_pictures(body.inputs, model)
-    steering = serving.steering(given.controller, given.controller_arg, plan.constraint)
+    steering = serving.steering(given, plan.constraint)
     tokens, sights = await serving.tokens([text], plan.truncate), NO_SIGHTS
     if sources:
         seen, sights = await model.in_text_thread(see, model, tokens[0], sources)

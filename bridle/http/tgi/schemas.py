@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from bridle.http.fields import Fields, InnerFields
+from bridle.http.fields import ControllerFields, Fields, InnerFields
 from bridle.http.openai.derived import derived_fields
 from bridle.http.openai.schemas import Stop
 from bridle.sampling import Api
@@ -50,7 +50,7 @@ else:
     _Derived = derived_fields("tgi")
 
 
-class Parameters(_Derived):
+class Parameters(ControllerFields, _Derived):
     """How to generate: the original's fields and those of LoRAX that choose an adapter, then bridle's own. Samplers
     that are not written down here are derived."""
 
@@ -84,8 +84,6 @@ class Parameters(_Derived):
     min_new_tokens: int | None = None
     presence_penalty: float | None = None
     ignore_eos: bool | None = None
-    controller: str | None = None
-    controller_arg: Any = None
     constraint: dict[str, Any] | None = None
     trace: bool | str | None = None
 

@@ -127,7 +127,7 @@ class Progress:
     def _can_continue(self) -> bool:
         request = self.request
         assert isinstance(request, Generate)
-        is_free = request.controller is None and request.constraint is None
+        is_free = request.controller is None and not request.controllers and request.constraint is None
         return is_free and not self.has_branches and _MEMORYLESS.issuperset(request.options)
 
     def _is_repeatable(self) -> bool:

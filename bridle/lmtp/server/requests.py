@@ -52,7 +52,7 @@ async def generation_of(serving: Serving, asked: Generate, prefix: tuple[int, ..
     """What a GENERATE asks for, after what its buffer holds. `serving` has its model."""
     model = serving.model
     context = await context_of(serving, asked.prompt, prefix) or (_first_token(model),)
-    steering = serving.steering(asked.controller, asked.controller_arg, asked.constraint, asked.rewind)
+    steering = serving.steering(asked, asked.constraint, asked.rewind)
     if len(asked.logit_bias) > _MAX_INLINE_BIASES:
         sampling = await model.in_text_thread(_sampling, model, asked, len(context))
     else:
@@ -123,7 +123,7 @@ def _options(asked: Generate) -> dict[str, Any]:
             raise InvalidRequest(f"{name} is a {type(value).__name__}; must be {expected}", name)
     options = {name: value for name, value in given.items() if name not in _IGNORED}
     # A seed at once: to add one later would look at all biases again.
-    return {"seed": new_seed()} | options | {"ignore_eos": ignores_eos(asked.controller, options.get("ignore_eos"))}
+    return {"seed": new_seed()} | options | {"ignore_eos": ignores_eos(asked, options.get("ignore_eos"))}
 
 
 def _bias(bias: Mapping[int, float], vocab_size: int) -> Mapping[int, float]:
