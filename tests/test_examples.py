@@ -50,6 +50,16 @@ def test_examples_say_what_they_are_for(path: Path) -> None:
     assert f"{command} examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
 
 
+def test_distinct_digits_fit_schema_and_controller(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    load("distinct_digits").main(folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        found = json.loads(line)
+        digits = found["pin"] + found["code"]
+        assert (len(found["pin"]), len(found["code"]), len(set(digits))) == (4, 3, 7)
+
+
 def test_steer_writes_valid_json(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     load("steer").main(folder)
     lines = capsys.readouterr().out.splitlines()

@@ -1,0 +1,52 @@
+"""A controller beside a JSON schema: the schema gives the form, the controller what no schema can say.
+
+    python examples/distinct_digits.py
+
+Each of them works as if it were alone. A token is drawn only if both allow it.
+"""
+
+import json
+import sys
+
+from bridle import LLM, Controller, Decision, JsonSchema, SequenceView
+
+FORM = {
+    "type": "object",
+    "properties": {
+        "pin": {"type": "string", "pattern": "^[0-9]{4}$"},
+        "code": {"type": "string", "pattern": "^[0-9]{3}$"},
+    },
+    "required": ["pin", "code"],
+    "additionalProperties": False,
+}
+
+
+class Distinct(Controller):
+    """No digit comes twice in the whole text."""
+
+    max_rewind = 0
+
+    def __init__(self, texts: list[str]) -> None:
+        self.digits = [[char for char in text if char.isdigit()] for text in texts]
+
+    def next(self, view: SequenceView) -> Decision:
+        used = [digit for token in view.generated for digit in self.digits[token]]
+        fits = (token for token, own in enumerate(self.digits) if len({*used, *own}) == len(used) + len(own))
+        return Decision.sample(view.mask_of(fits))
+
+
+def main(model: str = "demo") -> None:
+    with LLM(model) as llm:
+        texts = [llm.tokenizer.token_text(token) for token in range(llm.tokenizer.vocab_size)]
+        for output in llm.generate(
+            ["A secret number: ", "Another one: "],
+            controllers=[Distinct(texts)],
+            constraint=JsonSchema(FORM),
+            max_tokens=60,
+            seed=7,
+        ):
+            print(json.dumps(json.loads(output.text)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
