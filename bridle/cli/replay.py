@@ -86,7 +86,7 @@ def _with_script(steering: SteeringOptions, script: Path | None) -> SteeringOpti
         raise InvalidRequest(
             f"no standard controller runs {str(script)!r}; it ends in {', '.join(STANDARD)}", "controller"
         )
-    return replace(steering, ctrl=name, ctrl_arg=f"@{script}")
+    return replace(steering, ctrl=(name,), ctrl_arg=(f"@{script}",))
 
 
 def _replay_texts(
@@ -98,7 +98,7 @@ def _replay_texts(
     from bridle.traces.compare import compare
 
     traces, made, num_other = list(read(path)), [], 0
-    is_changed = steering.ctrl is not None or bool(steering.named())
+    is_changed = bool(steering.ctrl or steering.named())
     console = Console(highlight=False)
     with _model_for(traces, name, steering, adapter, model) as (loaded, adapter_name):
         for old in traces:
@@ -121,7 +121,8 @@ def _model_for(
     from bridle.cli.loading import adapter_specs, loaded_model
     from bridle.service.control import as_control
 
-    needs_runtime = any("wasm" in (each.header.controller or {}) for each in traces)
+    forms = [each.header.controller or {} for each in traces]
+    needs_runtime = any("wasm" in part for form in forms for part in form.get("composed", [form]))
     control = steering.control() or (as_control(True) if needs_runtime else None)
     specs = adapter_specs((adapter,) if adapter is not None else ())
     with loaded_model(model.to_config(name, warm_up=False), adapters=specs, control=control) as loaded:
@@ -132,7 +133,7 @@ def _run(loaded: LoadedModel, old: Trace, steering: SteeringOptions, adapter: st
     from bridle.service.replay import replay as run_again
 
     given = steering.steering(loaded) if is_changed else None
-    steers = None if given is None else given.controller or given.constraint
+    steers = None if given is None else given.whole
     return run_again(loaded, old, controller=steers, adapter=adapter)
 
 
