@@ -25,6 +25,7 @@ from bridle.media import MediaLimits
 from bridle.media.limits import LEAST_SIDE, MOST_RATIO, MOST_SIDE
 from bridle.media.reader import KEPT_BYTES
 from bridle.model.loader import MEDIA_MEMORY
+from bridle.model.media_store import MAX_HELD_BYTES
 from bridle.service import ModelRegistry
 from bridle.text import Tokenizer
 from lab.doubles import seeing
@@ -233,6 +234,8 @@ def test_the_pages_figures() -> None:
     assert limits.max_pixels == 64_000_000 and "64 million" in PAGE
     assert limits.max_shown_pixels == 2_000_000 and "more than 2 million pixels" in PAGE
     assert KEPT_BYTES == 256 << 20 and MAX_MEDIA_BYTES == 48 << 20 and "48 MiB of arrays" in PAGE
+    assert limits.max_array_bytes == 512 << 20 and "pictures | 512 MiB |" in PAGE
+    assert MAX_HELD_BYTES == 1 << 30 and "not over | 1 GiB; then status 429 |" in PAGE
     assert MEDIA_MEMORY == {"cpu": 256 << 20, "cuda": 1 << 30} and HttpSettings().max_body_bytes == 4 << 20
 
 

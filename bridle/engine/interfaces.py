@@ -253,7 +253,8 @@ class MediaStore(Protocol):
     engine's thread calls all but `check` and `counts`."""
 
     def check(self, media: Sequence[Medium]) -> None:
-        """Raise `InvalidRequest` for a picture that can never be encoded here. Any thread may ask."""
+        """Raise `InvalidRequest` for a picture that can never be encoded here, and `Overloaded` where there is no room
+        for it now. Any thread may ask."""
 
     def open(self, medium: Medium) -> None:
         """Note that a request uses the medium from now on."""

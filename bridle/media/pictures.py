@@ -46,15 +46,30 @@ def check_picture(picture: Image.Image, limits: MediaLimits, where: str = "image
 
 
 def normalized(picture: Image.Image, limits: MediaLimits) -> Image.Image:
-    """Upright, opaque, RGB, and no larger than is shown to models."""
+    """Upright, opaque, RGB, and no larger than is shown to models. It is made smaller as soon as can be: what follows
+    takes memory by its size."""
+    is_clear = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
+    if picture.mode not in ("RGB", "RGBA", "L", "LA", "CMYK") or (is_clear and picture.mode in ("RGB", "L")):
+        picture = _converted(picture, "RGBA" if is_clear else "RGB")
+    shown = _shown_size(*picture.size, limits)
+    if shown != picture.size:
+        exif = picture.getexif()
+        picture = picture.resize(shown, Image.Resampling.BICUBIC)
+        picture.getexif().update(exif)
     picture = ImageOps.exif_transpose(picture)
-    if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+    if is_clear:
         layer = picture.convert("RGBA")
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         picture = Image.alpha_composite(white, layer)
-    picture = picture.convert("RGB")
-    shown = _shown_size(*picture.size, limits)
-    return picture if shown == picture.size else picture.resize(shown, Image.Resampling.BICUBIC)
+    return picture.convert("RGB")
+
+
+def _converted(picture: Image.Image, mode: str) -> Image.Image:
+    """In another mode, and still held as its camera says."""
+    exif = picture.getexif()
+    converted = picture.convert(mode)
+    converted.getexif().update(exif)
+    return converted
 
 
 def _shown_size(width: int, height: int, limits: MediaLimits) -> tuple[int, int]:

@@ -77,10 +77,15 @@ class MediaReader:
         num_bytes = sum(len(file) for file in files if isinstance(file, bytes))
         if num_bytes > limits.max_total_bytes:
             raise MediaRefused(f"the pictures have {num_bytes} bytes; at most {limits.max_total_bytes}", "image")
-        return [
-            self.read(file, source.where, LOW_PIXELS if source.is_low else None)
-            for file, source in zip(files, sources, strict=True)
-        ]
+        pictures: list[Picture] = []
+        for file, source in zip(files, sources, strict=True):
+            pictures.append(self.read(file, source.where, LOW_PIXELS if source.is_low else None))
+            made = sum(picture.medium.num_bytes for picture in pictures)
+            if made > limits.max_array_bytes:
+                raise MediaRefused(
+                    f"the pictures make {made} bytes for the model; at most {limits.max_array_bytes}", source.where
+                )
+        return pictures
 
     def read(self, file: bytes | Image, where: str = "image", max_shown_pixels: int | None = None) -> Picture:
         """A picture in a file, or one that a program has opened; raises `MediaRefused`."""

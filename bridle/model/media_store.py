@@ -15,10 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bridle.engine.media import Medium
-from bridle.errors import BridleError, InternalError
+from bridle.errors import BridleError, InternalError, Overloaded
 from bridle.model.media_encoder import Features, MediaEncoder
 
 _log = logging.getLogger(__name__)
+
+#: What the pictures of requests that are not over may take together, as the numbers that a model reads.
+MAX_HELD_BYTES = 1 << 30
 
 
 class LocalMediaStore:
@@ -45,7 +48,13 @@ class LocalMediaStore:
     # -- for the engine ------------------------------------------------------------------------------------------
 
     def check(self, media: Sequence[Medium]) -> None:
-        """Every picture that was made ready for this model can be tried."""
+        """Every picture that was made ready for this model can be tried; but requests keep theirs until they are over,
+        and so `Overloaded` is raised where they would take too much memory together."""
+        with self._changed:
+            held = sum(medium.num_bytes for medium in self._known.values())
+            new = sum(medium.num_bytes for medium in media if medium.key not in self._known)
+        if held and held + new > MAX_HELD_BYTES:
+            raise Overloaded(f"the pictures of running requests take {held} bytes; at most {MAX_HELD_BYTES}")
 
     def open(self, medium: Medium) -> None:
         with self._changed:

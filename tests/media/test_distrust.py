@@ -71,8 +71,16 @@ def test_only_the_first_frame_is_seen() -> None:
 
 
 def test_large_pictures_are_made_smaller() -> None:
-    found = open_picture(saved(noise(300, 100), "PNG"), MediaLimits(max_shown_pixels=3_000))
-    assert found.size == (94, 31)
+    limits = MediaLimits(max_shown_pixels=3_000)
+    assert open_picture(saved(noise(300, 100), "PNG"), limits).size == (94, 31)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # held sideways
+    for kind in ("JPEG", "PNG", "WEBP"):
+        assert open_picture(saved(noise(300, 100), kind, exif=exif), limits).size == (31, 94)
+    palette = noise(300, 100).quantize(16)
+    assert open_picture(saved(palette, "PNG", exif=exif), limits).size == (31, 94)
+    clear = Image.new("RGBA", (300, 100), (255, 0, 0, 0))
+    assert open_picture(saved(clear, "PNG"), limits).getpixel((9, 9)) == (255, 255, 255)
     assert check_picture(noise(300, 100), MediaLimits(max_shown_pixels=3_000)).size == (94, 31)
 
 

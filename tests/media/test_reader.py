@@ -49,12 +49,15 @@ def test_the_same_file_is_read_once(reader: MediaReader, monkeypatch: pytest.Mon
     assert low.medium.key != first.medium.key
 
 
-def test_limits_of_a_request(reader: MediaReader) -> None:
+def test_limits_of_a_request(reader: MediaReader, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(reader.read_all([Source(png(1), "a"), Source(png(1), "b")])) == 2
     with pytest.raises(MediaRefused, match="4 pictures were sent; at most 3"):
         reader.read_all([Source(png(1), "a")] * 4)
     with pytest.raises(MediaRefused, match="bytes; at most 20000"):
         reader.read_all([Source(png(1, 80), "a"), Source(png(2, 80), "b")])
+    monkeypatch.setattr(reader, "limits", MediaLimits(max_array_bytes=2 * 3 * 16 * 16 * 4))
+    with pytest.raises(MediaRefused, match="make 9216 bytes for the model; at most 6144"):
+        reader.read_all([Source(png(seed), "a") for seed in range(3)])
 
 
 def test_keys_are_a_tenants(folder: Path, reader: MediaReader) -> None:
