@@ -26,6 +26,8 @@ from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
 _MOST = 16
 #: How often a draft model is expected to be right before it has drafted anything: somebody chose it.
 _CHOSEN = 0.8
+#: The least that a new sequence is expected to copy, however little others did: it may be of another kind.
+_LEAST_COPIED = 0.2
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class Speculation:
         self._proposals = ProposalDrafter(vocab_size)
         self._lookup = LookupDrafter()
         self._model = model
-        self._modelled = Tally()  # how often the draft model was right, whatever the sequence
+        self._modelled, self._copied = Tally(), Tally()  # how often either was right, whatever the sequence
         self.is_used = self._default != 0  # whether any request has asked for drafts
         self.cost = StepCost()
 
@@ -120,12 +122,13 @@ class Speculation:
     def _look_up(self, wishes: list[_Wish]) -> list[_Guess]:
         """What the text itself says, where that was right as often as the draft model is."""
         found = self._lookup.draft((wish.seq, wish.limit) for wish in wishes)
+        self._copied.fade()
         guesses = []
         for wish in wishes:
             drafts, tokens = wish.seq.drafts, found.get(wish.seq.id)
             if tokens is None:
                 continue
-            chance = drafts.copied.chance
+            chance = drafts.copied.chance_from(max(self._copied.chance, _LEAST_COPIED))
             drafts.copied.fade()
             if self._model is None or chance >= self._model_chance(wish.seq):
                 drafts.source = drafts.copied
@@ -156,6 +159,8 @@ class Speculation:
         seq.drafts.source.note(num_drafted, num_right)
         if seq.drafts.source is seq.drafts.modelled:
             self._modelled.note(num_drafted, num_right)
+        elif seq.drafts.source is seq.drafts.copied:
+            self._copied.note(num_drafted, num_right)
 
     def forget(self, seq: Sequence) -> None:
         """Drop what drafters keep of a sequence that is over or gives up its room."""
