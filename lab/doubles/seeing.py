@@ -26,9 +26,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "qwen3_vl": _QWEN_NAMES,
     "glm4v": ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"),
     "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    "pixtral": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     "smolvlm": ("<image>", "<fake_token_around_image>", "<global-img>", *_TILES),
     "idefics3": ("<image>", "<fake_token_around_image>", "<global-img>", *_TILES),
 }
+#: The model types of checkpoints that are no family of their own.
+MODEL_TYPES = {"pixtral": "llava"}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
     "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE"
@@ -220,6 +223,16 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
 }
+FAMILIES["pixtral"] = (
+    {
+        "text_config": {"model_type": "mistral", **_TEXT},
+        "vision_config": {"model_type": "pixtral", **_EYE, "head_dim": 8},
+        "image_token_index": IMAGE,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    },
+    FAMILIES["mistral3"][1],
+)
 FAMILIES["idefics3"] = (
     FAMILIES["smolvlm"][0],
     {**FAMILIES["smolvlm"][1], "image_processor_type": "Idefics3ImageProcessor"},
@@ -233,7 +246,7 @@ def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -
 
     fields, processor = FAMILIES[family]
     fields = {**fields, "text_config": {**fields["text_config"], **overrides}, "tie_word_embeddings": False}
-    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **fields))
+    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(MODEL_TYPES.get(family, family), **fields))
     tiny.randomize(model, seed)
     folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()

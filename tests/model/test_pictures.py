@@ -160,7 +160,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *seeing.MODEL_TYPES])
 def test_logits_are_those_of_the_library(family: str, eyes: Any, executor: LocalExecutor) -> None:
     mine: Eyes = eyes(family)
     one, two = mine.picture(1), mine.picture(2)
