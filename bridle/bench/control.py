@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _DEVICE_SECONDS = 0.020
 _VOCAB_SIZE = 32_000
 _BATCHES = (1, 10, 40)
+#: How many neutral controllers steer beside a module.
+_BESIDE = (0, 1, 2, 4)
 _MODEL = "20m"
 
 
@@ -33,6 +35,7 @@ def measure(settings: Settings, console: Console) -> dict[str, Any]:
         folder = Path(name)
         figures = {
             "critical_path": _critical_path(folder, settings),
+            "composed": _composed(folder, settings),
             "mask_in_sampler": _masks(settings),
             "slowdown": _slowdown(folder, settings),
         }
@@ -71,6 +74,39 @@ def _critical_path(folder: Path, settings: Settings) -> list[dict[str, Any]]:
                     for kind, values in runs.items()
                     if kind != "none"
                 ]
+    return figures
+
+
+def _composed(folder: Path, settings: Settings) -> list[dict[str, Any]]:
+    """What neutral controllers cost beside a module that allows everything: on the critical path, and in processor time
+    of the engine's process, beyond the module alone."""
+    from bridle.bench import control_guests as guests
+    from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
+
+    tokenizer = guests.write_tokenizer(folder / "tokenizer", _VOCAB_SIZE)
+    num_steps, rounds = (30, 1) if settings.quick else (100, 5)
+    figures = []
+    with runtime_pool(tokenizer, folder / "composed", _VOCAB_SIZE, "--wasm-max-step-time", "500") as pool:
+        module = upload(pool, guests.trivial())
+        for batch in settings.batches or _BATCHES:
+            runs: dict[int, list[CriticalPath]] = {number: [] for number in _BESIDE}
+            for _ in range(rounds):
+                for number, values in runs.items():
+                    values.append(
+                        critical_path(pool, module, batch, num_steps, _DEVICE_SECONDS, blocks=True, num_neutral=number)
+                    )
+            alone = runs[0]
+            figures += [
+                {
+                    "sequences": batch,
+                    "neutral": number,
+                    "milliseconds": 1e3 * (median(run.gap for run in values) - median(run.gap for run in alone)),
+                    "least_milliseconds": 1e3 * (min(run.gap for run in values) - min(run.gap for run in alone)),
+                    "cpu_milliseconds": 1e3 * (min(run.cpu for run in values) - min(run.cpu for run in alone)),
+                }
+                for number, values in runs.items()
+                if number
+            ]
     return figures
 
 
@@ -121,6 +157,7 @@ def _slowdown(folder: Path, settings: Settings) -> list[dict[str, Any]]:
 def _print_tables(console: Console, figures: dict[str, Any]) -> None:
     titles = {
         "critical_path": "control on the critical path of a step of 20 ms, beyond no control",
+        "composed": "neutral controllers beside a module, in a step of 20 ms, beyond the module alone",
         "mask_in_sampler": "masks in the sampler",
         "slowdown": f"8 sequences on the {_MODEL} model",
     }

@@ -15,10 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from bridle.aici import protocol
 from bridle.aici.client import RuntimeConfig, RuntimePool, WasmController
 from bridle.config import EngineConfig
+from bridle.controllers import Controller, PythonControllerPool
+from bridle.controllers.composed_pool import with_composed
+from bridle.controllers.composition import compose
 from bridle.engine import Engine, Request
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import SampleBatch, StepPlan, StepResult
@@ -115,12 +119,13 @@ def upload(pool: RuntimePool, wasm: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
     """Medians and the 99th percentile in seconds: from the device's end to the sampler, and of a whole step; `rows` is
-    how many sequences drew in a step, on average."""
+    how many sequences drew in a step, on average, and `cpu` what processor time of this process a step took."""
 
     gap: float
     gap_p99: float
     step: float
     rows: float
+    cpu: float
 
 
 class Borrowed:
@@ -149,25 +154,32 @@ def critical_path(
     *,
     blocks: bool,
     argument: str = "",
+    num_neutral: int = 0,
 ) -> CriticalPath:
-    """Run `num_seqs` sequences for `num_steps` steps of a device that takes `seconds`."""
+    """Run `num_seqs` sequences for `num_steps` steps of a device that takes `seconds`. So many neutral controllers in
+    Python steer beside the module."""
     device = TimedDevice(num_seqs, _PROMPT_TOKENS + num_steps + 64, seconds, blocks=blocks)
-    engine = Engine(device, EngineConfig(step_timeout=0.5), pools=[Borrowed(pool)])  # type: ignore[list-item]
-    controller = WasmController(module, argument) if module is not None else None
+    vocab_size = device.info.vocab_size
+    homes: list[Any] = [Borrowed(pool), PythonControllerPool(vocab_size)]
+    engine = Engine(device, EngineConfig(step_timeout=0.5), pools=with_composed(homes, vocab_size))
+    outer = WasmController(module, argument) if module is not None else None
+    controller = compose(outer, *[Controller()] * num_neutral)
     sampling = SamplingParams(max_tokens=num_steps + 2 * _WARM_UP, ignore_eos=True)
     for number in range(num_seqs):
         prompt = tuple(100 + (number * 31 + i) % 1000 for i in range(_PROMPT_TOKENS))
         engine.add(Request(f"{id(device)}-{number}", prompt, sampling, controller=controller, detokenize=False))
-    steps = []
+    steps: list[float] = []
+    cpu = 0.0
     while len(device.gaps) < num_steps + _WARM_UP and engine.has_work:
-        before, begin = len(device.gaps), time.perf_counter()
+        before, begin, used = len(device.gaps), time.perf_counter(), time.process_time()
         check(engine.step())
         if len(device.gaps) > max(before, _WARM_UP):
             steps.append(time.perf_counter() - begin)
+            cpu += time.process_time() - used
     drain(engine, pool)
     gaps = sorted(device.gaps[_WARM_UP:])
     rows = sum(device.rows[_WARM_UP:]) / len(gaps)
-    return CriticalPath(median(gaps), gaps[int(0.99 * (len(gaps) - 1))], median(steps), rows)
+    return CriticalPath(median(gaps), gaps[int(0.99 * (len(gaps) - 1))], median(steps), rows, cpu / len(steps))
 
 
 def check(events: Iterable[Event]) -> None:

@@ -48,6 +48,8 @@ class Output:
     counts: tuple[int, ...] = ()
     is_plain: bool = False
     expected: Piece = (0, ())
+    num_asked: int = 0
+    has_said: bool = False
     is_owed: bool = False
     is_final: bool = False
     turns_due: int = 1
@@ -71,6 +73,7 @@ class Output:
         """After a draw that `is_plain`, and was done: take in what was drawn, and add the asks about it."""
         self.ways, self.is_plain, self.is_owed, self.turns_due, self.turns = [], False, True, 1, 1
         self.length += len(ask.tokens)
+        self.num_asked = len(self.parts)
         for part in self.parts:
             part.decision, part.is_asked = None, True
             asks[part.pool].append(Ask(part.id, ask.tokens, 0, ask.sampled))
@@ -160,14 +163,16 @@ class Output:
         """What is to be asked now, and where."""
         for part in self.parts:
             if self.is_final or part.is_due:
+                self.num_asked += not part.is_asked
                 yield part.pool, part.tell(self.turns_due, self.is_final)
 
     def hear(self, number: int, answer: Answer) -> None:
         """Take in the answer of one controller. Raises its error."""
         part = self.parts[number]
+        self.num_asked -= part.is_asked
         part.is_asked = False
         if part.script is not None and not self.is_final:
-            part.said = answer
+            part.said, self.has_said = answer, True
         elif answer.log or answer.stored:
             self._print(answer)
         if self.is_final:
@@ -178,8 +183,10 @@ class Output:
         assert decision is not None
         if answer.turns > self.turns:
             self.turns = answer.turns
-        if part.untold is None and part.script is None and decision.is_forced and not decision.is_noop:
-            splice = decision.branches[0].splices[0]
+        branches = decision.branches
+        is_draw = len(branches) == 1 and branches[0].sample
+        if not is_draw and decision.is_forced and not (part.untold or part.script or decision.is_noop):
+            splice = branches[0].splices[0]
             part.script = Splice(splice.backtrack, splice.ff_tokens)
         else:
             part.decision = decision
@@ -189,6 +196,8 @@ class Output:
     @property
     def is_waiting(self) -> bool:
         """Whether an answer is missing without which nothing can be decided."""
+        if not self.num_asked:
+            return False
         return any(part.is_asked and (self.is_final or part.script is None) for part in self.parts)
 
     def advance(self) -> Decision | None:
@@ -280,7 +289,7 @@ class Output:
 
     def answer(self, decision: Decision | None) -> Answer:
         """The answer for the engine, with what the controllers have printed and stored."""
-        for part in self.parts:
+        for part in self.parts if self.has_said else ():
             if part.said is not None and part.script is None and not (self.shown or self.is_final):
                 self._print(part.said)
                 part.said = None

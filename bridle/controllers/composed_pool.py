@@ -137,18 +137,24 @@ class ComposedPool:
     def _hear_some(self, wanted: Sequence[int], deadline: float | None, is_first: bool) -> bool:
         """Take in what controllers have answered; returns whether any has. The engine has just asked their pools; so
         the first time they are asked only for what is to be waited for."""
-        due = [output for seq_id in wanted if (output := self._live.get(seq_id)) is not None and output.is_owed]
-        heard: set[int] = set()
+        due: dict[ControllerPool, list[int]] = {}
+        for seq_id in wanted:
+            output = self._live.get(seq_id)
+            if output is not None and output.is_owed and output.num_asked:
+                for part in output.parts:
+                    if part.is_asked:
+                        due.setdefault(part.pool, []).append(part.id)
+        heard: dict[int, Output] = {}
         for pool in self._pools:
-            ids = [part.id for output in due for part in output.parts if part.is_asked and part.pool is pool]
+            ids = due.get(pool, ())
             answers = pool.take_parts(ids, deadline, may_ask=bool(ids) or not is_first)
             for part_id, answer in answers.items():
                 self._hear(part_id, answer, heard)
-        for seq_id in heard:
-            self._decide(seq_id, self._live[seq_id])
+        for seq_id, output in heard.items():
+            self._decide(seq_id, output)
         return bool(heard)
 
-    def _hear(self, part_id: int, answer: Answer, heard: set[int]) -> None:
+    def _hear(self, part_id: int, answer: Answer, heard: dict[int, Output]) -> None:
         number, seq_id = divmod(part_id, FIRST_PART)
         output = self._live.get(seq_id)
         if output is None:
@@ -158,7 +164,7 @@ class ComposedPool:
         except ControllerError as error:
             self._answers[seq_id] = output.failure(_named(error, number - 1, output))
         else:
-            heard.add(seq_id)
+            heard[seq_id] = output
 
     def _decide(self, seq_id: int, output: Output) -> None:
         """Answer for an output, if all is known; or show its controllers what is forced, as far as it goes."""

@@ -71,6 +71,9 @@ class SharedPool:
 
     def _fetch(self, seq_ids: Sequence[int], deadline: float | None) -> None:
         answers = self._pool.collect(seq_ids, deadline if seq_ids else None)
+        if not self._parts and answers and min(answers) >= FIRST_PART:  # the usual case
+            self._parts = dict(answers)
+            return
         for seq_id, answer in answers.items():
             (self._parts if seq_id >= FIRST_PART else self._answers)[seq_id] = answer
 

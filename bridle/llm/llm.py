@@ -217,7 +217,7 @@ class LLM:
         self._model.check_process()
         sampling = inputs.as_sampling(wanted)
         plain, search = beam_search(self._model, sampling, beam_width, length_penalty, early_stopping)
-        if how.get("controller") is not None or how.get("constraint") is not None:
+        if any(how.get(name) for name in ("controller", "controllers", "constraint")):
             raise InvalidRequest("a controller or a constraint was given; beam search takes neither", "constraint")
         collectors = make_collectors(self._model, prompts, plain, None, {**how, "controller": search})
         outputs = self._run(collectors, use_tqdm)

@@ -36,6 +36,11 @@ def test_every_sequence_draws_beside_the_device(pool: RuntimePool, kind: str, bl
     assert 0 < path.rows <= 3
 
 
+def test_neutral_controllers_steer_beside_a_module(pool: RuntimePool) -> None:
+    path = critical_path(pool, upload(pool, guests.trivial()), 3, 8, 0.005, blocks=True, num_neutral=2)
+    assert path.rows > 0 and path.cpu > 0
+
+
 def test_padding_and_heavy_modules_are_modules(pool: RuntimePool) -> None:
     small = guests.trivial()
     large = padded(small, 10_000)

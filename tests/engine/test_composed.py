@@ -20,10 +20,11 @@ from bridle.engine.request import Request
 from bridle.errors import ControllerError, InvalidRequest, ShardUnavailable
 from bridle.outputs import FinishReason
 from bridle.sampling import SamplingParams
+from bridle.testing.text import PieceDecoder
 from lab.doubles.controllers import FakeController, Program, View
 from tests.engine.programs import VOCAB, RandomProgram, always, script
 from tests.engine.support import Lab, Output, Replay, check_against_reference, make_request, more
-from tests.engine.test_laws import LATE, ON_TIME, SEED, random_lab, random_request, run_staggered
+from tests.engine.test_laws import LATE, ON_TIME, PIECES, SEED, random_lab, random_request, run_staggered
 
 NEUTRAL = FakeController(always(Decision.sample()))
 TOKENS = range(VOCAB)
@@ -75,6 +76,20 @@ def with_neutral(random: Random, controller: object | None) -> object | None:
     parts: list[object | None] = [controller, *random.choices([NEUTRAL, everything], k=random.randint(1, 2))]
     random.shuffle(parts)
     return None if controller is None else compose(*parts)
+
+
+@more(2)
+@given(seed=SEED)
+def test_banned_phrases_beside_several_controllers(seed: int) -> None:
+    """What is taken back is taken back for all: the output is that of the one controller that is not neutral."""
+    random = Random(seed)
+    fields = {"stop": (), "banned_phrases": random.choice([("ab",), ("ca", "d"), ("abc", "x", "éa")])}
+    request = random_request(random, controller=pure_mask(random.randrange(1 << 20), 0.8), **fields)
+    if random.random() < 0.5:
+        request = replace(request, controller=FakeController(RandomProgram(random.randrange(1 << 30), "ssssmbnx")))
+    beside = replace(request, id="beside", controller=with_neutral(random, request.controller))
+    one, other = (ample(decoder=PieceDecoder(PIECES)).run(each)[0] for each in (request, beside))
+    assert [seen(each)[:-1] for each in one.by_path.values()] == [seen(each)[:-1] for each in other.by_path.values()]
 
 
 # -- nothing but the request decides -----------------------------------------------------------------------------
