@@ -18,6 +18,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.plan import PlanRow, SampleBatch, SampleRow, StepPlan
+from bridle.engine.warm_up import warm_up
 from bridle.errors import InternalError, InvalidRequest, UnsupportedModel
 from bridle.llm import LLM
 from bridle.model.loading import load_executor
@@ -27,6 +28,7 @@ from bridle.model.pooled.settings import read_pooling
 from bridle.model.pooled.trial import check_packing, compare_with_eager
 from bridle.sampling import DEFAULT_SAMPLING
 from lab.doubles.encoders import make_encoder, make_sentence_model
+from tests.cluster.kit import hosted
 from tests.leftovers import kept_folder
 
 TEXTS = [[1, 5, 6, 7, 2], [1, 9, 2], list(range(1, 60)), [1, 5, 6, 8, 2], [1, 100, 2], [8]]
@@ -351,3 +353,28 @@ def test_many_texts_go_through_few_steps(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(found), want, rtol=0, atol=1e-5)
     total = sum(map(len, texts))
     assert total / 200 <= num_steps < len(texts)
+
+
+def test_a_shard_gives_the_same_vectors_and_says_what_its_model_is_for(tmp_path: Path) -> None:
+    executor = load(make_encoder("bert", tmp_path / "model", labels=["no", "yes"]))
+    rows = [PlanRow(number, 0, len(text), new_tokens=tuple(text)) for number, text in enumerate(TEXTS)]
+    executor.forward(StepPlan(1, rows))
+    want = executor.embed(1, range(len(TEXTS)))
+    with hosted(executor) as host:
+        there = host.connect()
+        assert there.info == executor.info and there.info.task == "classify"
+        there.forward(StepPlan(1, rows))
+        assert there.sample(SampleBatch(1)).tokens == []
+        assert there.embed(1, range(len(TEXTS))) == want
+        there.close()
+
+
+def test_the_largest_step_is_run_without_a_draw(tmp_path: Path) -> None:
+    found = warm_up(load(make_encoder("bert", tmp_path / "model")))
+    assert found.num_tokens >= 1024 and found.num_seqs == 256
+
+
+def test_a_draft_model_has_nothing_to_do(tmp_path: Path) -> None:
+    folder = make_encoder("bert", tmp_path / "model")
+    with pytest.raises(InvalidRequest, match="a draft model has nothing to do"):
+        load(folder, draft_model=str(folder))
