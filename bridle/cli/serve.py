@@ -71,6 +71,11 @@ class ControlOptions:
 
     control: Literal["auto", "on", "off"] = "auto"
     "`auto` starts the control runtime if its packages are installed."
+    controller_class: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    (
+        "A Python class of controllers that requests may choose as `class:NAME`: [NAME=]MODULE:CLASS, where MODULE is "
+        "a module or a Python file; may be repeated. Its code runs in the server, without a sandbox."
+    )
     control_store: Path | None = None
     "Folder of uploaded controllers. Default: in the user's data folder."
     control_prepare: bool = True
@@ -235,6 +240,7 @@ class ServerOptions:
         access: AccessOptions,
         control: ControlOptions,
     ) -> ServeSettings:
+        from bridle.controllers.classes import load_classes
         from bridle.http.settings import HttpSettings, ServeSettings
 
         http = HttpSettings(
@@ -246,6 +252,7 @@ class ServerOptions:
             allowed_hosts=access.allowed_host or None,
             trace_folder=self.trace_folder,
             trace_share=self.trace_share,
+            controller_classes=load_classes(control.controller_class),
         )
         return ServeSettings(
             model=model.to_config(names[0], warm_up=engine.warm_up),

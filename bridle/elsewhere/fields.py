@@ -9,7 +9,7 @@ from typing import Any
 
 from bridle.elsewhere.rows import Field, absent, named, neutral, optional, same
 
-_CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, and in Python it is a class"
+_CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, or a class of the operator's"
 _SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"
 _TEXT_ONLY = "models here read and write only text"
 _TOP = "its entries are fields of the body itself here: write them beside `model`"

@@ -59,6 +59,7 @@ def create_app(
         settings.max_prompts,
         settings.max_choices,
         settings=settings,
+        classes=settings.controller_classes,
         metrics=Metrics(registry),
         traces=TraceBook(settings.trace_folder, settings.trace_share),
     )

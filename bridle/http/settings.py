@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import InvalidRequest
@@ -17,6 +17,9 @@ from bridle.service.control import ControlSettings
 from bridle.service.keeper import ModelLoader
 from bridle.service.model_set import EngineLoader, ModelSet
 from bridle.telemetry import check_endpoint
+
+if TYPE_CHECKING:
+    from bridle.controllers.python import Controller
 
 _COUNTS = ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices", "max_uploads")
 
@@ -34,7 +37,8 @@ class HttpSettings:
     origins that may call from a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*`
     headers say who asks. `allowed_hosts` are names that a server without keys answers to, beside addresses and
     `localhost` (None: any; `serve` never leaves it at that). With `strict_fields` a body may have no field that is not
-    known. Of all requests a share, from 0 to 1, leaves a trace in `trace_folder`.
+    known. Of all requests a share, from 0 to 1, leaves a trace in `trace_folder`. `controller_classes` are the
+    operator's classes of controllers, which requests may choose.
     """
 
     max_body_bytes: int = 4 << 20
@@ -54,6 +58,7 @@ class HttpSettings:
     strict_fields: bool = False
     trace_folder: Path | None = None
     trace_share: float = 0.0
+    controller_classes: Mapping[str, type[Controller]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from bridle.constraints.spec import Constraint
+    from bridle.controllers.python import Controller
     from bridle.engine.request import Request
     from bridle.traced import Trace
 
@@ -58,6 +59,7 @@ class Host:
     bring `max_prompts` and ask for `max_choices`. While the host `is_draining`, new requests are turned away; `idle` is
     set once the running ones are over. `num_crowd` is the most that was in flight since nothing was. `turns` bound what
     clients cost that are told no, or say nothing: one share for all front-ends, since they have one event loop.
+    `classes` are the operator's classes of controllers, by name.
     `traces` keeps those that clients and the operator want.
     """
 
@@ -71,6 +73,7 @@ class Host:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     num_crowd: int = 0
     turns: Turns = field(default_factory=Turns)
+    classes: Mapping[str, type[Controller]] = field(default_factory=dict)
     traces: TraceBook = field(default_factory=TraceBook)
 
     def check_open(self) -> None:
@@ -193,7 +196,7 @@ class Serving:
         rewind: str | None = None,
     ) -> Steering:
         """What the fields of a request ask to be steered by. Raises as `steering_of` does."""
-        return steering_of(named, constraint, self.model, self.identity, rewind)
+        return steering_of(named, constraint, self.model, self.identity, rewind, self.host.classes)
 
     async def tokens(
         self, prompts: Sequence[str | Sequence[int]], truncate: int | None = None, add_special_tokens: bool = True

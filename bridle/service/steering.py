@@ -14,6 +14,7 @@ import msgspec
 
 from bridle.aici.protocol import Auth
 from bridle.constraints.spec import Constraint, parse
+from bridle.controllers.classes import is_class, make_controller
 from bridle.controllers.composition import MAX_CONTROLLERS, compose
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.service.keys import Identity
@@ -23,10 +24,12 @@ from bridle.shown import shown
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool, WasmController
+    from bridle.controllers.python import Controller
 
 #: The controller that does nothing: plain generation.
 NO_CONTROLLER = "none"
 MAX_NAME_CHARS = 200
+NO_CLASSES: Mapping[str, type[Controller]] = {}
 
 
 class Named(Protocol):
@@ -77,8 +80,8 @@ def is_controlled(named: Named) -> bool:
 
 def ignores_eos(named: Named, given: bool | None) -> bool:
     """Whether the end-of-text token does not end the output. That is what the client has `given`; without its word, it
-    is so under a controller, which decides by itself when its output is over."""
-    return is_controlled(named) if given is None else given
+    is so under a sandboxed controller, which decides by itself when its output is over."""
+    return any(not is_class(name) for name, _ in _each(named)) if given is None else given
 
 
 def steering_of(
@@ -87,11 +90,16 @@ def steering_of(
     model: LoadedModel,
     identity: Identity,
     rewind: str | None = None,
+    classes: Mapping[str, type[Controller]] = NO_CLASSES,
 ) -> Steering:
-    """What a request asks to be steered by, on behalf of who asks. Raises `InvalidRequest` for what does not go
-    together, and `UnsupportedFeature` if the model has no control runtime."""
+    """What a request asks to be steered by, on behalf of who asks. `classes` are those that the operator offers. Raises
+    `InvalidRequest` for what does not go together, `ControllerError` for a class that fails, and `UnsupportedFeature`
+    if the model has no control runtime."""
     form = None if constraint is None else parse(constraint)
-    made = [wasm_controller(model, name, argument, identity) for name, argument in _each(named)]
+    made: list[object] = [
+        make_controller(classes, name, argument) if is_class(name) else wasm_controller(model, name, argument, identity)
+        for name, argument in _each(named)
+    ]
     if not made:
         return PLAIN if form is None else Steering(constraint=form)
     return Steering(compose(*made), form, RewindPolicy(rewind or "hold"))

@@ -17,6 +17,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from bridle.controllers.classes import is_class
 from bridle.errors import (
     BridleError,
     ControllerUnavailable,
@@ -98,8 +99,8 @@ class RunBody(ControllerFields, _Derived):
         no controller, is its prompt."""
         if self.controller == NO_CONTROLLER:
             return Controllers(controllers=self.controllers)
-        argument = "null" if self.controller_arg is None else self.controller_arg
-        return Controllers(self.controller, argument, self.controllers)
+        is_said = self.controller_arg is not None or is_class(self.controller)
+        return Controllers(self.controller, self.controller_arg if is_said else "null", self.controllers)
 
     def sampling(self) -> SamplingParams:
         """The sampling parameters. By default the run is greedy, with a fixed seed so that it can be repeated."""

@@ -1,0 +1,81 @@
+"""Classes of controllers that an operator offers: named by a flag of the server, chosen by requests as `class:NAME`.
+
+A request names one and may give it an argument; which code that is, the operator alone says. It is trusted code, and
+runs on the engine's thread, as plain Python controllers do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bridle.controllers.python import Controller
+from bridle.errors import ControllerError, InvalidRequest
+from bridle.shown import shown
+
+#: How the names of such controllers begin in requests.
+PREFIX = "class:"
+_PARAM = "controller_class"
+
+
+def load_classes(specs: Iterable[str]) -> Mapping[str, type[Controller]]:
+    """The classes of `[NAME=]MODULE:CLASS` by their names; MODULE is a module's name or a Python file. Raises
+    `InvalidRequest` for what cannot be loaded or is no controller."""
+    found: dict[str, type[Controller]] = {}
+    for spec in specs:
+        name, equals, place = spec.rpartition("=")
+        module, colon, attribute = place.rpartition(":")
+        if not colon or not module or not attribute or (equals and not name):
+            raise InvalidRequest(f"controller_class is {shown(spec)}; must be [NAME=]MODULE:CLASS", _PARAM)
+        kind = getattr(_module(module), attribute, None)
+        if not isinstance(kind, type) or not issubclass(kind, Controller):
+            raise InvalidRequest(f"controller_class {shown(place)} is no class of bridle.Controller", _PARAM)
+        if (name or attribute) in found:
+            raise InvalidRequest(f"controller_class names {shown(name or attribute)} twice", _PARAM)
+        found[name or attribute] = kind
+    return found
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        if not name.endswith(".py"):
+            if "" not in sys.path:  # modules beside the command, as with `python -m`
+                sys.path.insert(0, "")
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(f"bridle_class_{Path(name).stem}", name)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{name} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # so that its objects can be copied
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InvalidRequest(
+            f"controller_class: {shown(name)} cannot be loaded: {type(error).__name__}: {error}", _PARAM
+        ) from error
+    return module
+
+
+def is_class(name: str | None) -> bool:
+    """Whether a controller's name is that of such a class."""
+    return name is not None and name.startswith(PREFIX)
+
+
+def make_controller(classes: Mapping[str, type[Controller]], name: str, argument: Any) -> Controller:
+    """The controller that a request names, made with the request's argument if there is one. Raises `InvalidRequest`
+    for a name that the operator does not offer, `ControllerError` if the class fails."""
+    kind = classes.get(name.removeprefix(PREFIX))
+    if kind is None:
+        offered = ", ".join(PREFIX + each for each in classes) or "none"
+        raise InvalidRequest(
+            f"controller is {shown(name)}; this server offers of such classes: {offered}", "controller"
+        )
+    make: Callable[..., Controller] = kind
+    try:
+        return make() if argument is None or argument == "" else make(argument)
+    except Exception as error:
+        raise ControllerError(f"{name} could not be made: {type(error).__name__}: {error}") from error
