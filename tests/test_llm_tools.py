@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bridle import LLM, ChatSession, SamplingParams, ToolCall
+from bridle import LLM, ChatSession, Controller, Decision, SamplingParams, SequenceView, ToolCall
 from bridle.chat.tools.pieces import CallArguments, CallBegun, Content, Thought
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from tests.http.harness import local_client, saying, scripted_model
@@ -45,6 +45,38 @@ def test_a_call_can_be_demanded(llm: LLM, choice: str) -> None:
     assert output.message is not None
     assert {name for name, _ in calls_of(output.message)} == {"get_weather"}
     assert all(arguments["city"] in ("Rome", "Oslo") for _, arguments in calls_of(output.message))
+
+
+class Hearing(Controller):
+    """Changes nothing."""
+
+    max_rewind = 0
+
+
+class Without(Hearing):
+    """Takes tokens away."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.sample(bias=[(token, -float("inf")) for token in self.tokens])
+
+
+@pytest.mark.parametrize("options", [{"tool_choice": "required"}, {"thinking_budget": 20}])
+def test_a_controller_beside_calls_and_thoughts(llm: LLM, options: Any) -> None:
+    (alone,) = llm.chat(QUESTION, tools=TOOLS, **options)
+    (beside,) = llm.chat(QUESTION, tools=TOOLS, controller=Hearing(), **options)
+    assert beside.text == alone.text and beside.message is not None and alone.message is not None
+    assert calls_of(beside.message) == calls_of(alone.message) and beside.message.thoughts == alone.message.thoughts
+
+
+def test_a_controller_has_a_say_in_a_call(llm: LLM) -> None:
+    size = llm.tokenizer.vocab_size
+    letters = [token for token in range(size) if "R" in llm.tokenizer.token_text(token)]
+    (output,) = llm.chat(QUESTION, tools=TOOLS, tool_choice="required", controllers=[Hearing(), Without(letters)])
+    assert output.message is not None
+    assert calls_of(output.message)[0] == ("get_weather", {"city": "Oslo"})
 
 
 def test_a_choice_without_tools_is_refused(llm: LLM) -> None:
