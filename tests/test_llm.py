@@ -11,6 +11,7 @@ import pytest
 
 from bridle import LLM, Controller, Decision, EngineConfig, ModelConfig, SamplingParams
 from bridle.controllers import SequenceView
+from bridle.engine.request import Request
 from bridle.errors import (
     ContextOverflow,
     ControllerError,
@@ -20,7 +21,8 @@ from bridle.errors import (
     UnsupportedModel,
 )
 from bridle.llm import batch
-from bridle.outputs import FinishReason
+from bridle.llm.streams import TextStream
+from bridle.outputs import Event, FinishReason, TokenEvent
 from lab.doubles.tiny import make_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -239,12 +241,39 @@ def test_the_bar_shows_on_terminals_only(
 def test_streams_give_the_text_in_pieces(llm: LLM) -> None:
     expected = llm.generate(PROMPTS[0], GREEDY)[0]
     stream = llm.stream(PROMPTS[0], GREEDY)
-    pieces = list(stream)
-    assert pieces  # one or many: a reader that is late gets what came meanwhile in one piece
-    assert "".join(pieces) == expected.text == stream.output.text
+    assert "".join(stream) == expected.text == stream.output.text
     assert stream.output.outputs[0].token_ids == expected.outputs[0].token_ids
     assert stream.output.prompt == PROMPTS[0]
     assert llm.stream(PROMPTS[0], GREEDY).read() == expected.text
+
+
+class OneByOne:
+    """An engine client whose streams give the events of a run that is over, one at a time."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._client = llm.model.client
+        self.events: list[Event] = []
+
+    def submit(self, request: Request) -> Any:
+        with self._client.submit(request) as stream:
+            self.events = [event for events in stream for event in events]
+        return self
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        return ([event] for event in self.events)
+
+    def cancel(self, request_id: str = "") -> None:
+        """It is over."""
+
+
+def test_a_reader_in_time_gets_a_piece_for_each_token(llm: LLM) -> None:
+    """How many events come together depends on who is faster; that what came is shown at once does not."""
+    client: Any = OneByOne(llm)
+    stream = TextStream(client, llm.request(PROMPTS[0], GREEDY))
+    shown = [(piece, len(stream.output.outputs[0].token_ids)) for piece in stream]
+    texts = [event.text for event in client.events if isinstance(event, TokenEvent)]
+    assert len(texts) == GREEDY.max_tokens and sum(map(bool, texts)) > 1
+    assert shown == [(text, number) for number, text in enumerate(texts, 1) if text]
 
 
 def test_streams_are_asynchronous_too(llm: LLM) -> None:
