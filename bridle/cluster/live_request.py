@@ -10,7 +10,7 @@ from bridle.cluster.controller_forms import is_repeatable
 from bridle.engine.client import EventStream
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, InternalError
-from bridle.outputs import Event, Finished, Log, PromptEvent, Resuming, Stored, TokenEvent
+from bridle.outputs import Event, Finished, Log, PromptEvent, Resuming, Stored, TokenEvent, Traced
 
 
 @dataclass(slots=True)
@@ -20,7 +20,8 @@ class LiveRequest:
     `told` are the events that the client already has, by output. `num_again` counts those of them that came a second
     time after a new beginning. `num_losses` counts the replicas that were lost since the request last made progress.
     `load` is its share of the load of its `replica` (None while it waits for a replica). Output of controllers (logs,
-    stored values) is only counted, since it may come in other portions the second time.
+    stored values) is only counted, since it may come in other portions the second time; records of traces are not
+    kept.
     """
 
     request: Request
@@ -68,6 +69,8 @@ class LiveRequest:
             return True
         if isinstance(event, (Log, Stored)):
             return self._is_news_note(event)
+        if isinstance(event, Traced):
+            return self._is_past_what_was_told(event.index)
         if isinstance(event, PromptEvent):
             is_first, self.has_prompt = not self.has_prompt, True
             return is_first
@@ -81,6 +84,11 @@ class LiveRequest:
         self.num_again[event.index] = position + 1
         self.num_losses = 0  # it gets on
         return True
+
+    def _is_past_what_was_told(self, index: int) -> bool:
+        """Whether an output that was begun again has got as far as the client knows. What is recorded of it until then
+        happens a second time, and may happen otherwise: tokens may be cached, controllers late."""
+        return self.is_plain or self.num_again.get(index, 0) >= len(self.told.get(index, ()))
 
     def _is_news_note(self, event: Log | Stored) -> bool:
         """Whether the note holds more than the client has, counted in printed characters and in stored values."""

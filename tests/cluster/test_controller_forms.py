@@ -24,7 +24,8 @@ from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.engine import EngineClient
 from bridle.engine.client import EventStream
 from bridle.errors import ControllerError, InternalError, InvalidRequest, ProtocolError, UnsupportedFeature
-from bridle.outputs import Event, Finished, Log, Stored, TokenEvent
+from bridle.outputs import Event, Finished, Log, Stored, TokenEvent, Traced
+from bridle.traced import Chunk, Token
 from tests.engine.support import make_request
 from tests.http.harness import scripted_model, tokenizer
 
@@ -142,3 +143,32 @@ def test_a_beam_search_goes_to_a_replica() -> None:
     assert unpack_controller(pack_controller(search)) == search
     with pytest.raises(ProtocolError, match="a beam search that cannot be made"):
         unpack_controller({"beams": {"width": 0, "max_tokens": 3}})
+
+
+def test_records_of_a_second_beginning_are_told_from_where_the_first_one_got_to() -> None:
+    live = LiveRequest(make_request(n=2, trace=True, id="r"), EventStream("r", print))
+
+    def traced(at: int, step: int) -> Event:
+        return Traced("r", 0, Token(0, step, at, 7))
+
+    first = [traced(0, 1), TokenEvent("r", 0, 7), traced(1, 2), TokenEvent("r", 0, 8)]
+    assert all(map(live.is_news, first))
+    live.begin_again()
+    again = [
+        Traced("r", 0, Chunk(0, 5, 0, 3)),
+        traced(0, 5),
+        TokenEvent("r", 0, 7),
+        traced(1, 6),
+        TokenEvent("r", 0, 8),
+    ]
+    assert not any(map(live.is_news, again))
+    assert all(map(live.is_news, [traced(2, 7), TokenEvent("r", 0, 9)]))
+
+
+def test_records_of_an_output_that_goes_on_are_all_told() -> None:
+    live = LiveRequest(make_request(trace=True, id="r"), EventStream("r", print))
+    events = [Traced("r", 0, Token(0, 1, 0, 7)), TokenEvent("r", 0, 7)]
+    assert all(map(live.is_news, events))
+    live.begin_again()
+    assert all(map(live.is_news, [Traced("r", 0, Token(0, 1, 1, 8)), TokenEvent("r", 0, 8)]))
+    assert live.tokens == (7, 8)
