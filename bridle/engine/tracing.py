@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, TextDecoder
@@ -210,7 +210,7 @@ class Tracer:
 
     @staticmethod
     def _odds(odds: Odds, decoder: TextDecoder) -> Odds:
-        return replace(odds, texts=tuple([decoder.token_text(token) for token, _ in odds.top]))
+        return Odds(odds.logprob, odds.rank, odds.top, tuple([decoder.token_text(token) for token, _ in odds.top]))
 
 
 def _size(record: Said | Wrote) -> int:
