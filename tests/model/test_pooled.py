@@ -266,6 +266,7 @@ def test_a_decoder_with_a_head_generates() -> None:
     ("change", "message"),
     [
         ({"architectures": ["BertForTokenClassification"]}, "no label of a whole text"),
+        ({"num_labels": 10**18, "architectures": ["BertForSequenceClassification"]}, "must be 1 to 10000"),
         ({"id2label": {"0": "a", "2": "b"}, "architectures": ["BertForSequenceClassification"]}, "numbered from 0"),
         (
             {

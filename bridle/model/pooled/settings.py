@@ -123,7 +123,8 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
     names = config.get("id2label")
     if not isinstance(names, dict):
         count = config.get("num_labels", 2)
-        names = {str(number): f"LABEL_{number}" for number in range(count)} if isinstance(count, int) else {}
+        count = min(count, _MAX_LABELS + 1) if isinstance(count, int) else 0
+        names = {str(number): f"LABEL_{number}" for number in range(count)}
     if not 0 < len(names) <= _MAX_LABELS or set(names) != {str(number) for number in range(len(names))}:
         raise UnsupportedModel(f"config.json has {len(names)} labels; must be 1 to {_MAX_LABELS}, numbered from 0")
     return tuple(str(names[str(number)]) for number in range(len(names)))
