@@ -113,8 +113,10 @@ def make_request(
     **options: Unpack[RequestOptions],
 ) -> Request:
     """`build_request` of tokens and sampling parameters that were checked."""
-    check_task(model.info, options.get("embeds", False))
-    check_fits(model, len(tokens), 0 if options.get("embeds") else sampling.max_tokens)
+    embeds = options.get("embeds", False)
+    if not embeds:
+        check_task(model.info, embeds)
+    check_fits(model, len(tokens), 0 if embeds else sampling.max_tokens)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
     if sampling.banned_phrases:
@@ -135,7 +137,7 @@ def make_request(
         tenant=options.get("tenant", ""),
         priority=terms.priority,
         detokenize=options.get("detokenize", True),
-        embeds=options.get("embeds", False),
+        embeds=embeds,
         media=sights.media,
         runs=sights.runs,
         tell_resuming=options.get("tell_resuming", False),
