@@ -89,7 +89,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("json_scheme", "; did you mean 'json_schema'?"),
         ("constrain", "; did you mean 'constraint'?"),
         ("timeot", "; did you mean 'timeout'?"),
-        ("use_beam_search", ": there is no beam search"),
+        ("use_beam_search", ": LLM.beam_search searches beams"),
         ("user", ": users are told by their keys"),
         ("frobnicate", ""),
     ],

@@ -29,7 +29,7 @@ from bridle.engine.statistics import EngineStatistics
 from bridle.errors import MediaRefused, ProtocolError, UnsupportedFeature
 from bridle.lora import AdapterLimits
 from bridle.outputs import Event
-from bridle.sampling import SamplingParams
+from bridle.sampling import LogitBias, SamplingParams
 from bridle.traces import decode_record, encode_record
 
 PROTOCOL = 2
@@ -171,7 +171,16 @@ ToRouter = Events | Broken | Beat | AdapterFetched
 
 _TO_REPLICA = msgspec.msgpack.Decoder(ToReplica)
 _TO_ROUTER = msgspec.msgpack.Decoder(Hello | ToRouter)
-_ENCODER = msgspec.msgpack.Encoder()
+
+
+def _plain(value: Any) -> Any:
+    """Packed biases as what they are read as again."""
+    if isinstance(value, LogitBias):
+        return dict(value)
+    raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def encode(message: msgspec.Struct) -> bytes:

@@ -77,10 +77,16 @@ def _named(call: str, given: Mapping[str, Any], known: frozenset[str]) -> dict[s
     return found
 
 
+_BEAMS = "LLM.beam_search searches beams"
+#: Keywords elsewhere that are calls of their own here.
+_CALLS_OF_THEIR_OWN = {"use_beam_search": _BEAMS, "num_beams": _BEAMS, "length_penalty": _BEAMS}
+
+
 def _unknown(call: str, name: str, known: frozenset[str]) -> UnknownKeyword:
     row = BY_NAME.get(name)
-    if row is not None and row.why:
-        return UnknownKeyword(f"{call}() has no keyword {name!r}: {row.why}", name)
+    why = _CALLS_OF_THEIR_OWN.get(name, row.why if row is not None else "")
+    if why:
+        return UnknownKeyword(f"{call}() has no keyword {name!r}: {why}", name)
     meant = nearest(name, known, _ALIKE)
     return UnknownKeyword(
         f"{call}() has no keyword {name!r}" + (f"; did you mean {meant!r}?" if meant is not None else ""), name

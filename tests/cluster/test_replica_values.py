@@ -27,6 +27,7 @@ from bridle.engine.media import MediaArray, MediaRun, Medium
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ContextOverflow, ControllerError, InvalidRequest, MediaRefused
 from bridle.outputs import Embedded, Event, Finished, FinishReason, PromptEvent, Traced, Usage
+from bridle.sampling import LogitBias, SamplingParams
 from tests.engine.support import make_request
 from tests.traces.records import RECORDS
 
@@ -123,6 +124,15 @@ def test_an_event_with_a_new_field_travels() -> None:
 def test_all_of_a_request_goes_along() -> None:
     """But for its stopping criteria: they are code of one process."""
     assert {*Submit.__struct_fields__, "stopping"} == {field.name for field in fields(Request)}
+
+
+def test_packed_biases_go_along() -> None:
+    bias = {token: token / 8 for token in range(1_000)}
+    request = Request("r", (1,), SamplingParams(logit_bias=bias))
+    assert isinstance(request.sampling.logit_bias, LogitBias)
+    message = read_by_replica(frame(pack_request(request))[4:])
+    assert isinstance(message, Submit)
+    assert unpack_request(message).sampling.logit_bias == bias
 
 
 def test_pictures_go_along_within_a_limit() -> None:
