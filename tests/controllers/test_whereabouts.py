@@ -108,13 +108,12 @@ PY: dict[str, tuple[str, list[str]]] = {
         import pyaici.server as aici
         def spin(step):
             n = 0
-            while True:
-                n += step
+            while True: n += step
         async def main():
             spin(1)
         aici.start(main())
         """,
-        ["line 7, in main", "line 5, in spin"],
+        ["line 6, in main", "line 4, in spin"],
     ),
     "nothing catches it": (
         """
