@@ -97,16 +97,30 @@ def options_of(executor: ScriptedExecutor) -> dict[str, Any]:
     }
 
 
+def resets_of(options: Path) -> Path:
+    """The file in which rank 1 counts its resets."""
+    return options.with_suffix(".resets")
+
+
 class Follower(Rank):
     """Rank 1's executor: another one whenever the file has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._number = 0
+        self._number = self._num_resets = 0
         self._hang_at: int | None = None
         super().__init__(ScriptedExecutor(), 1)
 
     def reset(self) -> None:
+        """Begin again. Rank 0 is told how many resets were done, so that it changes the file at none that is late."""
+        self._begin_again()
+        self._num_resets += 1
+        resets = resets_of(self._path)
+        fresh = resets.with_suffix(".fresh")
+        fresh.write_text(str(self._num_resets))
+        fresh.replace(resets)
+
+    def _begin_again(self) -> None:
         told = json.loads(self._path.read_text())
         if told["number"] == self._number:
             super().reset()

@@ -20,14 +20,16 @@ import pytest
 import torch.distributed as dist
 
 from bridle.cluster.group import GroupExecutor, Members
+from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.remote import ShardExecutor
 from bridle.engine.interfaces import Executor
 from bridle.model.tensor_parallel import join_group
 from bridle.testing.scripted import ScriptedExecutor
 from tests.cluster.kit import hosted
 from tests.cluster.replica_lab import ReplicaLab
-from tests.cluster.scripted_ranks import Rank, options_of
+from tests.cluster.scripted_ranks import Rank, options_of, resets_of
 from tests.engine.support import Lab
+from tests.waiting import until
 
 
 class Way:
@@ -95,7 +97,8 @@ class TwoRanks(OneShard):
         self._number = 0
         self._write({})
         paths = ["--store", str(store), "--options", str(self._options), "--parent", str(os.getpid())]
-        self._members = Members([[sys.executable, "-m", "tests.cluster.scripted_ranks", *paths]], on_loss=self._note)
+        command = [sys.executable, "-m", "tests.cluster.scripted_ranks", *paths]
+        self._members = CountingMembers([command], on_loss=self._note)
         self.stack.callback(self._members.close)
         join_group(store, 0, 2, "cpu")
         self.stack.callback(dist.destroy_process_group)
@@ -111,10 +114,27 @@ class TwoRanks(OneShard):
         fresh.replace(self._options)
 
     def behind(self, executor: Executor, **more: Any) -> Executor:
+        # A lab whose forward passes had no collective may be over before rank 1 has begun it.
+        until(lambda: self.losses or self._num_resets() == self._members.num_resets, "rank 1 to follow")
         assert not self.losses, self.losses
         assert isinstance(executor, ScriptedExecutor)
         self._write(options_of(executor) | more)  # rank 1 reads them at the next reset, which begins each stream
         return GroupExecutor(Rank(executor, 0), self._members)
+
+    def _num_resets(self) -> int:
+        """How many resets rank 1 has done."""
+        counted = resets_of(self._options)
+        return int(counted.read_text()) if counted.exists() else 0
+
+
+class CountingMembers(Members):
+    """Counts the resets that it tells."""
+
+    num_resets = 0
+
+    def tell(self, request: pb.StepRequest) -> None:
+        self.num_resets += request.WhichOneof("kind") == "reset"
+        super().tell(request)
 
 
 class TwoReplicas(Way):
