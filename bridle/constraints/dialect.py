@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 from bridle.constraints.complement import ANNOTATIONS, NoEquivalent, Schema, complement
+from bridle.constraints.exclusion import exclude
+from bridle.constraints.patterns import Work
 
 #: Keywords whose values are a schema, schemas by name, and lists of schemas.
 _ONE = frozenset(
@@ -38,13 +41,14 @@ def mapped(schema: Mapping[str, Any], change: Callable[[Schema], Schema]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What rules must know of the document: whether lists of items are told in the old way, and whether references
-    that depend on the way to them can mean one place only."""
+    """What rules must know of the document: whether lists of items are told in the old way, whether references that
+    depend on the way to them can mean one place only, and how much work is left for it."""
 
     is_old: bool
     anchors: frozenset[str]
     is_one_resource: bool
     root: Schema
+    work: Work = field(default_factory=Work)
 
     @classmethod
     def of(cls, schema: Schema) -> Dialect:
@@ -61,7 +65,7 @@ class Dialect:
             elif isinstance(value, list):
                 rest += value
         named = schema.get("$schema", "") if isinstance(schema, Mapping) else ""
-        unique = frozenset(name for name in found if found.count(name) == 1)
+        unique = frozenset(name for name, times in Counter(found).items() if times == 1)
         return cls(bool(_OLD_DRAFTS.search(str(named))), unique, not num_ids, schema)
 
     def find(self, reference: str) -> Schema | None:
@@ -79,6 +83,10 @@ class Dialect:
             node = inner
         return node if reference in ("#", "#/") or "/" in reference else None
 
+    def exclude(self, one: Schema, other: Schema) -> bool:
+        """Whether no value fits both, as far as that is seen."""
+        return exclude(one, other, self.find, self.work)
+
     def complement(self, schema: Schema) -> Schema:
         """The complement of a schema that may refer to others. Raises `NoEquivalent`."""
         return complement(self._resolved(schema, ()))
@@ -87,6 +95,8 @@ class Dialect:
         """The schema with what it refers to in the place of references."""
         if not isinstance(schema, Mapping):
             return schema
+        if not self.work.take():
+            raise NoEquivalent("the schema has too many parts")
         reference = schema.get("$ref")
         if reference is None:
             return mapped(schema, lambda inner: self._resolved(inner, way))

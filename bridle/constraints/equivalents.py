@@ -16,7 +16,7 @@ from typing import Any
 
 from bridle.constraints.complement import ANNOTATIONS, NoEquivalent, Schema, absent, all_of, any_of
 from bridle.constraints.dialect import Dialect, mapped
-from bridle.constraints.exclusion import exclude, listed, types
+from bridle.constraints.exclusion import listed, types
 from bridle.constraints.formats import FORMATS, is_known
 from bridle.errors import InvalidRequest
 
@@ -34,7 +34,7 @@ def equivalent_text(schema: str) -> str:
     given = json.loads(schema)
     try:
         made = equivalent(given)
-    except (InvalidRequest, RecursionError, TypeError, ValueError, AttributeError):
+    except (InvalidRequest, RecursionError, TypeError, ValueError, ArithmeticError, AttributeError):
         return schema  # malformed or too large: llguidance reports this for the original
     return schema if made == given else json.dumps(made, ensure_ascii=False)
 
@@ -155,7 +155,7 @@ def _one_of(made: _Made, dialect: Dialect) -> list[Schema]:
         return []
     found = []
     for one in branches:
-        others = [other for other in branches if other is not one and not exclude(one, other, dialect.find)]
+        others = [other for other in branches if other is not one and not dialect.exclude(one, other)]
         found.append(all_of([one, *map(dialect.complement, others)]))
     del made["oneOf"]
     return [any_of(found)]
@@ -193,11 +193,11 @@ def _property_names(made: _Made, dialect: Dialect) -> list[Schema]:
     del made["propertyNames"]
     if pattern is None:  # any name
         return []
-    try:
-        wrong = [name for name in own if not re.search(pattern, name)]
-    except re.error:
+    fits = {name: dialect.work.matches(pattern, name) for name in own}
+    if None in fits.values():
         made["propertyNames"] = names
-        raise NoEquivalent("its pattern cannot be tried") from None
+        raise NoEquivalent("its pattern cannot be tried")
+    wrong = [name for name, is_right in fits.items() if not is_right]
     if others is not False:
         made["patternProperties"], made["additionalProperties"] = {pattern: others}, False
     if wrong:

@@ -2,21 +2,21 @@
 
 It is decided by what is quickly seen: types, listed values, bounds, and properties that both need and that exclude each
 other, through references within the document. What is not seen counts as "they may overlap", so an answer of yes is
-always right. The work is bounded, since alternatives multiply.
+always right. The work is bounded for the whole document, since alternatives multiply.
 """
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
 from bridle.constraints.complement import Schema
+from bridle.constraints.patterns import Work
 
 _ANY = ("object", "array", "string", "number", "boolean", "null")
 _MAX_FACTS = 32  # schemas that are looked at because all of them hold
-_MAX_COMPARISONS = 2_000  # pairs of schemas, for one question
 _MAX_DEPTH = 12  # of alternatives and properties within one another
 #: The keywords that bound values of a type from below and from above.
 _BOUNDS: Mapping[str, tuple[str, str]] = {
@@ -31,9 +31,9 @@ Find = Callable[[str], Schema | None]
 _Node = Mapping[str, Any]
 
 
-def exclude(one: Schema, other: Schema, find: Find) -> bool:
-    """Whether no value fits both."""
-    return _Question(find).exclude(one, other, 0)
+def exclude(one: Schema, other: Schema, find: Find, work: Work) -> bool:
+    """Whether no value fits both, as far as what is left of the `work` for their document lets it be seen."""
+    return _Question(find, work).exclude(one, other, 0)
 
 
 def listed(schema: Mapping[str, Any]) -> list[Any] | None:
@@ -52,21 +52,20 @@ def types(schema: Mapping[str, Any]) -> set[str]:
 
 
 class _Question:
-    """One question, and what is left of the work that it may take."""
+    """One question."""
 
-    def __init__(self, find: Find) -> None:
+    def __init__(self, find: Find, work: Work) -> None:
         self._find = find
-        self._left = _MAX_COMPARISONS
+        self._work = work
 
     def exclude(self, one: Schema, other: Schema, depth: int) -> bool:
         if one is False or other is False:
             return True
-        self._left -= 1
-        if self._left < 0 or depth > _MAX_DEPTH:
+        if depth > _MAX_DEPTH or not self._work.take():
             return False
         ours, theirs = self._facts(one), self._facts(other)
         return (
-            any(_clash(a, b) for a in ours for b in theirs)
+            any(self._clash(a, b) for a in ours for b in theirs)
             or self._properties_clash(ours, theirs, depth + 1)
             or self._alternatives_clash(ours, other, depth + 1)
             or self._alternatives_clash(theirs, one, depth + 1)
@@ -104,6 +103,29 @@ class _Question:
         ways = [node[name] for node in facts for name in ("anyOf", "oneOf") if node.get(name)]
         return any(all(self.exclude(way, other, depth) for way in each) for each in ways)
 
+    def _clash(self, one: _Node, other: _Node) -> bool:
+        """Whether what two schemas say of types, values and bounds excludes each other."""
+        common = types(one) & types(other)
+        if all(_are_beyond(one, other, kind) or _are_beyond(other, one, kind) for kind in common - {"integer"}):
+            return True
+        ours, theirs = listed(one), listed(other)
+        if not self._work.take(1 + len(ours or ()) + len(theirs or ())):
+            return False
+        if ours is not None and theirs is not None and not _keys(ours) & _keys(theirs):
+            return True
+        pairs = ((ours, other), (theirs, one))
+        return any(values is not None and not any(self._may_fit(v, node) for v in values) for values, node in pairs)
+
+    def _may_fit(self, value: Any, node: _Node) -> bool:
+        """Whether a value may fit a schema, by its type, length and pattern."""
+        if _type_of(value) not in types(node):
+            return False
+        if not isinstance(value, str):
+            return True
+        if not _number(node.get("minLength"), 0) <= len(value) <= _number(node.get("maxLength"), inf):
+            return False
+        return "pattern" not in node or self._work.matches(node["pattern"], value) is not False
+
 
 def _property(node: _Node, name: str) -> Schema:
     """What a schema says of the property of that name."""
@@ -111,17 +133,6 @@ def _property(node: _Node, name: str) -> Schema:
     if name in own:
         return own[name]
     return node.get("additionalProperties", True) if not node.get("patternProperties") else True
-
-
-def _clash(one: _Node, other: _Node) -> bool:
-    """Whether what two schemas say of types, values and bounds excludes each other."""
-    common = types(one) & types(other)
-    if all(_are_beyond(one, other, kind) or _are_beyond(other, one, kind) for kind in common - {"integer"}):
-        return True
-    return any(
-        values is not None and all(not _fits(value, node) for value in values)
-        for values, node in ((listed(one), other), (listed(other), one))
-    )
 
 
 def _are_beyond(one: _Node, other: _Node, kind: str) -> bool:
@@ -134,27 +145,10 @@ def _number(value: Any, otherwise: float) -> float:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
 
 
-def _fits(value: Any, node: _Node) -> bool:
-    """Whether a value may fit a schema, by its types, values, bounds and pattern."""
-    values = listed(node)
-    if _type_of(value) not in types(node) or (values is not None and not _is_among(value, values)):
-        return False
-    if not isinstance(value, str):
-        return True
-    is_long_enough = len(value) >= _number(node.get("minLength"), 0)
-    return is_long_enough and len(value) <= _number(node.get("maxLength"), inf) and _matches(value, node)
-
-
-def _matches(text: str, node: _Node) -> bool:
-    try:
-        return re.search(node.get("pattern", ""), text) is not None
-    except (re.error, TypeError):
-        return True
-
-
-def _is_among(value: Any, values: Iterable[Any]) -> bool:
-    """Whether a JSON value is among others: true is not 1, as it is in Python."""
-    return any(value == other and isinstance(value, bool) is isinstance(other, bool) for other in values)
+def _keys(values: Iterable[Any]) -> set[str]:
+    """JSON values, each as a text of its own: true is not 1, as it is in Python, and 1.0 is."""
+    whole = (int(value) if isinstance(value, float) and value.is_integer() else value for value in values)
+    return {json.dumps(value, sort_keys=True) for value in whole}
 
 
 def _type_of(value: Any) -> str:

@@ -4,6 +4,7 @@ is valid under the schema that was given."""
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from bridle.constraints.compiler import Compiler
 from bridle.constraints.complement import NoEquivalent, complement, other_than
 from bridle.constraints.equivalents import equivalent, equivalent_text
 from bridle.constraints.exclusion import exclude
+from bridle.constraints.patterns import MAX_WORK, Work
 from bridle.errors import InvalidRequest
 from tests.constraints.kit import text_vocabulary
 
@@ -151,10 +153,56 @@ telling = optional(
 
 @given(telling | plain, telling | plain, st.booleans(), st.lists(values, min_size=1, max_size=30))
 def test_what_excludes_another_shares_no_value(one: Any, other: Any, refers: bool, instances: list[Any]) -> None:
-    is_apart = exclude({"$ref": "#/$defs/one"} if refers else one, other, lambda _: one)
+    is_apart = exclude({"$ref": "#/$defs/one"} if refers else one, other, lambda _: one, Work())
     for instance in instances if is_apart else ():
         allowed = [Draft202012Validator(each).is_valid(instance) for each in (one, other)]
         assert not all(allowed), (one, other, instance)
+
+
+NAMES_OF_MANY = [f"v{number}" for number in range(4_000)]
+EVIL = "(x+x+)+y"  # a backtracking matcher takes years for a few dozen letters
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"enum": ["x" * 60]}, {"type": "string", "pattern": EVIL}]},
+        {"type": "object", "properties": {"x" * 60: {}}, "propertyNames": {"pattern": EVIL}},
+        {"oneOf": [{"enum": [*NAMES_OF_MANY, number]} for number in range(24)]},
+        {"oneOf": [{"allOf": [{"required": [f"{n} {m}"], "type": "object"} for m in range(40)]} for n in range(24)]},
+        {
+            "$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 8} for n in range(20)} | {"d20": {}},
+            "not": {"$ref": "#/$defs/d0"},
+        },
+        {"oneOf": [{"minimum": 10**400}, {"maximum": 5}]},
+        {"anyOf": [{"$dynamicAnchor": name} for name in NAMES_OF_MANY * 4]},
+    ],
+    ids=["pattern", "names", "lists", "parts", "references", "large numbers", "anchors"],
+)
+def test_no_schema_takes_long(schema: Any) -> None:
+    """Each of these would take minutes or for ever (a test's limit of time ends it); what is not decided stays."""
+    json.loads(equivalent_text(json.dumps(schema)))
+
+
+def test_the_work_for_a_document_is_bounded() -> None:
+    work = Work(150)
+    assert work.matches("^a", "ab") is True
+    assert work.matches("^a", "ab") is None  # too little is left
+    assert not work.take()
+    assert Work(MAX_WORK).take(MAX_WORK)
+
+
+@pytest.mark.parametrize("pattern", [EVIL, "(a|a)+", "(a+)+", "a*a*a*", "(?=a)", "(a?b)?", "((x{9}){9}){9}", "(", "["])
+def test_a_pattern_that_may_take_long_is_not_tried(pattern: str) -> None:
+    assert Work().matches(pattern, "a" * 40) is None
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^[a-z_][a-z0-9_]*$", r"^\d{4}-x?", "^(?:ab|cd)$", "(ab)+", r"[+*?{(|]\(", "x{9999}"]
+)
+def test_ordinary_patterns_are_tried(pattern: str) -> None:
+    for text in ("ab", "1234-x", "cd", "+(", "x" * 200):
+        assert Work().matches(pattern, text) is (re.search(pattern, text) is not None)
 
 
 def test_how_far_exclusion_sees() -> None:
@@ -177,7 +225,7 @@ def test_how_far_exclusion_sees() -> None:
         (closed | {"patternProperties": {"b": {}}}, {"required": ["b"]}),
         ({"properties": {"a": False}}, {"required": ["a"]}),  # no object has it, and a number fits both
     ]
-    assert [exclude(one, other, found.get) for one, other in (*apart, *together)] == [True] * 6 + [False] * 6
+    assert [exclude(one, other, found.get, Work()) for one, other in (*apart, *together)] == [True] * 6 + [False] * 6
 
 
 @given(st.lists(st.text("ab]^-\\.(", max_size=4), max_size=5), st.text("ab]^-\\.(x", max_size=5))
