@@ -14,11 +14,12 @@ at once (`early_stopping` True).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bridle.controllers.at_once import AtOncePool, opened
 from bridle.engine.decision import Branch, Decision
 from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.engine.request import Request
@@ -191,21 +192,14 @@ class _Group:
         return (StoredValue(BEAMS, json.dumps(self.finished).encode()),)
 
 
-class BeamPool:
+class BeamPool(AtOncePool[_Group]):
     """A `ControllerPool` for `BeamSearch`. It answers at once, for all beams of a request together; one that is ahead
     of the others waits."""
-
-    is_busy = False
-
-    def __init__(self) -> None:
-        self._opened: dict[str, _Group] = {}
-        self._groups: dict[int, _Group] = {}
-        self._answers: dict[int, Answer] = {}
 
     @property
     def num_searches(self) -> int:
         """How many are going on."""
-        return len(self._opened) + len({id(group) for group in self._groups.values()})
+        return len(self._opened) + len({id(group) for group in self._live.values()})
 
     def accepts(self, controller: object) -> bool:
         """Whether it is a `BeamSearch`."""
@@ -213,32 +207,26 @@ class BeamPool:
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
         """Begin a search."""
-        future: Future[tuple[int, ...]] = Future()
         assert isinstance(request.controller, BeamSearch)
         self._opened[request.id] = _Group(request.controller)
-        future.set_result(request.prompt)
-        return future
-
-    def abandon(self, request: Request) -> None:
-        """Drop what `open` made."""
-        self._opened.pop(request.id, None)
+        return opened(request.prompt)
 
     def ask(self, asks: Sequence[Ask]) -> None:
         """Note what beams drew; decide for those that have all drawn."""
         for ask in asks:
             if ask.request is not None:
-                group = self._groups[ask.seq_id] = self._opened.pop(ask.request.id)
+                group = self._live[ask.seq_id] = self._opened.pop(ask.request.id)
                 group.beams[ask.seq_id] = _Beam(ask.seq_id, True)
                 self._answers[ask.seq_id] = Answer(Decision.fork([group.search.draw] * group.search.width))
-            elif ask.parent is not None and ask.parent in self._groups:
-                group = self._groups[ask.seq_id] = self._groups[ask.parent]
+            elif ask.parent is not None and ask.parent in self._live:
+                group = self._live[ask.seq_id] = self._live[ask.parent]
                 group.beams[ask.seq_id] = _Beam(ask.seq_id, False)
         for ask in asks:
-            if ask.request is None and ask.seq_id in self._groups:
-                self._note(ask, self._groups[ask.seq_id])
+            if ask.request is None and ask.seq_id in self._live:
+                self._note(ask, self._live[ask.seq_id])
         for ask in asks:
-            if ask.request is None and ask.seq_id in self._groups:
-                self._answers[ask.seq_id] = self._answer(ask, self._groups[ask.seq_id])
+            if ask.request is None and ask.seq_id in self._live:
+                self._answers[ask.seq_id] = self._answer(ask, self._live[ask.seq_id])
 
     @staticmethod
     def _note(ask: Ask, group: _Group) -> None:
@@ -259,20 +247,3 @@ class BeamPool:
             return Answer(Decision.stop(), stored=group.tell())
         decision, group.beams[ask.seq_id].decision = group.beams[ask.seq_id].decision, None
         return Answer(decision or Decision.wait())
-
-    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """All answers, which are ready as soon as `ask` returns."""
-        answers, self._answers = self._answers, {}
-        return answers
-
-    def close(self, seq_ids: Sequence[int]) -> None:
-        """Forget these beams."""
-        for seq_id in seq_ids:
-            self._groups.pop(seq_id, None)
-            self._answers.pop(seq_id, None)
-
-    def shutdown(self) -> None:
-        """Forget everything."""
-        self._opened.clear()
-        self._groups.clear()
-        self._answers.clear()

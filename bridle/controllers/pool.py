@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
+from bridle.controllers.at_once import AtOncePool, opened
 from bridle.controllers.python import Controller, SequenceView
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask
@@ -32,19 +33,15 @@ class _Instance:
         return _Instance(copy.deepcopy(self.controller), self.view.copy())
 
 
-class PythonControllerPool:
+class PythonControllerPool(AtOncePool[_Instance]):
     """A `ControllerPool` for `Controller` objects.
 
     Each request runs on a copy of the object it was given, so one object can be passed to many requests.
     """
 
-    is_busy = False  # `ask` does everything at once
-
     def __init__(self, vocab_size: int) -> None:
+        super().__init__()
         self._vocab_size = vocab_size
-        self._opened: dict[str, _Instance] = {}
-        self._live: dict[int, _Instance] = {}
-        self._answers: dict[int, Answer] = {}
 
     def accepts(self, controller: object) -> bool:
         """Whether it is a `Controller`."""
@@ -52,7 +49,6 @@ class PythonControllerPool:
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
         """Copy the controller and let it see the prompt."""
-        future: Future[tuple[int, ...]] = Future()
         try:
             controller = copy.deepcopy(request.controller)
             if not isinstance(controller, Controller):
@@ -60,16 +56,12 @@ class PythonControllerPool:
             rewritten = controller.start(request.prompt)
             prompt = request.prompt if rewritten is None else tuple(rewritten)
         except Exception as error:
-            future.set_exception(_as_error(error, "start"))
-            return future
+            failed: Future[tuple[int, ...]] = Future()
+            failed.set_exception(_as_error(error, "start"))
+            return failed
         view = SequenceView(list(prompt), len(prompt), self._vocab_size, 0, prompt)
         self._opened[request.id] = _Instance(controller, view)
-        future.set_result(prompt)
-        return future
-
-    def abandon(self, request: Request) -> None:
-        """Drop what `open` made."""
-        self._opened.pop(request.id, None)
+        return opened(prompt)
 
     def ask(self, asks: Sequence[Ask]) -> None:
         """Call controllers: first forks, while their parents are as they were; then all callbacks."""
@@ -131,23 +123,6 @@ class PythonControllerPool:
         seen = parent.view
         view = SequenceView(seen.tokens.copy(), seen.num_prompt, seen.vocab_size, ask.index)
         self._live[ask.seq_id] = _Instance(controller, view)
-
-    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """All answers, which are ready as soon as `ask` returns."""
-        answers, self._answers = self._answers, {}
-        return answers
-
-    def close(self, seq_ids: Sequence[int]) -> None:
-        """Drop the instances of these sequences."""
-        for seq_id in seq_ids:
-            self._live.pop(seq_id, None)
-            self._answers.pop(seq_id, None)
-
-    def shutdown(self) -> None:
-        """Drop everything."""
-        self._opened.clear()
-        self._live.clear()
-        self._answers.clear()
 
 
 def _call(instance: _Instance, ask: Ask) -> Answer:

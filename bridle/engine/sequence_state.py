@@ -124,11 +124,13 @@ class DraftState:
 
 @dataclass(slots=True)
 class TraceRoom:
-    """What may still be recorded of a request, all outputs together, and how many records had no room."""
+    """What may still be recorded of a request, all outputs together, how many records there are, and how many had no
+    room."""
 
-    num_records: int = MAX_RECORDS
+    most_records: int = MAX_RECORDS
     num_said: int = MAX_SAID
     num_cut: int = 0
+    num_records: int = 0
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from bridle.engine.sequence_state import TraceRoom, TraceState
 from bridle.outputs import Finished, Traced
 from bridle.traced import (
     MAX_BIASES,
+    MAX_LIVE_RECORDS,
     Chunk,
     Cost,
     Draw,
@@ -39,13 +40,15 @@ from bridle.traced import (
 class Tracer:
     """Records what happens to outputs that have a `TraceState`; all methods are for those. `emit` takes the events.
 
-    `num_live` requests are traced now; the engine tells of its steps only while there is one.
+    `num_live` requests are traced now, and have `num_live_records`; the engine tells of its steps only while there is
+    one.
     """
 
     def __init__(self, emit: Callable[[Traced], None], decoder: TextDecoder | None) -> None:
         self._emit = emit
         self._decoder = decoder
         self.num_live = 0
+        self.num_live_records = 0
         self._step = 0
         self._cost: Cost | None = None
 
@@ -139,6 +142,7 @@ class Tracer:
         self._emit(Traced(seq.request.id, seq.index, record))
         if event.is_last:
             self.num_live -= 1
+            self.num_live_records -= trace.room.num_records
 
     # -- controllers -------------------------------------------------------------------------------------
 
@@ -193,10 +197,11 @@ class Tracer:
     def _add(self, seq: Output, record: Record) -> None:
         assert seq.trace is not None
         room = seq.trace.room
-        if room.num_records <= 0:
+        if room.num_records >= room.most_records or self.num_live_records >= MAX_LIVE_RECORDS:
             room.num_cut += 1
             return
-        room.num_records -= 1
+        room.num_records += 1
+        self.num_live_records += 1
         self._emit(Traced(seq.request.id, seq.index, record))
 
     def _spell(self, seq: Output, token: int) -> str:

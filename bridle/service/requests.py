@@ -8,8 +8,8 @@ This module knows no wire format.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from bridle.constraints.spec import Constraint
 from bridle.constraints.spec import parse as parse_constraint
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from bridle.engine.request import StoppingCriteria
     from bridle.service.loading import LoadedModel
+
+
+_Part = TypeVar("_Part")
 
 
 class Wanted(TypedDict, total=False):
@@ -178,7 +181,7 @@ async def tokenize_all(
     if sum(map(len, prompts)) <= MAX_INLINE_CHARS:
         return _encode_all(model, prompts, truncate, add_special_tokens)
     found: list[tuple[int, ...]] = []
-    for group in _groups(prompts):
+    for group in grouped(prompts, len):
         found += await model.in_text_thread(_encode_all, model, group, truncate, add_special_tokens)
     return found
 
@@ -189,16 +192,16 @@ def _encode_all(
     return [encode_prompt(model, prompt, add_special_tokens, truncate) for prompt in prompts]
 
 
-def _groups(prompts: Sequence[str | Sequence[int]]) -> Iterator[list[str | Sequence[int]]]:
-    """Groups of neighbours that together have at most `_GROUP_CHARS` characters."""
-    group: list[str | Sequence[int]] = []
+def grouped(parts: Sequence[_Part], num_chars: Callable[[_Part], int]) -> Iterator[list[_Part]]:
+    """Groups of neighbours that together have at most `_GROUP_CHARS` characters, or are one."""
+    group: list[_Part] = []
     size = 0
-    for prompt in prompts:
-        if group and size + len(prompt) > _GROUP_CHARS:
+    for part in parts:
+        if group and size + num_chars(part) > _GROUP_CHARS:
             yield group
             group, size = [], 0
-        group.append(prompt)
-        size += len(prompt)
+        group.append(part)
+        size += num_chars(part)
     yield group
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from bridle.service.requests import (
     check_num_tokens,
     check_unicode,
     encode_prompt,
+    grouped,
     make_request,
     max_chars,
 )
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 Item = str | Sequence[int] | tuple[str, str]
 #: The length up to which a text is kept that may be cut as far as the model needs.
 AS_FITS = -1
-_GROUP_CHARS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ async def read_texts(serving: Serving, items: Sequence[Item], how: Reading = PLA
         if sum(map(_num_chars, items)) <= MAX_INLINE_CHARS:
             return read_all(model, items, how)
         found: list[tuple[int, ...]] = []
-        for group in _groups(items):
+        for group in grouped(items, _num_chars):
             found += await model.in_text_thread(read_all, model, group, how)
         return found
 
@@ -126,18 +126,6 @@ def read_all(model: LoadedModel, items: Sequence[Item], how: Reading = PLAINLY) 
 
 def _num_chars(item: Item) -> int:
     return sum(map(len, item)) if isinstance(item, tuple) and item and isinstance(item[0], str) else len(item)
-
-
-def _groups(items: Sequence[Item]) -> Iterator[list[Item]]:
-    group: list[Item] = []
-    size = 0
-    for item in items:
-        if group and size + _num_chars(item) > _GROUP_CHARS:
-            yield group
-            group, size = [], 0
-        group.append(item)
-        size += _num_chars(item)
-    yield group
 
 
 def read_item(model: LoadedModel, item: Item, how: Reading = PLAINLY) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bridle.traced.records import (
     KINDS,
     MAX_BIASES,
+    MAX_LIVE_RECORDS,
     MAX_RECORDS,
     MAX_SAID,
     NUM_CANDIDATES,
@@ -30,6 +31,7 @@ from bridle.traced.records import (
 __all__ = [
     "KINDS",
     "MAX_BIASES",
+    "MAX_LIVE_RECORDS",
     "MAX_RECORDS",
     "MAX_SAID",
     "NUM_CANDIDATES",

@@ -14,6 +14,8 @@ from typing import Any
 VERSION = 1
 #: The most records of one request, forks included; what comes later is counted.
 MAX_RECORDS = 1 << 16
+#: The most records of all requests that are traced at one time; what comes later is counted.
+MAX_LIVE_RECORDS = 1 << 19
 #: The most characters and bytes of logs and variables in the records of one request.
 MAX_SAID = 1 << 20
 #: How many of the best tokens a draw is told with, before and after it was steered.

@@ -212,7 +212,7 @@ def test_what_is_computed_again_is_told() -> None:
 
 
 def test_records_are_bounded_and_the_missing_ones_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.engine.sequence_state.TraceRoom.__init__.__defaults__", (4, 3, 0))
+    monkeypatch.setattr("bridle.engine.sequence_state.TraceRoom.__init__.__defaults__", (4, 3, 0, 0))
     replay = lab().run_one((1, 2, 3), trace=True, max_tokens=9)
     *records, end = replay.records
     assert len(records) == 4
@@ -220,8 +220,19 @@ def test_records_are_bounded_and_the_missing_ones_counted(monkeypatch: pytest.Mo
     assert end.num_cut == 9 + 2 - 4
 
 
+def test_records_of_all_live_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.engine.tracing.MAX_LIVE_RECORDS", 12)
+    made = lab()
+    replays = made.run(*[make_request((1, 2, 3), trace=True, max_tokens=9) for _ in range(3)])
+    ends = [replay.records[-1] for replay in replays]
+    cuts = [end.num_cut for end in ends if isinstance(end, End)]
+    assert sum(len(replay.records) for replay in replays) + sum(cuts) == 3 * 12
+    assert all(cuts)
+    assert len(made.run_one((1, 2, 3), trace=True, max_tokens=9).records) == 12  # the room was given back
+
+
 def test_what_controllers_say_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.engine.sequence_state.TraceRoom.__init__.__defaults__", (100, 8, 0))
+    monkeypatch.setattr("bridle.engine.sequence_state.TraceRoom.__init__.__defaults__", (100, 8, 0, 0))
     replay = run(lambda view: Reply(Decision.sample(), log="hello"), max_tokens=4)
     assert len(of_kind(replay, Said)) == 1
     (end,) = of_kind(replay, End)
