@@ -108,6 +108,9 @@ if TYPE_CHECKING:
         ShardUnavailable as ShardUnavailable,
     )
     from bridle.errors import (
+        ToolFailed as ToolFailed,
+    )
+    from bridle.errors import (
         UnsupportedFeature as UnsupportedFeature,
     )
     from bridle.errors import (
@@ -138,6 +141,8 @@ if TYPE_CHECKING:
     )
     from bridle.sampling import SamplingParams as SamplingParams
     from bridle.sampling import Watermark as Watermark
+    from bridle.tools.call import Call as Call
+    from bridle.tools.limits import ToolLimits as ToolLimits
 
 __version__ = "0.1.0"
 
@@ -177,6 +182,7 @@ _HOMES = {
         "ProtocolError",
         "RequestCancelled",
         "ShardUnavailable",
+        "ToolFailed",
         "UnsupportedFeature",
         "UnsupportedModel",
     ),
@@ -191,6 +197,8 @@ _HOMES = {
         "Usage",
     ),
     "bridle.sampling": ("SamplingParams", "Watermark"),
+    "bridle.tools.call": ("Call",),
+    "bridle.tools.limits": ("ToolLimits",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

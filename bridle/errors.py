@@ -20,6 +20,7 @@
     │   ├── ControllerTimeout
     │   ├── ControllerDeadlock  all outputs of a request wait for each other
     │   ├── ControllerTrap
+    │   ├── ToolFailed        a tool gave no answer, and the controller that called it needed one
     │   └── ControllerUnavailable  not its fault: the runtime that hosts controllers is gone
     ├── ShardUnavailable      a process that computes is gone
     ├── ConnectionLost        a server cannot be reached, or went away and did not come back
@@ -184,6 +185,13 @@ class ControllerTrap(ControllerError):
     """A controller crashed inside its sandbox."""
 
     code = "controller_trap"
+
+
+class ToolFailed(ControllerError):
+    """A tool gave no answer, or none that can be used: it failed, was late, said too much, or does not exist. Raised
+    where a controller reads the answer, and ends its output unless the controller takes it."""
+
+    code = "tool_failed"
 
 
 class ControllerUnavailable(ControllerError):

@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.cluster",),
     ("bridle.aici",),
     ("bridle.controllers",),
+    ("bridle.tools",),
     ("bridle.constraints",),
     ("bridle.text",),
     ("bridle.media",),

@@ -66,6 +66,7 @@ class Submit(_Wire):
     media: tuple[Medium, ...] = ()
     runs: Runs = ()
     trace: bool = False
+    tools: tuple[str, ...] | None = None
 
 
 class Cancel(_Wire):

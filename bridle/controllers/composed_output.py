@@ -23,7 +23,7 @@ from bridle.controllers.composition import (
     piece_of,
     rest_of,
 )
-from bridle.engine.decision import Branch, Decision, Splice, WaitsFor
+from bridle.engine.decision import Branch, Decision, Splice
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue
 from bridle.errors import ControllerError
 
@@ -238,7 +238,7 @@ class Output:
         for decision in free:
             if decision.is_stop:
                 return Decision.stop(decision.reason)
-        waits = [decision.waits_for for decision in free if _rests(decision)]
+        waits = [decision for decision in free if _rests(decision)]
         return _waiting(waits) if waits else self._fork()
 
     def _show(self) -> Decision | None:
@@ -321,8 +321,11 @@ def _rests(decision: Decision) -> bool:
     return decision.is_wait or decision.is_noop
 
 
-def _waiting(waits: Sequence[WaitsFor | None]) -> Decision:
+def _waiting(resting: Sequence[Decision]) -> Decision:
     """The wait of several that wait: it ends when all of theirs have. Who waits for variables says so, since nothing
-    else can end it."""
+    else can end it; if all wait for things outside, nothing happens before one of these is done."""
+    if all(decision.awaited for decision in resting):
+        return Decision.wait_for(*(each for decision in resting for each in decision.awaited))
+    waits = [decision.waits_for for decision in resting]
     named = next((each for each in waits if each), None)
     return Decision.wait(named if named is not None else None if None in waits else ())

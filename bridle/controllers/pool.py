@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from bridle.controllers.at_once import AtOncePool, opened
 from bridle.controllers.python import Controller, SequenceView
-from bridle.engine.decision import Decision
+from bridle.engine.decision import Awaited, Decision
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
+from bridle.tools import Caller, ToolDesk
+from bridle.tools.desk import adopt, leave
 
 #: A controller that took more processor time than this to be asked ahead, in seconds, is not asked ahead again; after
 #: the shorter time no further token is looked at, because the engine waits.
@@ -22,12 +24,19 @@ _SLOW, _ENOUGH = 0.01, 0.002
 
 @dataclass(slots=True)
 class _Instance:
-    """The controller of an output. `ahead` are copies of it that were told of drafted tokens, and what they said."""
+    """The controller of an output. `ahead` are copies of it that were told of drafted tokens, and what they said;
+    `awaited` is what it said it waits for."""
 
     controller: Controller
     view: SequenceView
     ahead: list[tuple[_Instance, Answer]] = field(default_factory=list)
     is_slow: bool = False
+    awaited: tuple[Awaited, ...] = ()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing that it waits for is done."""
+        return bool(self.awaited) and not any(each.is_done for each in self.awaited)
 
     def copy(self) -> _Instance:
         return _Instance(copy.deepcopy(self.controller), self.view.copy())
@@ -36,12 +45,20 @@ class _Instance:
 class PythonControllerPool(AtOncePool[_Instance]):
     """A `ControllerPool` for `Controller` objects.
 
-    Each request runs on a copy of the object it was given, so one object can be passed to many requests.
+    Each request runs on a copy of the object it was given, so one object can be passed to many requests. `desk` runs
+    the tools that controllers call, `encode` makes tokens of text for them.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        desk: ToolDesk | None = None,
+        encode: Callable[[str], Iterable[int]] | None = None,
+    ) -> None:
         super().__init__()
         self._vocab_size = vocab_size
+        self._desk, self._encode = desk or ToolDesk(), encode
+        self._held: dict[int, Ask] = {}  # nothing new to say to controllers that wait
 
     def accepts(self, controller: object) -> bool:
         """Whether it is a `Controller`."""
@@ -59,7 +76,9 @@ class PythonControllerPool(AtOncePool[_Instance]):
             failed: Future[tuple[int, ...]] = Future()
             failed.set_exception(_as_error(error, "start"))
             return failed
-        view = SequenceView(list(prompt), len(prompt), self._vocab_size, 0, prompt)
+        view = SequenceView(list(prompt), len(prompt), self._vocab_size, 0, prompt, _encode=self._encode)
+        if not controller.is_pure:
+            view._caller = Caller(self._desk, request.tools)
         self._opened[request.id] = _Instance(controller, view)
         return opened(prompt)
 
@@ -72,7 +91,12 @@ class PythonControllerPool(AtOncePool[_Instance]):
                 self._fork(ask, ask.parent, ask.branch or 0)
         for ask in asks:
             instance = self._live.get(ask.seq_id)
-            if instance is not None:
+            if instance is None:
+                continue
+            if instance.is_waiting and ask == Ask(ask.seq_id, turns=ask.turns):
+                self._held[ask.seq_id] = ask
+            else:
+                self._held.pop(ask.seq_id, None)
                 self._answers[ask.seq_id] = self._go_on(instance, ask)
 
     def _go_on(self, instance: _Instance, ask: Ask) -> Answer:
@@ -121,8 +145,29 @@ class PythonControllerPool(AtOncePool[_Instance]):
             self._answers[ask.seq_id] = Answer(error=_as_error(error, "fork"))
             return
         seen = parent.view
-        view = SequenceView(seen.tokens.copy(), seen.num_prompt, seen.vocab_size, ask.index)
+        view = SequenceView(seen.tokens.copy(), seen.num_prompt, seen.vocab_size, ask.index, _encode=self._encode)
+        view._caller, view._calls = seen._caller, adopt(seen._calls)
         self._live[ask.seq_id] = _Instance(controller, view)
+
+    def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
+        """All answers, which are ready as soon as `ask` returns; and those of controllers whose wait is over."""
+        for seq_id in [seq_id for seq_id in self._held if not self._live[seq_id].is_waiting]:
+            self._answers[seq_id] = self._go_on(self._live[seq_id], self._held.pop(seq_id))
+        return super().collect(seq_ids, deadline)
+
+    def close(self, seq_ids: Sequence[int]) -> None:
+        """Drop the instances of these sequences, and cancel their calls."""
+        for seq_id in seq_ids:
+            instance = self._live.get(seq_id)
+            if instance is not None:
+                leave(instance.view._calls)
+            self._held.pop(seq_id, None)
+        super().close(seq_ids)
+
+    def shutdown(self) -> None:
+        """Drop everything."""
+        self.close(list(self._live))
+        super().shutdown()
 
 
 def _call(instance: _Instance, ask: Ask) -> Answer:
@@ -136,6 +181,7 @@ def _call(instance: _Instance, ask: Ask) -> Answer:
             decision = instance.controller.next(view)
             if not isinstance(decision, Decision):
                 raise ControllerError(f"next() returned {decision!r}; it must return a Decision")
+            instance.awaited = decision.awaited
         log, stored = view.take_logs()
         return Answer(decision, log=log, stored=stored)
     except Exception as error:

@@ -12,12 +12,14 @@ One instance steers one output; a fork copies it. For code that is not trusted t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bridle.engine.decision import Decision, mask_of
 from bridle.engine.interfaces import StoredValue
+from bridle.errors import ControllerError
+from bridle.tools import Call, Caller
 
 
 @dataclass(slots=True)
@@ -42,6 +44,9 @@ class SequenceView:
     may_force: bool = True
     _logs: list[str] = field(default_factory=list)
     _stored: list[StoredValue] = field(default_factory=list)
+    _caller: Caller | None = None
+    _calls: list[Call] = field(default_factory=list)  # that this output may still want to be answered
+    _encode: Callable[[str], Iterable[int]] | None = None
 
     @property
     def generated(self) -> list[int]:
@@ -60,9 +65,24 @@ class SequenceView:
         """Send a variable to the client."""
         self._stored.append(StoredValue(name, value))
 
+    def tool(self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None) -> Call:
+        """Call a tool; returns at once. `Decision.wait_for(call)` waits for the answer, which is `call.text`; `call`
+        may be kept, also beside others. It ends with an error after `timeout` seconds."""
+        if self._caller is None:
+            raise ControllerError("a controller that is_pure calls no tools")
+        call = self._caller.call(name, arguments, timeout)
+        self._calls = [*(each for each in self._calls if not each.is_done), call]
+        return call
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text, to be written with `Decision.splice`."""
+        if self._encode is None:
+            raise ControllerError("this engine has no tokenizer")
+        return tuple(self._encode(text))
+
     def copy(self) -> SequenceView:
-        """What is known, without the logs that were not taken yet."""
-        return replace(self, tokens=self.tokens.copy(), _logs=[], _stored=[])
+        """What is known, without the logs that were not taken yet, and without calls."""
+        return replace(self, tokens=self.tokens.copy(), _logs=[], _stored=[], _caller=None, _calls=[])
 
     def take_logs(self) -> tuple[str, tuple[StoredValue, ...]]:
         """Logs and variables since the last call."""

@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 #: The time between steps while all sequences wait for controllers, in seconds.
 _STALLED_PAUSE = 0.001
+#: The longest time between steps while all sequences wait for what is outside of the engine, which wakes it, and only
+#: deadlines can pass; in seconds.
+_PARKED_PAUSE = 0.05
 #: The time between steps while the device is away, when only deadlines can pass; in seconds.
 _AWAY_PAUSE = 0.05
 
@@ -172,8 +175,13 @@ class AsyncEngine:
                 self._wake.wait()
             return
         if self._engine.is_stalled:
-            self._wake.wait(_STALLED_PAUSE if self._engine.is_up else _AWAY_PAUSE)
+            self._wake.wait(self._pause())
         self._deliver(self._engine.step())
+
+    def _pause(self) -> float:
+        if not self._engine.is_up:
+            return _AWAY_PAUSE
+        return _PARKED_PAUSE if self._engine.is_parked else _STALLED_PAUSE
 
     def _take_inbox(self) -> None:
         """Take in new requests, then cancellations, both as of one moment, so that no cancellation comes before its

@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from bridle.sampling import SamplingParams
 
 #: Variables of the request, each with the version that it must exceed: only these can end a wait.
 WaitsFor = tuple[tuple[str, int], ...]
+
+
+class Awaited(Protocol):
+    """Something outside of the engine that an output waits for, such as a call of a tool."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the wait is over."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +60,15 @@ class Decision:
     """The answer for one sequence. Build it with the class methods; `reason` is told to the client on a stop.
 
     `waited` says what may end a wait. None: anything, also time or an event outside. Variables: only these, which only
-    outputs of the same request can set. Empty: only the controller itself, when it is asked again.
+    outputs of the same request can set. Empty: only the controller itself, when it is asked again. `awaited` are things
+    outside: the controller is asked again once any of them is done, and costs nothing until then.
     """
 
     branches: tuple[Branch, ...] = ()
     is_wait: bool = False
     reason: str | None = None
     waited: WaitsFor | None = None
+    awaited: tuple[Awaited, ...] = ()
 
     @classmethod
     def sample(
@@ -86,6 +98,13 @@ class Decision:
     def wait(cls, waited: WaitsFor | None = None) -> Decision:
         """Compute nothing now: keep the KV, and ask again in the next step."""
         return cls(is_wait=True, waited=waited)
+
+    @classmethod
+    def wait_for(cls, *awaited: Awaited) -> Decision:
+        """Compute nothing, and keep the KV, until any of these is done: calls of tools, as `view.tool` gives them."""
+        if not awaited:
+            raise ValueError("wait_for needs something to wait for")
+        return cls(is_wait=True, awaited=awaited)
 
     @classmethod
     def stop(cls, reason: str | None = None) -> Decision:

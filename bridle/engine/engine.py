@@ -159,6 +159,14 @@ class Engine:
         return not can_compute and not self._openings.is_any_ready
 
     @property
+    def is_parked(self) -> bool:
+        """Whether all sequences wait for things outside of the engine, none of which is done: nothing happens but
+        deadlines until one is, or a request comes or goes."""
+        sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
+        is_quiet = not (self._openings.waiting or self._steering.goodbyes or self._steering.held)
+        return is_quiet and all(seq.control.is_parked for seq in sequences)
+
+    @property
     def is_up(self) -> bool:
         """Whether the device is reachable. Safe from any thread."""
         return self._interruptible is None or self._interruptible.is_up

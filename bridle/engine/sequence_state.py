@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from bridle.engine.decision import Decision
+from bridle.engine.decision import Awaited, Decision
 from bridle.engine.interfaces import Ask, ControllerPool
 from bridle.engine.output_text import OutputText
 from bridle.engine.plan import SampleRow
@@ -85,12 +85,18 @@ class ControlState:
     news: Ask | None = None  # what to tell it next
     is_late: bool = False  # missed a step: not computed until it answers
     is_suspended: bool = False  # it said wait
+    awaited: tuple[Awaited, ...] = ()  # for these alone
     is_dismissed: bool = False  # it was told that this is the end
     num_idle_steps: int = 0
     opened_at: float | None = None  # when it was asked for; all times are of the engine's clock
     opening_seconds: float = 0.0  # until it was made
     held_at: float = 0.0  # the last step in which it held the sequence up
     held_seconds: float = 0.0  # that it did so, so far
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits for things outside of the engine, and none of them is done."""
+        return self.is_suspended and bool(self.awaited) and not any(each.is_done for each in self.awaited)
 
     def let_go(self) -> None:
         """Note that the controller no longer holds the sequence up."""

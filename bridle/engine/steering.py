@@ -290,6 +290,7 @@ class Steering:
         """Suspend a sequence whose controller waits: keep the KV, compute nothing, ask again."""
         decision, seq.control.answer = seq.control.answer, None
         seq.control.is_suspended = True
+        seq.control.awaited = () if decision is None else decision.awaited
         seq.clamp_computed()
         self.idle(seq, decision)
 
@@ -336,6 +337,9 @@ class Steering:
     def _go_on(self, seq: Sequence) -> None:
         """Note that the controller holds the sequence no longer."""
         seq.control.is_suspended = False
+        if seq.control.awaited:
+            seq.control.held_seconds += self._clock() - seq.control.held_at
+            seq.control.awaited = ()
         seq.control.num_idle_steps = 0
         if seq.trace is not None:
             self._progress.tracer.resumed(seq, self._clock())

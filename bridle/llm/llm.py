@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
@@ -54,6 +54,7 @@ from bridle.service import (
 )
 from bridle.service.beams import beam_search, found_beams
 from bridle.service.defaults import filled
+from bridle.tools import DEFAULT_LIMITS, ToolDesk, ToolLimits, function_tools
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -81,6 +82,8 @@ class LLM:
         engine_config: EngineConfig | None = None,
         control: ControlSettings | bool | None = None,
         adapters: Mapping[str, str | Path] | None = None,
+        tools: Mapping[str, Callable[..., Any]] | None = None,
+        tool_limits: ToolLimits = DEFAULT_LIMITS,
         **settings: Any,
     ) -> None:
         """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded.
@@ -88,9 +91,11 @@ class LLM:
         `sampling` is the default of every call that brings none. `control` True starts a runtime for Wasm
         controllers beside the model, a process of its own. `adapters` are LoRA adapters by the names that requests
         will use, each a folder or a hub id; for them, and those that `load_adapter` adds, memory is set aside ({} says
-        that some will come). Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
+        that some will come). `tools` are functions that controllers may call (`view.tool`), by name, within
+        `tool_limits`. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
         self._sampling = None if sampling is None else inputs.as_sampling(sampling)
-        self._model = _load(model, engine_config, control, settings, adapters is not None)
+        self._tools = None if tools is None else ToolDesk(function_tools(tools, tool_limits), tool_limits)
+        self._model = _load(model, engine_config, control, settings, adapters is not None, self._tools)
         try:
             for name, source in (adapters or {}).items():
                 self.load_adapter(name, source)
@@ -442,6 +447,8 @@ class LLM:
     def close(self, drain: float = 0.0) -> None:
         """Free the model; running requests get `drain` seconds to finish. Idempotent."""
         self._model.close(drain)
+        if self._tools is not None:
+            self._tools.close()
 
     def __enter__(self) -> Self:
         return self
@@ -523,9 +530,10 @@ def _load(
     control: ControlSettings | bool | None,
     settings: dict[str, Any],
     has_adapters: bool,
+    tools: ToolDesk | None,
 ) -> LoadedModel:
     of_model, of_engine = inputs.split_settings(settings)
-    if isinstance(model, LoadedModel) and (settings or engine_config or control):
+    if isinstance(model, LoadedModel) and (settings or engine_config or control or tools):
         raise InvalidRequest(f"settings were given for {model.name!r}, which is loaded already", "model")
     if isinstance(model, LoadedModel):
         return model
@@ -541,7 +549,7 @@ def _load(
         from bridle.model.footprint import settle_adapters
 
         config, engine = settle_adapters(config, engine)
-    return load_model(config, engine, control=as_control(control))
+    return load_model(config, engine, control=as_control(control), tools=tools)
 
 
 def _read_chats(chats: list[Chat], outputs: list[RequestOutput]) -> list[RequestOutput]:

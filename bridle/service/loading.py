@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bridle.model.media_store import LocalMediaStore
     from bridle.model.pooled.settings import Pooling
     from bridle.text import Tokenizer
+    from bridle.tools import ToolDesk
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class LoadedModel:
     pid: int = field(default_factory=os.getpid)  # the process that loaded it
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, by what the checkpoint recommends
     pooling: Pooling | None = None  # how it makes vectors or labels of texts, if it is for that
+    tools: ToolDesk | None = None  # what its controllers may call
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     info: ExecutorInfo = field(init=False, repr=False)
     batching: Batching = field(init=False, repr=False)
@@ -133,19 +135,21 @@ def load_model(
     sampler: Sampler | None = None,
     control: ControlSettings | None = None,
     executors: ExecutorLoader | None = None,
+    tools: ToolDesk | None = None,
 ) -> LoadedModel:
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
     `progress(what, share)` is called with a share between 0 and 1; an error that it raises ends the loading. `pools`
     run further kinds of controllers, beside plain Python ones and constraints. `control` says whether Wasm controllers
     get a runtime (None: no); it starts while the model is loaded. `executors` loads the model elsewhere than into this
-    process. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
+    process. `tools` are what controllers may call; whoever made them closes them. Raises
+    `UnsupportedModel` or `InvalidRequest` with what to do about it.
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)
     parts = _load_parts(config, control or ControlSettings("off"), progress, sampler, executors)
     adapters = _make_adapters(parts.executor, engine_config)
-    client, constraints = _start_engine(parts, engine_config, pools, adapters)
+    client, constraints = _start_engine(parts, engine_config, pools, adapters, tools)
     name = name or model_name(config.model)
     return LoadedModel(
         name,
@@ -160,6 +164,7 @@ def load_model(
         engine=engine_config,
         defaults=parts.defaults,
         pooling=parts.pooling,
+        tools=tools,
         shutdown=client.close,
     )
 
@@ -236,7 +241,11 @@ def _make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPoo
 
 
 def _start_engine(
-    parts: _Parts, config: EngineConfig, pools: Sequence[ControllerPool], adapters: AdapterPool | None
+    parts: _Parts,
+    config: EngineConfig,
+    pools: Sequence[ControllerPool],
+    adapters: AdapterPool | None,
+    tools: ToolDesk | None,
 ) -> tuple[AsyncEngine, ConstraintPool]:
     """Start the engine over the parts, on its thread, with every kind of controller that it runs."""
     from bridle.constraints import ConstraintPool, vocabulary_of
@@ -249,7 +258,7 @@ def _start_engine(
     info, runtime = parts.executor.info, parts.runtime
     constraints = ConstraintPool(lambda: vocabulary_of(parts.tokenizer, info.vocab_size, info.eos_token_ids))
     all_pools = (
-        PythonControllerPool(info.vocab_size),
+        PythonControllerPool(info.vocab_size, tools, partial(parts.tokenizer.encode, add_special_tokens=False)),
         BeamPool(),
         constraints,
         *pools,
@@ -267,6 +276,8 @@ def _start_engine(
         adapters.on_change = client.wake
     if runtime is not None:
         runtime.wake = client.wake
+    if tools is not None:
+        tools.watch(client.wake)
     return client.start(), constraints
 
 

@@ -1,0 +1,19 @@
+"""Tools: what controllers may call while their outputs wait, and what runs the calls, outside of the engine's steps."""
+
+from __future__ import annotations
+
+from bridle.tools.call import Call
+from bridle.tools.desk import Caller, Tool, ToolDesk
+from bridle.tools.functions import FunctionTool, function_tools
+from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "Call",
+    "Caller",
+    "FunctionTool",
+    "Tool",
+    "ToolDesk",
+    "ToolLimits",
+    "function_tools",
+]

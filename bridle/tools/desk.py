@@ -1,0 +1,304 @@
+"""Runs the calls of tools on an event loop in a thread of its own, so that no tool holds up the engine's steps.
+
+What happens to a call is told by its handle alone: a tool that fails, is late, says too much or does not exist ends it
+with an error in words, never with an exception in whoever made the call. Knows nothing of engines and of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from bridle.errors import InvalidRequest, ToolFailed
+from bridle.shown import shown
+from bridle.tools.call import Call
+from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
+
+_log = logging.getLogger(__name__)
+
+_MAX_ERROR_CHARS = 2_000
+_MAX_NAME_CHARS = 128
+_MAX_NAMED = 16
+#: How long the desk waits at its end for tools that have to be closed, in seconds.
+_PATIENCE = 5.0
+
+Arguments = dict[str, Any]
+
+
+class Tool(Protocol):
+    """Something that takes arguments and answers with a text. All its methods run on the desk's event loop, and must
+    not block it."""
+
+    @property
+    def description(self) -> str:
+        """What it is for, in a sentence."""
+        raise NotImplementedError
+
+    async def call(self, arguments: Arguments) -> str:
+        """The answer. Raises `ToolFailed` with what may be told of a failure. Cancelled when nobody waits for it any
+        more."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Give back what the tool holds. Idempotent."""
+
+
+@dataclass(slots=True)
+class ToolCounts:
+    """What was asked of one tool so far."""
+
+    num_calls: int = 0
+    num_failed: int = 0
+    num_running: int = 0
+    seconds: float = 0.0
+
+
+class ToolDesk:
+    """Tools by their names. Safe from any thread; `close` it when done. Its thread starts with the first call."""
+
+    def __init__(self, tools: Mapping[str, Tool] | None = None, limits: ToolLimits = DEFAULT_LIMITS) -> None:
+        self.limits = limits
+        self._tools = dict(tools or {})
+        for name in self._tools:
+            _check_name(name)
+        self._lock = threading.Lock()
+        self._listeners: set[Callable[[], None]] = set()
+        self._counts = {name: ToolCounts() for name in self._tools}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._live: set[Call] = set()
+        self._closed = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tools, in their order."""
+        return tuple(self._tools)
+
+    def describe(self, name: str) -> str:
+        """What a tool is for."""
+        return self._tools[name].description
+
+    def counts(self) -> dict[str, ToolCounts]:
+        """What was asked of each tool so far."""
+        with self._lock:
+            return {
+                name: ToolCounts(c.num_calls, c.num_failed, c.num_running, c.seconds)
+                for name, c in self._counts.items()
+            }
+
+    def watch(self, on_done: Callable[[], None]) -> None:
+        """Have `on_done` called, from any thread, whenever a call has ended."""
+        self._listeners.add(on_done)
+
+    def unwatch(self, on_done: Callable[[], None]) -> None:
+        """Have it called no longer."""
+        self._listeners.discard(on_done)
+
+    def begin(self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None) -> Call:
+        """Begin a call. Never blocks, and never raises."""
+        call = Call(shown(name)[1:-1] if isinstance(name, str) else "?")
+        try:
+            tool, given, seconds = self._checked(name, arguments, timeout)
+            loop = self._admit(name, call)
+        except ToolFailed as error:
+            call.end(error=str(error))
+            return call
+        with contextlib.suppress(RuntimeError):  # closed a moment ago, which has ended the call
+            loop.call_soon_threadsafe(self._start, name, tool, given, seconds, call)
+        return call
+
+    def _checked(
+        self, name: str, arguments: Mapping[str, Any] | None, timeout: float | None
+    ) -> tuple[Tool, Arguments, float]:
+        """What is to be called, with a copy of the arguments. Raises `ToolFailed`."""
+        limits = self.limits
+        tool = self._tools.get(name) if isinstance(name, str) else None
+        if tool is None:
+            raise ToolFailed(f"there is no such tool; there are {_listed(self.names)}")
+        if timeout is not None and not 0 < timeout <= limits.max_timeout:
+            raise ToolFailed(f"timeout is {timeout:g}; must be more than 0 and at most {limits.max_timeout:g} seconds")
+        try:
+            text = msgspec.json.encode(dict(arguments or {}))
+        except Exception as error:  # whatever the objects of a caller may raise
+            raise ToolFailed(f"its arguments are no JSON: {error}") from None
+        if len(text) > limits.max_argument_bytes:
+            raise ToolFailed(
+                f"its arguments have {len(text)} bytes; at most {limits.max_argument_bytes} (max_argument_bytes)"
+            )
+        return tool, msgspec.json.decode(text), limits.timeout if timeout is None else timeout
+
+    def _admit(self, name: str, call: Call) -> asyncio.AbstractEventLoop:
+        """Count one more call; returns the loop that runs it. Raises `ToolFailed`."""
+        with self._lock:
+            if self._closed:
+                raise ToolFailed("tools are shut down")
+            if len(self._live) >= self.limits.max_running:
+                raise ToolFailed(
+                    f"{len(self._live)} calls are under way; at most {self.limits.max_running} (max_running)"
+                )
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="bridle-tools", daemon=True)
+                self._thread.start()
+            self._live.add(call)
+            self._counts[name].num_calls += 1
+            self._counts[name].num_running += 1
+            return self._loop
+
+    # -- the desk's thread -------------------------------------------------------------------------------
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(self._wind_up())
+        finally:
+            loop.close()
+
+    def _start(self, name: str, tool: Tool, given: Arguments, seconds: float, call: Call) -> None:
+        loop, began = asyncio.get_running_loop(), time.monotonic()
+        task = loop.create_task(self._answer(name, tool, given, seconds, call))
+        self._tasks.add(task)
+
+        def note(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._note_end(name, call, time.monotonic() - began)
+
+        task.add_done_callback(note)
+
+        def stop() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the task with it
+                loop.call_soon_threadsafe(task.cancel)
+
+        call.when_done(stop)
+
+    async def _answer(self, name: str, tool: Tool, given: Arguments, seconds: float, call: Call) -> None:
+        """Run one call to its end, whatever that is."""
+        answer, error = "", None
+        try:
+            async with asyncio.timeout(seconds):
+                answer = self._bounded(await tool.call(given))
+        except TimeoutError:
+            error = f"did not answer within {seconds:g} seconds"
+        except asyncio.CancelledError:
+            error = "was cancelled"
+        except ToolFailed as failure:
+            error = str(failure)[:_MAX_ERROR_CHARS]
+        except Exception as bug:
+            _log.exception("tool %s failed", name)
+            error = f"failed: {type(bug).__name__}"
+        call.end(answer, error)
+
+    def _note_end(self, name: str, call: Call, seconds: float) -> None:
+        """Note that nothing of a call is left, also if it was cancelled before it began."""
+        counts = self._counts[name]
+        call.cancel()
+        with self._lock:
+            self._live.discard(call)
+            counts.num_running -= 1
+            counts.num_failed += call.error is not None
+            counts.seconds += seconds
+        self._tell()
+
+    def _bounded(self, answer: str) -> str:
+        limit = self.limits.max_result_bytes
+        size = len(answer)
+        if size <= limit:
+            size = len(answer.encode(errors="surrogatepass"))
+        if size > limit:
+            raise ToolFailed(f"its answer has more than {limit} bytes (max_result_bytes)")
+        return answer
+
+    def _tell(self) -> None:
+        for tell in tuple(self._listeners):
+            tell()
+
+    async def _wind_up(self) -> None:
+        """End what is under way, and close the tools."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        closing: list[Coroutine[Any, Any, None]] = [tool.close() for tool in dict.fromkeys(self._tools.values())]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await asyncio.gather(*tasks, *closing, return_exceptions=True)
+
+    def close(self) -> None:
+        """Cancel all calls and close the tools. Idempotent."""
+        with self._lock:
+            self._closed, loop = True, self._loop
+            live = list(self._live)
+        for call in live:
+            call.end(error="tools were shut down")
+        if loop is not None and self._thread is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(2 * _PATIENCE)
+
+
+@dataclass(slots=True)
+class Caller:
+    """Calls tools on behalf of one request, all its outputs together. `names` are those that it may use (None: all).
+    One thread at a time."""
+
+    desk: ToolDesk
+    names: Collection[str] | None = None
+    num_calls: int = 0
+    pending: list[Call] = field(default_factory=list)
+
+    def call(self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None) -> Call:
+        """Begin a call; one that may not be made has failed at once."""
+        limits = self.desk.limits
+        self.pending = [call for call in self.pending if not call.is_done]
+        why = None
+        if self.names is not None and name not in self.names:
+            why = f"there is no such tool for this request; there are {_listed(self.names)}"
+        elif len(self.pending) >= limits.max_pending:
+            why = f"{len(self.pending)} calls of this request are under way; at most {limits.max_pending} (max_pending)"
+        elif self.num_calls >= limits.max_calls:
+            why = f"this request has made {self.num_calls} calls; at most {limits.max_calls} (max_calls)"
+        if why is not None:
+            call = Call(str(name)[:_MAX_NAME_CHARS])
+            call.end(error=why)
+            return call
+        self.num_calls += 1
+        call = self.desk.begin(name, arguments, timeout)
+        self.pending.append(call)
+        return call
+
+
+def adopt(calls: Collection[Call]) -> list[Call]:
+    """The calls that a fork shares with the output that it comes from: those under way."""
+    shared = [call for call in calls if not call.is_done]
+    for call in shared:
+        call.num_owners += 1
+    return shared
+
+
+def leave(calls: Collection[Call]) -> None:
+    """Note that an output is over. What no other output waits for is cancelled."""
+    for call in calls:
+        call.num_owners -= 1
+        if not call.num_owners:
+            call.cancel()
+
+
+def _listed(names: Collection[str]) -> str:
+    some = list(names)[:_MAX_NAMED]
+    return ", ".join(some) + (f" and {len(names) - len(some)} more" if len(names) > len(some) else "") or "none"
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME_CHARS or not name.isprintable():
+        raise InvalidRequest(
+            f"tools has a name {shown(name)}; must be 1 to {_MAX_NAME_CHARS} printable characters", "tools"
+        )
