@@ -50,6 +50,8 @@ _ENGINE_COUNTS = (
     "adapter_memory",
     "adapter_host_memory",
 )
+#: The share of the KV cache that parked conversations hold at most, by default, and for how many seconds.
+PARKED_SHARE, PARK_SECONDS = 0.25, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,9 @@ class EngineConfig:
     `adapter_memory` bytes where the model computes, those that were read `adapter_host_memory` bytes on the host (None:
     1 and 4 GiB; where memory is set aside for them, an eighth of what is free if that is less).
 
+    After a tool call the KV of a conversation is parked for `park_seconds`: it is evicted after all else. What is
+    parked takes at most `park_memory` bytes of the KV cache (None: a quarter of it; 0: nothing is parked).
+
     Requests that do not say how many tokens to draft get `speculate`: a number, 0 for none, -1 for as many as pay
     (None: as many as pay if there is a draft model, else none).
     """
@@ -165,9 +170,17 @@ class EngineConfig:
     adapter_memory: int | None = None
     adapter_host_memory: int | None = None
     speculate: int | None = None
+    park_memory: int | None = None
+    park_seconds: float = PARK_SECONDS
 
     def __post_init__(self) -> None:
         _check_positive(self, _ENGINE_COUNTS)
+        if self.park_memory is not None and self.park_memory < 0:
+            raise InvalidRequest(f"park_memory is {self.park_memory}; must be at least 0", "park_memory")
+        if not 0 <= self.park_seconds <= 86_400:
+            raise InvalidRequest(
+                f"park_seconds is {self.park_seconds}; must be at least 0 and at most 86400", "park_seconds"
+            )
         ratio, steps = self.waiting_served_ratio, self.max_waiting_tokens
         if ratio is not None and not 0 <= ratio < inf:
             raise InvalidRequest(f"waiting_served_ratio is {ratio}; must be at least 0", "waiting_served_ratio")

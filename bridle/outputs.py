@@ -27,6 +27,10 @@ class FinishReason(str, Enum):
     ERROR = "error"
 
 
+#: How outputs end that somebody may go on from.
+BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.CONTROLLER})
+
+
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """Log-probability (natural logarithm) of one token, and the best alternatives, best first.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from bridle.cli.sizes import byte_size, count, drafts
-from bridle.config import DType, EngineConfig, KVCacheDType, ModelConfig, Quantization
+from bridle.config import PARK_SECONDS, DType, EngineConfig, KVCacheDType, ModelConfig, Quantization
 from bridle.errors import InvalidRequest
 from bridle.sampling import SamplingParams, meanings
 
@@ -116,6 +116,13 @@ class EngineOptions:
     )
     prefix_caching: bool = True
     "Keep the KV of finished prompts for requests that begin alike."
+    park_memory: Bytes = None
+    (
+        "Memory of the KV cache that conversations in the middle of a tool call may hold back from eviction; `0` for "
+        "none. Default: a quarter of it."
+    )
+    park_seconds: float = PARK_SECONDS
+    "Seconds that the KV of a conversation waits for the result of a tool call, evicted after all else."
     warm_up: bool = True
     "Run the largest step while loading, and give the KV cache what it leaves free; otherwise guess its size."
 

@@ -74,7 +74,10 @@ def _batch(engine: Status) -> str:
 def _cache(engine: Status, used: int) -> str:
     prompt, cached = engine.get("num_prompt_tokens", 0), engine.get("num_cached_tokens", 0)
     share = f"{cached / prompt:.0%} of prompts from it" if prompt else "no prompts yet"
-    return f"{used} of {engine.get('num_blocks', 0)} blocks in use, {engine.get('num_cached_blocks', 0)} kept, {share}"
+    kept = f"{engine.get('num_cached_blocks', 0)} kept"
+    if parked := engine.get("num_parked", 0):
+        kept += f" ({engine.get('num_parked_blocks', 0)} of them for {parked} parked)"
+    return f"{used} of {engine.get('num_blocks', 0)} blocks in use, {kept}, {share}"
 
 
 def _speeds(engine: Status, old: Status, seconds: float) -> str:

@@ -10,7 +10,7 @@ from bridle.cluster.controller_forms import is_repeatable
 from bridle.engine.client import EventStream
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, InternalError
-from bridle.outputs import Event, Finished, Log, PromptEvent, Resuming, Stored, TokenEvent, Traced
+from bridle.outputs import BY_ITSELF, Event, Finished, Log, PromptEvent, Resuming, Rewind, Stored, TokenEvent, Traced
 
 
 @dataclass(slots=True)
@@ -47,6 +47,21 @@ class LiveRequest:
         if not self.is_plain:
             return ()
         return tuple(event.token for event in self.told.get(0, ()) if isinstance(event, TokenEvent))
+
+    @property
+    def parked_tokens(self) -> tuple[int, ...]:
+        """All tokens of the conversation that the first output has left parked; none if it parks nothing."""
+        told = self.told.get(0, ())
+        last = told[-1] if told else None
+        if not self.request.parks or not isinstance(last, Finished) or last.reason not in BY_ITSELF:
+            return ()
+        tokens = list(self.request.prompt)
+        for event in told:
+            if isinstance(event, TokenEvent):
+                tokens.append(event.token)
+            elif isinstance(event, Rewind):
+                del tokens[len(tokens) - event.num_tokens :]
+        return tuple(tokens)
 
     @property
     def open_outputs(self) -> Sequence[int]:

@@ -66,7 +66,7 @@ class PrefixRouter:
         least = min(loads)
         if least == AWAY:
             return None
-        chain = self._chain(prompt, salt)
+        chain = chain_of(prompt, salt, self._block_size)
         chosen, num_blocks = self._home(chain)
         limit = max(least * _SLACK_FACTOR, least + _SLACK_TOKENS) + num_blocks * self._block_size
         if chosen is None or loads[chosen] > limit:
@@ -78,15 +78,6 @@ class PrefixRouter:
     def forget(self, replica: int) -> None:
         """See `Router`. Entries of the replica's last life are ignored from now on, and are dropped as they age."""
         self._lives[replica] += self.num_replicas
-
-    def _chain(self, prompt: Sequence[int], salt: object) -> list[int]:
-        """Hashes of the prompt's whole blocks, each over all blocks before it. The last token is left out, since it is
-        always computed."""
-        size, value, chain = self._block_size, hash((salt, self._block_size)), []
-        for start in range(0, (len(prompt) - 1) // size * size, size):
-            value = hash((value, tuple(prompt[start : start + size])))
-            chain.append(value)
-        return chain
 
     def _home(self, chain: list[int], only: int | None = None) -> tuple[int | None, int]:
         """The replica that holds most of the chain, and how many blocks of it. With `only`, the count is for that
@@ -108,6 +99,16 @@ class PrefixRouter:
         if len(self._recent) + len(chain) > self._half:
             self._recent, self._older = {}, self._recent
         self._recent.update(dict.fromkeys(chain, self._lives[replica]))
+
+
+def chain_of(prompt: Sequence[int], salt: object, size: int) -> list[int]:
+    """Hashes of a prompt's whole blocks of `size` tokens, each over all blocks before it. The last token is left out,
+    since it is always computed."""
+    value, chain = hash((salt, size)), []
+    for start in range(0, (len(prompt) - 1) // size * size, size):
+        value = hash((value, tuple(prompt[start : start + size])))
+        chain.append(value)
+    return chain
 
 
 def first_from(start: int, loads: Sequence[float], load: float) -> int:

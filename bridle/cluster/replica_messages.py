@@ -67,9 +67,16 @@ class Submit(_Wire):
     runs: Runs = ()
     trace: bool = False
     tools: tuple[str, ...] | None = None
+    parks: bool = False
 
 
 class Cancel(_Wire):
+    id: str
+
+
+class Unpark(_Wire):
+    """The client of a finished request will not go on from it."""
+
     id: str
 
 
@@ -85,6 +92,7 @@ class Hello(_Wire):
     max_forks: int
     max_waiting: int
     adapters: AdapterLimits | None = None  # what it takes as adapters
+    park_seconds: float = 0.0  # how long it parks KV; 0 if it parks none
 
 
 #: Fields of events that have another form on the wire: the type there, and the functions to that form and back. A
@@ -166,7 +174,7 @@ class Beat(_Wire):
 
 
 #: All messages that a router sends to a replica.
-ToReplica = Submit | Cancel | AdapterMessage
+ToReplica = Submit | Cancel | Unpark | AdapterMessage
 #: All messages that a replica sends to its router after its `Hello`.
 ToRouter = Events | Broken | Beat | AdapterFetched
 

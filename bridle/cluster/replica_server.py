@@ -26,6 +26,7 @@ from bridle.cluster.replica_messages import (
     Events,
     Hello,
     Submit,
+    Unpark,
     WireEvent,
     frame,
     pack_beat,
@@ -127,7 +128,9 @@ class _Conversation:
     async def run(self) -> None:
         info = self._client.info
         limits = None if self._adapters is None else self._adapters.limits
-        hello = Hello(PROTOCOL, os.getpid(), info, self._config.max_forks, self._config.max_waiting, limits)
+        config = self._config
+        seconds = 0.0 if config.park_memory == 0 or not config.enable_prefix_caching else config.park_seconds
+        hello = Hello(PROTOCOL, os.getpid(), info, config.max_forks, config.max_waiting, limits, seconds)
         self._writer.write(frame(hello))
         helpers = [asyncio.create_task(self._send_events()), asyncio.create_task(self._beat())]
         try:
@@ -150,6 +153,8 @@ class _Conversation:
                 self._submit(message)
             elif isinstance(message, Cancel):
                 self._cancel(message.id)
+            elif isinstance(message, Unpark):
+                self._client.unpark(message.id)
             else:
                 self._served.handle(message)
 

@@ -18,6 +18,7 @@ from functools import partial
 from bridle.cluster.adapter_messages import AdapterFetched
 from bridle.cluster.faults import unpack_error
 from bridle.cluster.live_request import LiveRequest
+from bridle.cluster.parked_homes import ParkedHomes
 from bridle.cluster.prefix_router import AWAY, PrefixRouter, Router
 from bridle.cluster.remote import is_same_model
 from bridle.cluster.replica_adapters import ReplicaAdapters
@@ -28,6 +29,7 @@ from bridle.cluster.replica_messages import (
     Cancel,
     Hello,
     ToRouter,
+    Unpark,
     add_beat,
     pack_request,
     unpack_event,
@@ -87,6 +89,7 @@ class ReplicaSet:
         ]
         self._make_router = make_router
         self._router: Router | None = None
+        self._homes: ParkedHomes | None = None
         self._up: dict[int, Beat | None] = {}  # the replicas that are connected, and the last beat of each
         self._loads = [AWAY] * len(self._links)
         self._live: dict[str, LiveRequest] = {}
@@ -156,6 +159,13 @@ class ReplicaSet:
             else:
                 self._links[live.replica].send(Cancel(request_id))
 
+    def unpark(self, request_id: str) -> None:
+        """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
+        with self._lock:
+            number = None if self._homes is None else self._homes.release(request_id)
+            if number is not None and number in self._up:
+                self._links[number].send(Unpark(request_id))
+
     def statistics(self) -> EngineStatistics:
         """Sums over the replicas, as of their last beats."""
         total = EngineStatistics()
@@ -184,10 +194,10 @@ class ReplicaSet:
         """Send a request to a replica, if one is there. With the lock held."""
         assert self._router is not None
         tokens = live.tokens
-        pictures = tuple(medium.key for medium in live.request.media)
-        salt = live.request.tenant, live.request.adapter, *pictures
         prompt = (*live.request.prompt, *tokens)
-        choice = self._router.choose(prompt, salt, self._loads)
+        assert self._homes is not None
+        choice = self._homes.find(prompt, _salt(live.request), self._clock())
+        choice = choice or self._router.choose(prompt, _salt(live.request), self._loads)
         if choice is None:
             return
         request = replace(live.request, generated=tokens) if tokens else live.request
@@ -220,6 +230,7 @@ class ReplicaSet:
         """Learn the served model from a replica's greeting, and the smallest room that any replica has for it."""
         if self._hello is None:
             self._router = self._make_router(len(self._links), hello.info.block_size)
+            self._homes = ParkedHomes(hello.info.block_size, hello.park_seconds)
         elif not is_same_model(hello.info, self._hello.info):
             raise ShardUnavailable(f"replica {number} serves another model: {hello.info} instead of {self._hello.info}")
         if self._hello is None or hello.info.num_blocks < self._hello.info.num_blocks:
@@ -254,6 +265,8 @@ class ReplicaSet:
             self.num_losses += 1
             if self._router is not None:
                 self._router.forget(number)
+            if self._homes is not None:
+                self._homes.forget(number)
             lost = [live for live in self._live.values() if live.replica == number]
             for live in lost:
                 self._leave(live)
@@ -303,6 +316,7 @@ class ReplicaSet:
             woken.append(live.stream)
             last = fresh[-1]
             if isinstance(last, Finished) and last.is_last:
+                self._note_parked(number, live)
                 self._forget(live)
 
     def _note_prompt(self, live: LiveRequest) -> None:
@@ -310,6 +324,11 @@ class ReplicaSet:
         if live.replica is not None:
             self._loads[live.replica] -= live.load - _RUNNING_TOKENS
             live.load = _RUNNING_TOKENS
+
+    def _note_parked(self, number: int, live: LiveRequest) -> None:
+        """Remember where the conversation of a request that is over is parked."""
+        if self._homes is not None and (tokens := live.parked_tokens):
+            self._homes.keep(live.request.id, tokens, _salt(live.request), number, self._clock())
 
     def _break(self, number: int, message: Broken, woken: list[EventStream]) -> None:
         live = self._live.get(message.request_id)
@@ -334,6 +353,11 @@ class ReplicaSet:
         del self._live[live.request.id]
         if not self._live:
             self._first.notify_all()
+
+
+def _salt(request: Request) -> object:
+    """Requests share blocks only under an equal salt."""
+    return (request.tenant, request.adapter, *(medium.key for medium in request.media))
 
 
 def _with_number(on_loss: Callable[[int, int], None], number: int) -> Callable[[int, str], None]:

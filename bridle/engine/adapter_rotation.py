@@ -13,6 +13,7 @@ from itertools import chain
 
 from bridle.engine.interfaces import AdapterStore
 from bridle.engine.sequence import Sequence
+from bridle.errors import UnknownAdapter
 
 
 class AdapterRotation:
@@ -33,6 +34,14 @@ class AdapterRotation:
         """Raise `UnknownAdapter` if the adapter is no longer there. Safe from any thread."""
         if self._store is not None:
             self._store.check_known(adapter)
+
+    def knows(self, adapter: str) -> bool:
+        """Whether the adapter is still there."""
+        try:
+            self.check(adapter)
+        except UnknownAdapter:
+            return False
+        return True
 
     def open(self, adapter: str) -> None:
         """Note that a request for the adapter begins. Raises `UnknownAdapter`."""

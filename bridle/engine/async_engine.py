@@ -34,6 +34,9 @@ _PARKED_PAUSE = 0.05
 #: The time between steps while the device is away, when only deadlines can pass; in seconds.
 _AWAY_PAUSE = 0.05
 
+#: The least time that an idle engine sleeps, with parked KV that is over soon; in seconds.
+_LEAST_PAUSE = 0.01
+
 #: The error in a fork of this process, where the engine's thread does not run.
 FORKED = (
     "this process is a fork of the one that loaded the model, whose engine does not run here; "
@@ -49,6 +52,7 @@ class AsyncEngine:
         self._lock = threading.Lock()
         self._inbox: list[Request] = []
         self._cancels: list[str] = []
+        self._unparks: list[str] = []
         self._streams: dict[str, EventStream] = {}
         self._wake = threading.Event()
         self._state = "new"  # -> running -> draining -> closed
@@ -99,6 +103,12 @@ class AsyncEngine:
         with self._lock:
             if request_id in self._streams:
                 self._cancels.append(request_id)
+        self._wake.set()
+
+    def unpark(self, request_id: str) -> None:
+        """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
+        with self._lock:
+            self._unparks.append(request_id)
         self._wake.set()
 
     def wake(self) -> None:
@@ -170,9 +180,12 @@ class AsyncEngine:
         """Take one step, or sleep until there is something to do."""
         self._wake.clear()
         self._take_inbox()
+        if self._state != "running":
+            self._engine.end_parking()
         if not self._engine.has_work:
+            pause = self._engine.tidy()
             if not self._inbox and self._state != "closed":
-                self._wake.wait()
+                self._wake.wait(None if pause is None else max(pause, _LEAST_PAUSE))
             return
         if self._engine.is_stalled:
             self._wake.wait(self._pause())
@@ -189,6 +202,7 @@ class AsyncEngine:
         with self._lock:
             requests, self._inbox = self._inbox, []
             cancels, self._cancels = self._cancels, []
+            unparks, self._unparks = self._unparks, []
         for request in requests:
             try:
                 self._engine.add(request)
@@ -197,6 +211,8 @@ class AsyncEngine:
                 self._deliver([event])
         for request_id in cancels:
             self._engine.cancel(request_id)
+        for request_id in unparks:
+            self._engine.unpark(request_id)
 
     def _deliver(self, events: Iterable[Event]) -> None:
         """Hand events to their streams and wake each reader once."""

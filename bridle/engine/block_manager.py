@@ -5,7 +5,8 @@ Position p of a sequence lives in slot `block_table[p // B] * B + p % B`. Rules 
 1. A block is written only if one sequence refers to it and it has no hash: a shared one is copied first, a hashed
    one loses its hash.
 2. A block has a hash only if it is full and its KV was computed.
-3. Every block is free or referenced; free blocks with a hash are the prefix cache.
+3. Every block is free or referenced; free blocks with a hash are the prefix cache. Those that are parked are evicted
+   after all others (`Parking`).
 
 The hash of a full block covers all tokens up to its end, and the pictures among them: blake2b over (parent's hash,
 token ids, marks), and the chain starts at (model, adapter, tenant). At 128 bits and unforgeable, equal hashes mean
@@ -17,9 +18,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from hashlib import blake2b
+from itertools import takewhile
 
 from bridle.engine.free_blocks import FreeBlocks
 from bridle.engine.media import marks
+from bridle.engine.parking import Parking
 from bridle.engine.plan import BlockCopy
 from bridle.engine.sequence import Sequence
 from bridle.errors import InternalError
@@ -46,7 +49,14 @@ class BlockManager:
     """Owns `num_blocks` blocks of `block_size` positions each. It only counts blocks, and holds no KV."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, model: str = ""
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        model: str = "",
+        max_parked: int = 0,
+        park_seconds: float = 0.0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -56,6 +66,8 @@ class BlockManager:
         self._num_refs = [0] * num_blocks
         self._hash_of: dict[int, bytes] = {}  # block -> hash, for hashed blocks, free or not
         self._block_of: dict[bytes, int] = {}  # hash -> block
+        self._pinned: set[bytes] = set()  # hashes that are parked
+        self.parking = Parking(max_parked if enable_prefix_caching else 0, park_seconds, self._pin, self._unpin)
         self.num_evicted = 0
         self.num_copied = 0
 
@@ -127,6 +139,8 @@ class BlockManager:
             self._num_refs[block] += 1
         seq.kv.block_table += cached
         seq.kv.num_computed, seq.kv.num_hashed = num_cached, len(cached)
+        if len(self.parking):
+            self.parking.take(seq.request.tenant, seq.kv.block_hashes[: len(cached)])
         return True
 
     def allocate(self, seq: Sequence, end: int) -> list[BlockCopy]:
@@ -154,10 +168,15 @@ class BlockManager:
 
     def _unpublish(self, seq: Sequence, i: int) -> None:
         """Drop the hash of block i, to which only `seq` refers, because it is about to be rewritten."""
-        del self._block_of[self._hash_of.pop(seq.kv.block_table[i])]
+        digest = self._hash_of[seq.kv.block_table[i]]
+        if len(self.parking):
+            self.parking.lose(seq.request.tenant, digest)
+        del self._hash_of[seq.kv.block_table[i]], self._block_of[digest]
         seq.kv.num_hashed = min(seq.kv.num_hashed, i)
 
     def _take(self, seq: Sequence, after: int | None) -> int:
+        while self._free.has_only_parked and len(self.parking):
+            self.parking.give_way()
         expected = self.blocks_for(seq.max_len) - len(seq.kv.block_table)
         block, evicted = self._free.take(seq.id, after, min(expected, _MAX_RESERVED))
         for old in evicted:
@@ -170,10 +189,12 @@ class BlockManager:
         self._num_refs[block] -= 1
         if self._num_refs[block]:
             return
-        if block in self._hash_of:
-            self._free.give_cached(block)
-        else:
+        if block not in self._hash_of:
             self._free.give_plain(block)
+        elif self._hash_of[block] in self._pinned:
+            self._free.give_parked(block)
+        else:
+            self._free.give_cached(block)
 
     def free(self, seq: Sequence) -> None:
         """Give all blocks of `seq` back. Hashed ones stay as cache; those at the end of the sequence are
@@ -218,10 +239,37 @@ class BlockManager:
 
     def forget_content(self) -> None:
         """All KV is gone (the executor was reset): no block may be reused. Every sequence must hold none."""
+        self.parking.clear()
         for block in self._hash_of:
             self._free.forget(block)
         self._hash_of.clear()
         self._block_of.clear()
+
+    # -- parked KV ---------------------------------------------------------------------------------------
+
+    def park(self, seq: Sequence, now: float) -> None:
+        """Hold back from eviction what `seq`, which is about to end, has in the prefix cache."""
+        digests = seq.kv.block_hashes[: min(seq.kv.num_hashed, seq.kv.num_computed // self.block_size)]
+        held = list(takewhile(self._block_of.__contains__, digests))
+        self.parking.park(seq.request.tenant, (seq.request.id, seq.index), seq.request.adapter, held, now)
+
+    def renew(self, seq: Sequence, now: float) -> None:
+        """Hold back for longer what `seq`, which waits for its turn, will go on from."""
+        if len(self.parking):
+            num_cached = self.match_prefix(seq)
+            self.parking.renew(seq.request.tenant, seq.kv.block_hashes[: num_cached // self.block_size], now)
+
+    def _pin(self, digest: bytes) -> None:
+        self._pinned.add(digest)
+        block = self._block_of[digest]
+        if self._num_refs[block] == 0:
+            self._free.park(block)
+
+    def _unpin(self, digest: bytes) -> None:
+        self._pinned.discard(digest)
+        block = self._block_of[digest]
+        if self._num_refs[block] == 0:
+            self._free.unpark(block)
 
     def _extend_hashes(self, seq: Sequence, num_tokens: int) -> None:
         size, hashes = self.block_size, seq.kv.block_hashes
@@ -249,6 +297,14 @@ class BlockManager:
             raise InternalError(f"{self.num_free} blocks counted free, {len(free)} listed, of {self.num_blocks}")
         if self._block_of != {digest: block for block, digest in self._hash_of.items()}:
             raise InternalError("the two directions of the prefix cache's map disagree")
+        self._check_parked()
+
+    def _check_parked(self) -> None:
+        self.parking.check_integrity()
+        digests = self.parking.digests()
+        idle = {self._block_of[digest] for digest in digests if not self._num_refs[self._block_of[digest]]}
+        if digests != self._pinned or self._free.parked_ids() != idle:
+            raise InternalError(f"{len(digests)} blocks are parked, {len(self._free.parked_ids())} are held back")
 
     def _check_sequence(self, seq: Sequence) -> None:
         if seq.kv.num_computed > len(seq.kv.block_table) * self.block_size:

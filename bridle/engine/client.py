@@ -51,6 +51,9 @@ class EngineClient(Protocol):
     def cancel(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
 
+    def unpark(self, request_id: str) -> None:
+        """Let go of the KV that a finished request has left parked; unknown ids are ignored."""
+
     def statistics(self) -> EngineStatistics:
         """A snapshot of the counters."""
         raise NotImplementedError

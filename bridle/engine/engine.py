@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import count
 
-from bridle.config import EngineConfig
+from bridle.config import PARKED_SHARE, EngineConfig
 from bridle.engine.adapter_rotation import AdapterRotation
 from bridle.engine.batching import Batching
 from bridle.engine.blame import Blame
@@ -219,6 +219,7 @@ class Engine:
         """Hand a sequence whose prompt is final to the scheduler."""
         self._progress.begin(seq)
         self._scheduler.add(seq)
+        self._scheduler.blocks.renew(seq, self.clock())
         if seq.sampling.max_tokens == 0:
             self._progress.finish(seq, FinishReason.LENGTH)
 
@@ -226,10 +227,29 @@ class Engine:
         """End all outputs of a request at the next step; unknown ids are ignored. Safe from any thread."""
         self._endings.cancel_nowait(request_id)
 
+    def unpark(self, request_id: str) -> None:
+        """Let go of the KV that a request has left parked; unknown ids are ignored."""
+        self._scheduler.blocks.parking.release(request_id)
+
+    def end_parking(self) -> None:
+        """Let go of all parked KV, and park none any more: no request will come that could use it."""
+        self._scheduler.blocks.parking.close()
+
+    def tidy(self) -> float | None:
+        """Let go of parked KV whose time is over. Returns the seconds until there is more of it, None if nothing is
+        parked."""
+        parking = self._scheduler.blocks.parking
+        if not len(parking):
+            return None
+        now = self.clock()
+        until = parking.expire(now, self._rotation.knows)
+        return None if until is None else max(until - now, 0.0)
+
     def close(self) -> None:
         """Shut the pools and the executor down; live requests get no further event. Idempotent."""
         if not self._closed:
             self._closed = True
+            self.end_parking()
             for pool in self._steering.pools:
                 pool.shutdown()
             self._rotation.close()
@@ -245,6 +265,7 @@ class Engine:
         if self._progress.tracer.num_live:
             self._progress.tracer.begin_step(self._scheduler.step + 1)
         self._endings.apply(began)
+        self.tidy()
         self._openings.take()
         if self._is_steering:
             self._steering.apply_early()
@@ -388,6 +409,11 @@ class Engine:
             num_suspended=sum(seq.control.is_suspended for seq in running),
             num_free_blocks=blocks.num_free,
             num_cached_blocks=blocks.num_cached,
+            num_parked=len(blocks.parking),
+            num_parked_blocks=blocks.parking.num_blocks,
+            num_park_hits=blocks.parking.num_hits,
+            num_parks_expired=blocks.parking.num_expired,
+            num_parks_given_way=blocks.parking.num_given_way,
             **self._rotation.counts(),
             **self._media.counts(),
         )
@@ -402,6 +428,13 @@ class Engine:
             raise InternalError(f"sequences {lost[:8]} are queued, but belong to no live request")
 
 
+def max_parked_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
+    """How many blocks may be parked at most."""
+    if config.park_memory is None or (config.park_memory and not info.block_bytes):
+        return int(info.num_blocks * PARKED_SHARE)
+    return min(config.park_memory // max(info.block_bytes, 1), info.num_blocks)
+
+
 def _make_scheduler(
     info: ExecutorInfo,
     config: EngineConfig,
@@ -412,7 +445,14 @@ def _make_scheduler(
     speculation: Speculation,
 ) -> Scheduler:
     caching = config.enable_prefix_caching and info.kv == "paged"
-    blocks = BlockManager(info.num_blocks, info.block_size, enable_prefix_caching=caching, model=info.model)
+    blocks = BlockManager(
+        info.num_blocks,
+        info.block_size,
+        enable_prefix_caching=caching,
+        model=info.model,
+        max_parked=max_parked_blocks(info, config),
+        park_seconds=config.park_seconds,
+    )
     return Scheduler(
         blocks,
         batching.max_step_tokens,

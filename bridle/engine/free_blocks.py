@@ -20,8 +20,8 @@ _OPEN, _CLOSED = 0, 1
 class FreeBlocks:
     """Free KV blocks `0 .. num_blocks-1`, all free at first.
 
-    A free block is *plain* (no content worth keeping) or *cached* (may be reused until evicted, oldest first).
-    Plain blocks may be reserved for one owner.
+    A free block is *plain* (no content worth keeping), *cached* (may be reused until evicted, oldest first) or *parked*
+    (cached, and not to be evicted before its owner gives it up). Plain blocks may be reserved for one owner.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -30,14 +30,21 @@ class FreeBlocks:
         self._reserved: dict[int, int] = {}  # plain block -> owner
         self._reservations: dict[int, list[int]] = {}  # owner -> blocks, some of which may have been taken by others
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._parked: set[int] = set()
         self._num_plain = num_blocks
 
     def __len__(self) -> int:
-        return self._num_plain + len(self._cached)
+        return self._num_plain + len(self._cached) + len(self._parked)
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        """Blocks whose content may still be reused, parked ones included."""
+        return len(self._cached) + len(self._parked)
+
+    @property
+    def has_only_parked(self) -> bool:
+        """Whether a parked block has to be given up before another one can be taken."""
+        return not self._num_plain and not self._cached
 
     def take(self, owner: int, after: int | None, num_expected: int) -> tuple[int, list[int]]:
         """Take one block for `owner`, next to block `after` if possible. Returns it with the cached blocks that were
@@ -67,13 +74,30 @@ class FreeBlocks:
         """Take back block `block`, whose content may be reused; it is the last to be evicted."""
         self._cached[block] = None
 
+    def give_parked(self, block: int) -> None:
+        """Take back block `block`, which is not to be evicted."""
+        self._parked.add(block)
+
+    def park(self, block: int) -> None:
+        """Hold a cached block back from eviction."""
+        del self._cached[block]
+        self._parked.add(block)
+
+    def unpark(self, block: int) -> None:
+        """Turn a parked block into a cached one, the last to be evicted."""
+        self._parked.remove(block)
+        self._cached[block] = None
+
     def revive(self, block: int) -> None:
         """Take a cached block back into use, with its content."""
-        del self._cached[block]
+        if block in self._parked:
+            self._parked.remove(block)
+        else:
+            del self._cached[block]
 
     def forget(self, block: int) -> None:
         """Turn a cached block into a plain one: its content cannot be reused any more."""
-        del self._cached[block]
+        self.revive(block)
         self.give_plain(block)
 
     def release_reservation(self, owner: int) -> None:
@@ -86,7 +110,11 @@ class FreeBlocks:
     def free_ids(self) -> set[int]:
         """All free blocks, for integrity checks."""
         plain = {block for block, state in enumerate(self._state) if state == _OPEN}
-        return plain | set(self._reserved) | set(self._cached)
+        return plain | set(self._reserved) | set(self._cached) | self._parked
+
+    def parked_ids(self) -> set[int]:
+        """The parked blocks, for integrity checks."""
+        return set(self._parked)
 
     def _take_plain(self, block: int, owner: int) -> bool:
         if block >= self.num_blocks:

@@ -35,6 +35,7 @@ class ExecutorInfo:
     engine then only counts blocks. `capacity` is `num_blocks * block_size` tokens either way. Vectors of an `Embedder`
     have `embedding_size` numbers; 0 if this model gives none. `task` says what the model is for: one that does not
     generate gives vectors of whole texts, each computed in one step, or the logits of a classifier's labels.
+    `block_bytes` is the memory of one block; 0 if it is not known.
     """
 
     model: str
@@ -50,6 +51,7 @@ class ExecutorInfo:
     max_num_seqs: int = 256
     embedding_size: int = 0
     task: Task = "generate"
+    block_bytes: int = 0
 
 
 class Executor(Protocol):

@@ -19,7 +19,18 @@ from bridle.engine.sequence_state import UnsentToken
 from bridle.engine.statistics import EngineStatistics
 from bridle.engine.tracing import Tracer
 from bridle.errors import BridleError, InvalidRequest
-from bridle.outputs import Embedded, Event, Finished, FinishReason, Forked, Logprob, PromptEvent, Rewind, TokenEvent
+from bridle.outputs import (
+    BY_ITSELF,
+    Embedded,
+    Event,
+    Finished,
+    FinishReason,
+    Forked,
+    Logprob,
+    PromptEvent,
+    Rewind,
+    TokenEvent,
+)
 
 #: How often in a row an output may take another way, because it led to a banned phrase.
 MAX_RETRIES = 256
@@ -330,7 +341,7 @@ class Progress:
         self._flush_held(seq)
         tail = seq.output.text.flush() if seq.output.text is not None else ""
         seq.output.usage.completion_tokens = seq.num_generated
-        self._scheduler.remove(seq)
+        self._scheduler.remove(seq, parks=seq.request.parks and reason in BY_ITSELF)
         self._statistics.finished[reason.value] += 1
         event = Finished(
             seq.request.id, seq.index, reason, seq.output.usage, tail, stop, error, held=seq.control.held_seconds

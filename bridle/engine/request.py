@@ -101,7 +101,8 @@ class Request:
     another engine and that its client has; the output continues after them. It is allowed only for a single output
     without a controller. `media` are the pictures of the prompt, `runs` where they stand in it. A request that `embeds`
     asks for the vector of the prompt, and for no token. With `trace` each thing that happens to an output gives
-    a `Traced` event. `tools` are those that its controllers may call (None: all).
+    a `Traced` event. `tools` are those that its controllers may call (None: all). The KV of one that `parks` is held
+    back from eviction for a while once an output has ended by itself.
     """
 
     id: str
@@ -122,6 +123,7 @@ class Request:
     runs: Runs = ()
     trace: bool = False
     tools: tuple[str, ...] | None = None
+    parks: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -108,8 +108,10 @@ class Scheduler:
         self.running[child.id] = child
         self._in_order = False
 
-    def remove(self, seq: Sequence) -> None:
-        """Remove a sequence that is over; its blocks are free at once."""
+    def remove(self, seq: Sequence, parks: bool = False) -> None:
+        """Remove a sequence that is over; its blocks are free at once. Their KV may stay parked."""
+        if parks:
+            self.blocks.park(seq, self._clock())
         if seq.queue.status is SequenceStatus.RUNNING:
             del self.running[seq.id]
         elif seq.queue.status is SequenceStatus.WAITING:

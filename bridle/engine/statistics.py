@@ -24,6 +24,9 @@ class EngineStatistics:
     num_preemptions: int = 0
     num_evicted_blocks: int = 0
     num_copied_blocks: int = 0
+    num_park_hits: int = 0  # requests that went on from parked KV
+    num_parks_expired: int = 0
+    num_parks_given_way: int = 0  # conversations of which others took blocks
     num_late_answers: int = 0
     num_failed_steps: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # by finish reason
@@ -45,6 +48,8 @@ class EngineStatistics:
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
+    num_parked: int = 0  # conversations
+    num_parked_blocks: int = 0
     num_adapters: int = 0  # that requests may name
     num_adapters_on_host: int = 0
     num_adapters_on_device: int = 0

@@ -225,6 +225,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
     block_size, kv_dtype = sizing.default_block_size(config), choose_kv_dtype(config, dtype, device)
     kernel = tried_kernel(config.kernel, device, dtype, geometry, block_size)
     runner = ModelRunner(model, attention.PagedAttention(KVCache(geometry, 1, block_size, kv_dtype, device), kernel))
+    block_bytes = (token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size
     info = ExecutorInfo(
         model=config.model,
         vocab_size=geometry.vocab_size,
@@ -237,6 +238,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         max_num_batched_tokens=config.step_tokens or STEP_TOKENS[device.type],
         max_num_seqs=config.step_seqs or STEP_SEQS,
         embedding_size=runner.embedding_size,
+        block_bytes=block_bytes,
     )
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     adapter_kernel = create_adapter_kernel(config.adapter_kernel, device, dtype)
@@ -258,7 +260,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         config=config,
         device=device,
         block_size=block_size,
-        block_bytes=(token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size,
+        block_bytes=block_bytes,
         max_model_len=max_model_len,
         step_tokens=info.max_num_batched_tokens,
         step_seqs=info.max_num_seqs,

@@ -84,6 +84,7 @@ class ScriptedExecutor:
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             embedding_size=embedding_size,
+            block_bytes=block_size,
         )
         self.model = ScriptedModel(vocab_size, seed, next_token, spread)
         self.plans: list[StepPlan] = []

@@ -125,6 +125,9 @@ class ReplicaLab:
     def cancel(self, request_id: str) -> None:
         self._router.cancel(request_id)
 
+    def unpark(self, request_id: str) -> None:
+        self._router.unpark(request_id)
+
     def step(self) -> list[Event]:
         """What has come from any replica by now, or comes soon."""
         self._news.wait(_PATIENCE)

@@ -29,9 +29,18 @@ def digests(seq: Sequence) -> list[int]:
 class Blocks(RuleBasedStateMachine):
     """Random lives of sequences over a small pool."""
 
-    @initialize(num_blocks=st.integers(2, 14), block_size=st.sampled_from([1, 2, 4]), caching=st.booleans())
-    def start(self, num_blocks: int, block_size: int, caching: bool) -> None:
-        self.blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=caching)
+    @initialize(
+        num_blocks=st.integers(2, 14),
+        block_size=st.sampled_from([1, 2, 4]),
+        caching=st.booleans(),
+        max_parked=st.integers(0, 14),
+    )
+    def start(self, num_blocks: int, block_size: int, caching: bool, max_parked: int) -> None:
+        self.blocks = BlockManager(
+            num_blocks, block_size, enable_prefix_caching=caching, max_parked=max_parked, park_seconds=10.0
+        )
+        self.now = 0.0
+        self.parked: list[str] = []  # or once were
         self.kv = PagedKV(num_blocks, block_size)
         self.live: list[Sequence] = []
         self.num_made = 0
@@ -134,6 +143,37 @@ class Blocks(RuleBasedStateMachine):
         self.blocks.free(seq)
         self.live.remove(seq)
 
+    @precondition(lambda self: self.live)
+    @rule(number=PICK)
+    def finish_and_park(self, number: int) -> None:
+        seq = self.pick(number)
+        exclusive, free = self.blocks.num_exclusive(seq), self.blocks.num_free
+        self.blocks.park(seq, self.now)
+        self.parked.append(seq.request.id)
+        self.blocks.free(seq)
+        self.live.remove(seq)
+        assert self.blocks.num_free == free + exclusive  # what is parked is free
+
+    @precondition(lambda self: self.parked)
+    @rule(number=PICK)
+    def unpark(self, number: int) -> None:
+        free = self.blocks.num_free
+        self.blocks.parking.release(self.parked.pop(number % len(self.parked)))
+        assert self.blocks.num_free == free
+
+    @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        free = self.blocks.num_free
+        until = self.blocks.parking.expire(self.now)
+        assert self.blocks.num_free == free
+        assert (until is None) == (len(self.blocks.parking) == 0)
+        assert until is None or self.now < until <= self.now + 10.0
+
+    @rule(tokens=TOKENS)
+    def renew(self, tokens: list[int]) -> None:
+        self.blocks.renew(make_sequence(0, tokens), self.now)
+
     @rule()
     def lose_device(self) -> None:
         for seq in self.live:
@@ -141,7 +181,7 @@ class Blocks(RuleBasedStateMachine):
             seq.forget_mirror()
         self.blocks.forget_content()
         self.kv.clear()
-        assert self.blocks.num_cached == 0
+        assert self.blocks.num_cached == len(self.blocks.parking) == 0
         assert self.blocks.num_free == self.blocks.num_blocks
 
     @invariant()

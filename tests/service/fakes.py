@@ -126,6 +126,7 @@ class FakeClient:
         self.is_endless = is_endless
         self.is_healthy = True
         self.requests: list[Request] = []
+        self.unparked: list[str] = []
         self.streams: list[FakeStream] = []
         self.submitted = threading.Event()
         self.said_all = asyncio.Event()  # some stream has no scripted events left
@@ -144,6 +145,9 @@ class FakeClient:
         for request, stream in zip(self.requests, self.streams, strict=True):
             if request.id == request_id:
                 stream.cancel()
+
+    def unpark(self, request_id: str) -> None:
+        self.unparked.append(request_id)
 
     def statistics(self) -> Statistics:
         return Statistics(num_running=sum(not stream.is_over for stream in self.streams))

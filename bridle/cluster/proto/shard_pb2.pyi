@@ -29,7 +29,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoReply(_message.Message):
-    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size", "task")
+    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size", "task", "block_bytes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class InfoReply(_message.Message):
     ADAPTER_LAYERS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     instance: str
@@ -72,7 +73,8 @@ class InfoReply(_message.Message):
     adapter_layers: _containers.RepeatedCompositeFieldContainer[AdapterLayer]
     embedding_size: int
     task: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ..., task: _Optional[str] = ...) -> None: ...
+    block_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ..., task: _Optional[str] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class AdapterLayer(_message.Message):
     __slots__ = ("name", "in_features", "out_features", "is_transposed")

@@ -107,6 +107,7 @@ class ClusterClient:
         pack_request(request)  # what cannot travel is refused now
         if request.id in self._live:
             raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+        request = replace(request, parks=False)  # the next request may go to another engine
         live = LiveRequest(request, EventStream(request.id, self.cancel))
         self._live[request.id] = self._loop.create_task(self._run(live))
         return live.stream
@@ -114,6 +115,9 @@ class ClusterClient:
     def cancel(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
         self._loop.call_soon_threadsafe(self._cancel, request_id)
+
+    def unpark(self, request_id: str) -> None:
+        """Nothing is parked here."""
 
     def statistics(self) -> EngineStatistics:
         """Sums over the engines, as of their last signs of life."""
