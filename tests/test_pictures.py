@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 
 from bridle import LLM
 from bridle.cluster.replica_messages import MAX_MEDIA_BYTES
+from bridle.engine.media_pool import MAX_HELD_BYTES
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.http import HttpSettings, create_app
@@ -25,7 +26,6 @@ from bridle.media import MediaLimits
 from bridle.media.limits import LEAST_SIDE, MOST_RATIO, MOST_SIDE
 from bridle.media.reader import KEPT_BYTES
 from bridle.model.loader import MEDIA_MEMORY
-from bridle.model.media_store import MAX_HELD_BYTES
 from bridle.service import ModelRegistry
 from bridle.text import Tokenizer
 from lab.doubles import seeing

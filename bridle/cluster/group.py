@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 from bridle.cluster.adapter_calls import CalledAdapters, load, unload
+from bridle.cluster.group_media import GroupMedia, MemberMedia
+from bridle.cluster.media_calls import find_media
 from bridle.cluster.member_adapters import MemberAdapters
 from bridle.cluster.parent import child_environment
 from bridle.cluster.plans import decode_plan, encode_plan
@@ -152,6 +154,8 @@ class GroupExecutor:
         self._members = members
         device = find_device(executor)
         self.adapters = CalledAdapters({} if device is None else device.layers, self._load, self._unload)
+        media = find_media(executor)
+        self.media = None if media is None else GroupMedia(media, members.tell)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -219,20 +223,20 @@ def beat(sink: BinaryIO) -> None:
 
 def follow(executor: Executor, source: BinaryIO) -> int:
     """The main loop of ranks 1 and up: run what rank 0 runs, until rank 0 is gone. Returns the exit status."""
-    adapters = MemberAdapters(executor)
+    adapters, media = MemberAdapters(executor), MemberMedia(executor)
     while header := source.read(_HEADER.size):
         (size,) = _HEADER.unpack(header)
         request = pb.StepRequest.FromString(source.read(size))
         if request.WhichOneof("kind") == "reset":
             executor.reset()
             continue
-        if adapters.handle(request):
-            continue
-        plan = decode_plan(request.plan)
         try:
+            if adapters.handle(request) or media.handle(request):
+                continue
+            plan = decode_plan(request.plan)
             adapters.await_plan(plan)
         except Exception as error:
-            _log.error("this rank cannot load an adapter that rank 0 has loaded: %s", error)
+            _log.error("this rank cannot load an adapter or a picture that rank 0 has loaded: %s", error)
             return MEMBER_LOST
         try:
             executor.forward(plan)

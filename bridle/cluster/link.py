@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, get_args
@@ -27,8 +27,8 @@ from bridle.errors import InternalError, ProtocolError, ShardUnavailable
 
 _log = logging.getLogger(__name__)
 
-#: Time limit for reading an adapter, in seconds. A shard that hangs is noticed long before that.
-_ADAPTER_SECONDS = 300.0
+#: Time limits for reading an adapter and for encoding a picture, in seconds. A shard that hangs is noticed long before.
+_ADAPTER_SECONDS, _MEDIUM_SECONDS = 300.0, 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class ShardLink:
             reply = self._ask("Info", pb.InfoRequest(), pb.InfoReply, timings.connect)
             self.info, self.num_bytes, self.pid = read_info(reply)
             self.adapter_layers = decode_layers(reply)
+            self.media_row_bytes, self.media_max_bytes = reply.media_row_bytes, reply.media_max_bytes
             self._call = self._open()
         except BaseException as error:
             self._end_span(str(error))
@@ -93,6 +94,9 @@ class ShardLink:
 
     def _ask(self, method: str, request: Any, reply: Any, timeout: float) -> Any:
         ask = self._channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, reply.FromString)
+        return self._answer(ask, request, timeout)
+
+    def _answer(self, ask: Callable[..., Any], request: Any, timeout: float) -> Any:
         try:
             return ask(request, timeout=timeout)
         except grpc.RpcError as error:
@@ -118,6 +122,16 @@ class ShardLink:
     def unload_adapter(self, request: pb.UnloadAdapterRequest) -> None:
         """Make the shard give up an adapter's place. Safe from any thread."""
         check(self._ask("UnloadAdapter", request, pb.UnloadAdapterReply, _ADAPTER_SECONDS))
+
+    def encode_medium(self, parts: Iterator[pb.MediumPart]) -> None:
+        """Make the shard encode a picture, and wait until that is done. Safe from any thread."""
+        method = f"/{SERVICE}/EncodeMedium"
+        ask = self._channel.stream_unary(method, pb.MediumPart.SerializeToString, pb.EncodeMediumReply.FromString)
+        check(self._answer(ask, parts, _MEDIUM_SECONDS))
+
+    def drop_medium(self, request: pb.DropMediumRequest) -> None:
+        """Make the shard give up the features of a picture. Safe from any thread."""
+        check(self._ask("DropMedium", request, pb.DropMediumReply, _MEDIUM_SECONDS))
 
     def expect(self, step: int, seconds: float) -> None:
         """Note that the reply to `step` is due within `seconds`; `watch` cuts the link if it is late."""

@@ -7,7 +7,10 @@ from itertools import chain
 
 from bridle.cluster.columns import check_lengths, item, shares
 from bridle.cluster.proto import shard_pb2 as pb
+from bridle.engine.media import MediaRun, Runs
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, StepPlan
+
+_NO_GRID = 0, 0, 0
 
 
 def encode_plan(plan: StepPlan) -> pb.Plan:
@@ -30,6 +33,8 @@ def encode_plan(plan: StepPlan) -> pb.Plan:
     )
     if any(row.adapter is not None for row in rows):
         _add_adapters(message, rows)
+    if any(row.runs for row in rows):
+        _add_runs(message, rows)
     if plan.forks:
         message.fork_parents.extend(fork.parent for fork in plan.forks)
         message.fork_children.extend(fork.child for fork in plan.forks)
@@ -47,6 +52,19 @@ def _add_adapters(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
         number = 0 if row.adapter is None else numbers.setdefault(row.adapter, len(numbers) + 1)
         message.adapters.append(number)
     message.adapter_names.extend(numbers)
+
+
+def _add_runs(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
+    numbers: dict[bytes, int] = {}
+    for row in rows:
+        message.num_runs.append(len(row.runs))
+        for run in row.runs:
+            message.run_positions.append(run.position)
+            message.run_lengths.append(run.length)
+            message.run_offsets.append(run.offset)
+            message.run_media.append(numbers.setdefault(run.key, len(numbers)))
+            message.run_grids.extend(run.grid or _NO_GRID)
+    message.media.extend(numbers)
 
 
 def decode_plan(message: pb.Plan) -> StepPlan:
@@ -68,6 +86,7 @@ def decode_plan(message: pb.Plan) -> StepPlan:
         shares(message.new_blocks, counts[1], what),
         message.num_prompt,
         _adapters(message, len(seq_ids), what),
+        _runs(message, len(seq_ids), what),
     )
     return StepPlan(message.step, list(rows), _forks(message, what), list(message.freed), _copies(message, what))
 
@@ -78,6 +97,23 @@ def _adapters(message: pb.Plan, num_rows: int, what: str) -> Sequence[str | None
     check_lengths(what, num_rows, message.adapters)
     names = [None, *message.adapter_names]
     return [item(names, number, what) for number in message.adapters]
+
+
+def _runs(message: pb.Plan, num_rows: int, what: str) -> Sequence[Runs]:
+    if not message.num_runs:
+        return [()] * num_rows
+    check_lengths(what, num_rows, message.num_runs)
+    columns = message.run_positions, message.run_lengths, message.run_media, message.run_offsets
+    num_runs, grids = len(message.run_positions), list(message.run_grids)
+    check_lengths(what, num_runs, *columns)
+    check_lengths(what, 3 * num_runs, grids)
+    keys = list(message.media)
+    runs = []
+    for i, (position, length, number, offset) in enumerate(zip(*columns, strict=True)):
+        time, height, width = grids[3 * i : 3 * i + 3]
+        grid = (time, height, width) if (time, height, width) != _NO_GRID else None
+        runs.append(MediaRun(position, length, item(keys, number, what), offset, grid))
+    return shares(runs, list(message.num_runs), what)
 
 
 def _forks(message: pb.Plan, what: str) -> list[ForkRow]:

@@ -20,6 +20,7 @@ from bridle.cluster.address import Tls
 from bridle.cluster.batches import encode_batch
 from bridle.cluster.faults import decode_failure
 from bridle.cluster.link import ShardLink, Timings
+from bridle.cluster.media_calls import CalledMedia
 from bridle.cluster.pace import Pace
 from bridle.cluster.plans import encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
@@ -78,8 +79,20 @@ class ShardExecutor:
             lambda request: self._reachable().load_adapter(request),
             lambda request: self._reachable().unload_adapter(request),
         )
+        self.media = self._called_media(self._link)
         self._keeper = threading.Thread(target=self._keep, name="bridle-shard-watch", daemon=True)
         self._keeper.start()
+
+    def _called_media(self, link: ShardLink) -> CalledMedia | None:
+        """What encodes pictures; None if the model reads text alone."""
+        if not link.media_row_bytes:
+            return None
+        return CalledMedia(
+            link.media_row_bytes,
+            link.media_max_bytes,
+            lambda parts: self._reachable().encode_medium(parts),
+            lambda request: self._reachable().drop_medium(request),
+        )
 
     # -- the engine's thread -------------------------------------------------------------------------------
 
@@ -223,6 +236,8 @@ class ShardExecutor:
                 link.close()
                 continue
             self.adapters.epoch += 1
+            if self.media is not None:
+                self.media.epoch += 1
             self._link = link
             _log.info("the shard at %s is back after %.1f s", self.address, time.monotonic() - began)
             self._tell(self.on_change)

@@ -19,6 +19,7 @@ import grpc
 from bridle import __version__
 from bridle.cluster.adapter_calls import attempt, encode_layers, load, unload
 from bridle.cluster.address import Tls, listen, make_server_options
+from bridle.cluster.media_calls import assembled, drop, find_media, require_media
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.session import Session
 from bridle.cluster.trace_context import StreamSpan, incoming_context
@@ -56,6 +57,7 @@ class Shard:
         self._rank = rank
         self._on_device_lost = on_device_lost
         self._taken = threading.Lock()
+        self._encoding = threading.Lock()
         self._began: float | None = None  # when the request under way came
 
     # -- the conversation with a router --------------------------------------------------------------------
@@ -68,7 +70,7 @@ class Shard:
         span = StreamSpan("shard steps", {"bridle.shard.rank": self._rank}, trace)
         try:
             self.executor.reset()
-            self._forget_adapters()
+            self._forget_uploads()
             _log.info("a router connected%s", f", traceparent {trace['traceparent']}" if trace else "")
             context.send_initial_metadata((ACCEPTED,))
             yield from self._answer(requests, context)
@@ -98,7 +100,7 @@ class Shard:
         return pb.DiscoverReply(addresses=self.addresses)
 
     def info(self, request: pb.InfoRequest, context: grpc.ServicerContext) -> pb.InfoReply:
-        info = self.executor.info
+        info, media = self.executor.info, find_media(self.executor)
         return pb.InfoReply(
             protocol=PROTOCOL,
             version=__version__,
@@ -107,6 +109,8 @@ class Shard:
             rank=self._rank,
             num_ranks=max(len(self.addresses), 1),
             num_bytes=getattr(self.executor, "num_bytes", 0),
+            media_row_bytes=getattr(media, "row_bytes", 0),
+            media_max_bytes=0 if media is None else media.max_bytes,
             adapter_layers=encode_layers(self.executor),
             **{name: getattr(info, name) for name in info.__slots__},
         )
@@ -145,11 +149,21 @@ class Shard:
     def unload_adapter(self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext) -> pb.UnloadAdapterReply:
         return pb.UnloadAdapterReply(failure=attempt(lambda: unload(self.executor, request)))
 
-    def _forget_adapters(self) -> None:
-        """Drop all adapters: a new router knows only of those that it has loaded itself."""
-        device = find_device(self.executor)
-        if device is not None:
-            device.clear()
+    # -- pictures, beside the steps ------------------------------------------------------------------------
+
+    def encode_medium(self, parts: Iterator[pb.MediumPart], context: grpc.ServicerContext) -> pb.EncodeMediumReply:
+        """Make features of a picture. One call at a time holds a picture; others wait before they read theirs."""
+        with self._encoding:
+            return pb.EncodeMediumReply(failure=attempt(lambda: require_media(self.executor).encode(assembled(parts))))
+
+    def drop_medium(self, request: pb.DropMediumRequest, context: grpc.ServicerContext) -> pb.DropMediumReply:
+        return pb.DropMediumReply(failure=attempt(lambda: drop(require_media(self.executor), request)))
+
+    def _forget_uploads(self) -> None:
+        """Drop all adapters and pictures: a new router knows only of those that it has sent itself."""
+        for device in (find_device(self.executor), find_media(self.executor)):
+            if device is not None:
+                device.clear()
 
 
 def start_shard(shard: Shard, address: str, tls: Tls | None = None) -> tuple[grpc.Server, str]:
@@ -172,11 +186,15 @@ def _handlers(shard: Shard) -> dict[str, Any]:
         "WarmUp": (shard.warm_up, pb.WarmUpRequest),
         "LoadAdapter": (shard.load_adapter, pb.LoadAdapterRequest),
         "UnloadAdapter": (shard.unload_adapter, pb.UnloadAdapterRequest),
+        "DropMedium": (shard.drop_medium, pb.DropMediumRequest),
     }
     handlers: dict[str, Any] = {
         name: grpc.unary_unary_rpc_method_handler(function, request.FromString, _serialize)
         for name, (function, request) in unary.items()
     }
+    handlers["EncodeMedium"] = grpc.stream_unary_rpc_method_handler(
+        shard.encode_medium, pb.MediumPart.FromString, _serialize
+    )
     handlers["Steps"] = grpc.stream_stream_rpc_method_handler(shard.steps)  # bytes: parsed in the stream's own thread
     return handlers
 

@@ -131,7 +131,7 @@ def load_replicated(
         adapters=AdapterRegistry(client.adapters, (name, config.model), partial(unpack_source, config)),
         control=store,
         constraints=constraints,
-        pictures=None if shards else open_reader(path),
+        pictures=open_reader(path),
         engine=engine,
         defaults=read_defaults(path, config.generation_config),
         pooling=pooling,

@@ -250,6 +250,28 @@ class AdapterStore(Protocol):
 # -- seeing ------------------------------------------------------------------------------------------------
 
 
+class MediaDevice(Protocol):
+    """What an executor that sees has as `media`: it encodes pictures, and holds their features by key until it is told
+    to drop them. `encode` and `drop` are called by one thread, beside the steps; each raises `ShardUnavailable` when
+    the device cannot be reached. `epoch` is another number after everything was lost."""
+
+    epoch: int
+    max_bytes: int
+
+    def num_bytes(self, medium: Medium) -> int:
+        """The memory that its features take."""
+        raise NotImplementedError
+
+    def encode(self, medium: Medium) -> None:
+        """Make the features of a picture; returns when plans may name them. Raises `MediaRefused`."""
+
+    def drop(self, key: bytes) -> None:
+        """Let go of the features of a picture that no plan names; unknown keys are ignored."""
+
+    def clear(self) -> None:
+        """Let go of all features, also of those that are being made."""
+
+
 class MediaStore(Protocol):
     """Encodes pictures and keeps their features where the model computes, by key. None of its calls may block. The
     engine's thread calls all but `check` and `counts`."""

@@ -41,6 +41,8 @@ class EngineStatistics:
     num_media_encoded: int = 0
     num_media_found: int = 0  # encoded before, for another step or request
     media_seconds: float = 0.0  # spent encoding
+    media_bytes: int = 0  # features of pictures, where the model computes
+    media_held_bytes: int = 0  # pictures of requests that are not over, as a model reads them
 
     num_running: int = 0
     num_waiting: int = 0

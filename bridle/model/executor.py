@@ -18,7 +18,7 @@ from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.engine.plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.errors import InternalError, ShardUnavailable
 from bridle.model.adapters import ModelAdapters, check_complete
-from bridle.model.media_store import LocalMediaStore
+from bridle.model.media_device import LocalMedia
 from bridle.model.mirrors import Mirrors
 from bridle.model.packing import PackedStep, pack_step
 from bridle.model.runner import ModelRunner
@@ -35,7 +35,7 @@ class LocalExecutor:
         num_ids: int,
         device: torch.device,
         adapters: ModelAdapters | None = None,
-        media: LocalMediaStore | None = None,
+        media: LocalMedia | None = None,
     ) -> None:
         self._info = info
         self.adapters = adapters
@@ -129,7 +129,7 @@ class LocalExecutor:
         if self.draft is not None:
             self.draft.close()
         if self.media is not None:
-            self.media.close()
+            self.media.clear()
         self._runner = self.adapters = self.media = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -160,6 +160,8 @@ class LocalExecutor:
         for row in plan.rows:
             if row.adapter is not None and (self.adapters is None or row.adapter not in self.adapters):
                 raise InternalError(f"sequence {row.seq_id} wants adapter {row.adapter!r}, which is not on the device")
+            if row.runs and self.media is None:
+                raise InternalError(f"sequence {row.seq_id} has pictures, which this model does not take")
 
     def _lose(self, error: Exception, what: str) -> InternalError:
         """Forget all mirrors after a step that failed in the middle, since none can be trusted. The error is a fault of

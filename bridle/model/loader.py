@@ -29,8 +29,8 @@ from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.kernels.trial import tried_kernel
 from bridle.model.kv_cache import KVCache, token_bytes
 from bridle.model.linear import pack_linears, use_kernels
+from bridle.model.media_device import LocalMedia
 from bridle.model.media_encoder import MediaEncoder
-from bridle.model.media_store import LocalMediaStore
 from bridle.model.parity import compare_with_eager
 from bridle.model.reading import read_weights
 from bridle.model.resolve import resolve_model
@@ -243,7 +243,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     adapter_kernel = create_adapter_kernel(config.adapter_kernel, device, dtype)
     adapters = ModelAdapters(Sites(model), dtype, device, adapter_kernel)
-    media = _media_store(model, dtype, device)
+    media = _media_device(model, dtype, device)
     runner.features = None if media is None else media.features
 
     def over(num_blocks: int, sampler: Sampler) -> LocalExecutor:
@@ -269,12 +269,12 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
     return over(sizing.fit_pool(needs, allocate), sampler or _standard_sampler())
 
 
-def _media_store(model: nn.Module, dtype: torch.dtype, device: torch.device) -> LocalMediaStore | None:
+def _media_device(model: nn.Module, dtype: torch.dtype, device: torch.device) -> LocalMedia | None:
     """Where pictures are encoded and kept; None for models of text alone."""
     if not isinstance(model, TextPart):
         return None
     encoder = MediaEncoder(model.inner, model.config.hidden_size, dtype, device)
-    return LocalMediaStore(encoder, MEDIA_MEMORY[device.type])
+    return LocalMedia(encoder, MEDIA_MEMORY[device.type])
 
 
 def _standard_sampler() -> Sampler:

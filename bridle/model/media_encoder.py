@@ -24,25 +24,17 @@ class Features:
     rows: Tensor
     further: tuple[Tensor, ...] = ()
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in (self.rows, *self.further))
-
 
 class MediaEncoder:
     """The part of a model that reads pictures. `inner` is the library's model of images and text without its head."""
 
     def __init__(self, inner: Any, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._inner = inner
-        self._hidden_size = hidden_size
         self._dtype = dtype
         self._device = device
         deepstack = getattr(getattr(inner.config, "vision_config", None), "deepstack_visual_indexes", None)
-        self._num_parts = 1 + len(deepstack or ())
-
-    def num_bytes(self, medium: Medium) -> int:
-        """The memory that its features will take."""
-        return medium.num_rows * self._hidden_size * self._dtype.itemsize * self._num_parts
+        #: The memory that one row of features takes.
+        self.row_bytes = hidden_size * dtype.itemsize * (1 + len(deepstack or ()))
 
     def encode(self, medium: Medium) -> Features:
         """The features of a picture. Raises `MediaRefused` if they are not as many as the prompt has places for."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from bridle.errors import UnsupportedModel
-from bridle.model.guards import takes_images
+from bridle.model.guards import text_config
 
 #: The time limit of a collective in seconds: a process that does not come to it within this time counts as gone.
 COLLECTIVE_SECONDS = 60.0
@@ -48,9 +48,8 @@ def num_ranks() -> int:
 
 def read_plan(settings: PreTrainedConfig, count: int) -> dict[str, str]:
     """The library's plan of a family, checked for `count` processes. Raises `UnsupportedModel` with the reason."""
+    settings = text_config(settings)  # a tower is kept whole by each
     family, plan = settings.model_type, getattr(settings, "base_model_tp_plan", None)
-    if takes_images(settings):
-        raise UnsupportedModel(f"model type {family!r} takes images, and is not split over shards; serve it with one")
     if not plan:
         raise UnsupportedModel(f"model type {family!r} has no plan for tensor parallelism; serve it with one shard")
     unknown = sorted({style for style in plan.values() if style not in _STYLES})

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from bridle.constraints import Constraint, ConstraintPool
     from bridle.engine import AsyncEngine
     from bridle.engine.client import EngineClient
-    from bridle.engine.interfaces import ControllerPool, ExecutorInfo
-    from bridle.model.media_store import LocalMediaStore
+    from bridle.engine.interfaces import ControllerPool, ExecutorInfo, MediaDevice
     from bridle.model.pooled.settings import Pooling
     from bridle.text import Tokenizer
     from bridle.tools import ToolDesk
@@ -253,6 +252,7 @@ def _start_engine(
     from bridle.controllers.beams import BeamPool
     from bridle.controllers.composed_pool import with_composed
     from bridle.engine import AsyncEngine, Engine
+    from bridle.engine.media_pool import MediaPool
     from bridle.text import Detokenizer
 
     info, runtime = parts.executor.info, parts.runtime
@@ -267,7 +267,8 @@ def _start_engine(
     decoder = Detokenizer(parts.tokenizer)
     draft: Executor | None = getattr(parts.executor, "draft", None)
     pools = with_composed(all_pools, info.vocab_size)
-    media: LocalMediaStore | None = getattr(parts.executor, "media", None)
+    device: MediaDevice | None = getattr(parts.executor, "media", None)
+    media = None if device is None else MediaPool(device)
     engine = Engine(parts.executor, config, pools=pools, decoder=decoder, adapters=adapters, draft=draft, media=media)
     client = AsyncEngine(engine)
     if media is not None:

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridle.cluster import media_calls
 from bridle.cluster.batches import decode_batch, encode_batch
 from bridle.cluster.faults import decode_failure, encode_failure
+from bridle.cluster.media_calls import assembled, parts_of
 from bridle.cluster.plans import decode_plan, encode_plan
 from bridle.cluster.proto import shard_pb2 as pb
 from bridle.cluster.results import check_result, decode_result, encode_result
@@ -26,11 +28,13 @@ from bridle.cluster.samplings import (
     encode_sampling,
 )
 from bridle.cluster.vectors import decode_vectors, encode_vectors
+from bridle.engine.media import MediaArray, MediaRun, Medium
 from bridle.engine.plan import BlockCopy, ForkRow, PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
 from bridle.errors import (
     BridleError,
     ControllerError,
     InternalError,
+    MediaRefused,
     OutOfBlocks,
     ProtocolError,
     ShardUnavailable,
@@ -51,12 +55,32 @@ def lists(element: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     return st.lists(element, max_size=6)
 
 
+SIDES = st.integers(1, 1000)
+RUNS = st.builds(
+    MediaRun,
+    SMALL,
+    SMALL,
+    st.sampled_from([b"x" * 16, b"y" * 16]),
+    SMALL,
+    st.one_of(st.none(), st.tuples(SIDES, SIDES, SIDES)),
+)
 PLANS = st.builds(
     StepPlan,
     step=IDS,
     rows=lists(
         st.builds(
-            PlanRow, IDS, SMALL, SMALL, SMALL, SMALL, TOKENS, SMALL, TOKENS, SMALL, st.sampled_from([None, "a", "b"])
+            PlanRow,
+            IDS,
+            SMALL,
+            SMALL,
+            SMALL,
+            SMALL,
+            TOKENS,
+            SMALL,
+            TOKENS,
+            SMALL,
+            st.sampled_from([None, "a", "b"]),
+            st.lists(RUNS, max_size=3).map(tuple),
         )
     ),
     forks=lists(st.builds(ForkRow, IDS, IDS, SMALL, SMALL)),
@@ -169,6 +193,7 @@ def test_slots_are_bounded() -> None:
         OutOfBlocks("full"),
         ShardUnavailable("gone"),
         UnsupportedFeature("no", "adapter"),
+        MediaRefused("odd", "image"),
     ],
 )
 def test_errors_keep_their_kind(error: BridleError) -> None:
@@ -191,6 +216,7 @@ def test_long_messages_are_cut() -> None:
         (pb.Plan(step=7, seq_ids=[1, 2], starts=[0]), "plan of step 7: a column has 1 entries for 2 rows"),
         (pb.Plan(step=7, fork_parents=[1]), "a column has 0 entries for 1 rows"),
         (pb.Plan(step=7, copy_sources=[1]), "a column has 0 entries for 1 rows"),
+        (pb.Plan(step=7, seq_ids=[], num_runs=[1]), "a column has 1 entries for 0 rows"),
         (pb.Plan(step=7, new_tokens=[1]), "the rows have 0 entries in all, but 1 came"),
     ],
 )
@@ -254,3 +280,71 @@ def test_vectors_that_do_not_fit(count: int, size: int) -> None:
 def test_sampling_keeps_what_chooses_and_drops_the_rest() -> None:
     params = SamplingParams(top_k=3, stop=("x",), n=4, seed=9, logprobs=0)
     assert decode_sampling(encode_sampling(params, 0)) == SamplingParams(top_k=3, logprobs=0)
+
+
+def plan_with_runs(**changed: Any) -> pb.Plan:
+    one = {"num_new_tokens": [0], "num_new_blocks": [0], "num_kept_blocks": [0], "num_prompt": [9]}
+    row = {"seq_ids": [1], "starts": [0], "num_scheduled": [9], "num_logits": [0], "num_kept": [0], **one}
+    run = {"run_positions": [2], "run_lengths": [4], "run_offsets": [0], "run_media": [0], "run_grids": [1, 2, 2]}
+    return pb.Plan(**{"step": 7, "media": [b"x"], "num_runs": [1], **row, **run, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"run_grids": [1, 2]}, "a column has 2 entries for 3 rows"),
+        ({"run_lengths": []}, "a column has 0 entries for 1 rows"),
+        ({"run_media": [1]}, "entry 1 of 1 is named"),
+        ({"num_runs": [2]}, "the rows have 2 entries in all, but 1 came"),
+    ],
+)
+def test_places_of_pictures_that_do_not_fit(changed: dict[str, Any], why: str) -> None:
+    assert decode_plan(plan_with_runs()).rows[0].runs == (MediaRun(2, 4, b"x", 0, (1, 2, 2)),)
+    with pytest.raises(ProtocolError, match=why):
+        decode_plan(plan_with_runs(**changed))
+
+
+ITEMS = st.sampled_from(["float32", "int64", "bool", "float16"])
+
+
+@st.composite
+def media(draw: st.DrawFn) -> Medium:
+    arrays = []
+    for name in draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True)):
+        dtype, shape = draw(ITEMS), tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
+        num_bytes = math.prod(shape) * {"float32": 4, "int64": 8, "bool": 1, "float16": 2}[dtype]
+        arrays.append(MediaArray(name, dtype, shape, draw(st.binary(min_size=num_bytes, max_size=num_bytes))))
+    return Medium(draw(st.binary(min_size=1, max_size=16)), tuple(arrays), draw(SMALL))
+
+
+@given(media(), st.integers(1, 40))
+def test_pictures_in_parts(medium: Medium, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(media_calls, "PART_BYTES", size)
+        messages = [part.SerializeToString() for part in parts_of(medium)]
+    assert all(len(message) < size + 200 for message in messages)
+    assert assembled(map(pb.MediumPart.FromString, messages)) == medium
+
+
+HEAD = pb.MediumHead(key=b"x", num_rows=1, arrays=[pb.MediumArray(name="a", dtype="uint8", shape=[4])])
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ([], "no part"),
+        ([pb.MediumPart(data=b"1")], "before its head"),
+        ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12")], "ended 2 bytes early"),
+        ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12345")], "5 bytes of a picture came where 4 are missing"),
+        ([pb.MediumPart(head=pb.MediumHead(key=b"x"))], "with 0 arrays"),
+        ([pb.MediumPart(head=pb.MediumHead(arrays=HEAD.arrays))], "0 bytes of key"),
+        ([pb.MediumPart(head=pb.MediumHead(key=b"x", arrays=[pb.MediumArray(dtype="object")]))], "of 'object' came"),
+        (
+            [pb.MediumPart(head=pb.MediumHead(key=b"x", arrays=[pb.MediumArray(dtype="int64", shape=[1 << 40])]))],
+            f"at most 16 of {512 << 20}",
+        ),
+    ],
+)
+def test_pictures_that_do_not_fit(parts: list[pb.MediumPart], why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        assembled(parts)

@@ -20,6 +20,7 @@ from transformers import AutoModelForImageTextToText
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.engine.media import MediaRun, Medium
+from bridle.engine.media_pool import MediaPool
 from bridle.engine.plan import PlanRow, StepPlan
 from bridle.engine.request import Request
 from bridle.errors import MediaRefused
@@ -108,10 +109,14 @@ def executor(eyes: Any, request: pytest.FixtureRequest) -> Iterator[LocalExecuto
     loaded.close()
 
 
+def pool_of(executor: LocalExecutor) -> MediaPool:
+    assert executor.media is not None
+    return MediaPool(executor.media)
+
+
 def make_ready(executor: LocalExecutor, media: Sequence[Medium]) -> None:
     """Have all of `media` encoded; waits for the thread that does it."""
-    store, changed = executor.media, threading.Event()
-    assert store is not None
+    store, changed = pool_of(executor), threading.Event()
     store.on_change = changed.set
     for medium in media:
         store.open(medium)
@@ -120,6 +125,7 @@ def make_ready(executor: LocalExecutor, media: Sequence[Medium]) -> None:
         assert not (failures := store.take_failures()), failures
         assert changed.wait(120)
         changed.clear()
+    store.close()
 
 
 def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Sequence[int]) -> list[Tensor]:
@@ -238,7 +244,7 @@ def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget
     executor = load(mine.folder, num_blocks=len(first.tokens) // 4 + 18 if is_small else 128)
     if is_small:  # all is there from the start: then who is preempted is the same each time
         make_ready(executor, [medium for prompt in prompts.values() for medium in prompt.media])
-    engine = Engine(executor, EngineConfig(max_num_batched_tokens=budget), media=executor.media)
+    engine = Engine(executor, EngineConfig(max_num_batched_tokens=budget), media=pool_of(executor))
     requests = [asked(name, prompt, n=16 if name == "again" else 1) for name, prompt in prompts.items()]
     outputs, _ = play(engine, requests)
     for late in ("first", "other", "text"):
@@ -260,7 +266,7 @@ def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget
 def test_a_picture_of_another_size_ends_its_request_alone(family: str, eyes: Any) -> None:
     mine: Eyes = eyes(family)
     executor = load(mine.folder)
-    engine = Engine(executor, media=executor.media)
+    engine = Engine(executor, media=pool_of(executor))
     good = mine.prompt("a", mine.picture(1), "b")
     medium = replace(good.media[0], key=b"?" * 16, num_rows=good.media[0].num_rows - 1)
     run = replace(good.runs[0], key=medium.key, length=medium.num_rows)

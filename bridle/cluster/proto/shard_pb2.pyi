@@ -29,7 +29,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoReply(_message.Message):
-    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size", "task", "block_bytes")
+    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size", "task", "block_bytes", "media_row_bytes", "media_max_bytes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,8 @@ class InfoReply(_message.Message):
     EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     instance: str
@@ -74,7 +76,9 @@ class InfoReply(_message.Message):
     embedding_size: int
     task: str
     block_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ..., task: _Optional[str] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+    media_row_bytes: int
+    media_max_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ..., task: _Optional[str] = ..., block_bytes: _Optional[int] = ..., media_row_bytes: _Optional[int] = ..., media_max_bytes: _Optional[int] = ...) -> None: ...
 
 class AdapterLayer(_message.Message):
     __slots__ = ("name", "in_features", "out_features", "is_transposed")
@@ -158,28 +162,80 @@ class UnloadAdapterReply(_message.Message):
     failure: Failure
     def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
+class MediumPart(_message.Message):
+    __slots__ = ("head", "data")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    head: MediumHead
+    data: bytes
+    def __init__(self, head: _Optional[_Union[MediumHead, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class MediumHead(_message.Message):
+    __slots__ = ("key", "num_rows", "arrays")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    num_rows: int
+    arrays: _containers.RepeatedCompositeFieldContainer[MediumArray]
+    def __init__(self, key: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., arrays: _Optional[_Iterable[_Union[MediumArray, _Mapping]]] = ...) -> None: ...
+
+class MediumArray(_message.Message):
+    __slots__ = ("name", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EncodeMediumReply(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: Failure
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class DropMediumRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    def __init__(self, key: _Optional[bytes] = ...) -> None: ...
+
+class DropMediumReply(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: Failure
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
 class StepRequest(_message.Message):
-    __slots__ = ("plan", "batch", "reset", "load_adapter", "unload_adapter", "embed")
+    __slots__ = ("plan", "batch", "reset", "load_adapter", "unload_adapter", "embed", "medium_part", "medium_ready", "drop_medium")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
+    MEDIUM_PART_FIELD_NUMBER: _ClassVar[int]
+    MEDIUM_READY_FIELD_NUMBER: _ClassVar[int]
+    DROP_MEDIUM_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     batch: Batch
     reset: Reset
     load_adapter: LoadAdapterRequest
     unload_adapter: UnloadAdapterRequest
     embed: Embed
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapterRequest, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapterRequest, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ...) -> None: ...
+    medium_part: MediumPart
+    medium_ready: bytes
+    drop_medium: DropMediumRequest
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapterRequest, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapterRequest, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., medium_part: _Optional[_Union[MediumPart, _Mapping]] = ..., medium_ready: _Optional[bytes] = ..., drop_medium: _Optional[_Union[DropMediumRequest, _Mapping]] = ...) -> None: ...
 
 class Reset(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("step", "seq_ids", "starts", "num_scheduled", "num_logits", "num_kept", "num_new_tokens", "num_kept_blocks", "num_new_blocks", "num_prompt", "new_tokens", "new_blocks", "adapters", "adapter_names", "fork_parents", "fork_children", "fork_num_tokens", "fork_num_blocks", "freed", "copy_sources", "copy_targets")
+    __slots__ = ("step", "seq_ids", "starts", "num_scheduled", "num_logits", "num_kept", "num_new_tokens", "num_kept_blocks", "num_new_blocks", "num_prompt", "new_tokens", "new_blocks", "adapters", "adapter_names", "fork_parents", "fork_children", "fork_num_tokens", "fork_num_blocks", "freed", "copy_sources", "copy_targets", "num_runs", "run_positions", "run_lengths", "run_offsets", "run_media", "run_grids", "media")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +257,13 @@ class Plan(_message.Message):
     FREED_FIELD_NUMBER: _ClassVar[int]
     COPY_SOURCES_FIELD_NUMBER: _ClassVar[int]
     COPY_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNS_FIELD_NUMBER: _ClassVar[int]
+    RUN_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    RUN_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    RUN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    RUN_MEDIA_FIELD_NUMBER: _ClassVar[int]
+    RUN_GRIDS_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     step: int
     seq_ids: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
@@ -222,7 +285,14 @@ class Plan(_message.Message):
     freed: _containers.RepeatedScalarFieldContainer[int]
     copy_sources: _containers.RepeatedScalarFieldContainer[int]
     copy_targets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_scheduled: _Optional[_Iterable[int]] = ..., num_logits: _Optional[_Iterable[int]] = ..., num_kept: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[_Iterable[int]] = ..., new_tokens: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ..., adapter_names: _Optional[_Iterable[str]] = ..., fork_parents: _Optional[_Iterable[int]] = ..., fork_children: _Optional[_Iterable[int]] = ..., fork_num_tokens: _Optional[_Iterable[int]] = ..., fork_num_blocks: _Optional[_Iterable[int]] = ..., freed: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_runs: _containers.RepeatedScalarFieldContainer[int]
+    run_positions: _containers.RepeatedScalarFieldContainer[int]
+    run_lengths: _containers.RepeatedScalarFieldContainer[int]
+    run_offsets: _containers.RepeatedScalarFieldContainer[int]
+    run_media: _containers.RepeatedScalarFieldContainer[int]
+    run_grids: _containers.RepeatedScalarFieldContainer[int]
+    media: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, step: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_scheduled: _Optional[_Iterable[int]] = ..., num_logits: _Optional[_Iterable[int]] = ..., num_kept: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[_Iterable[int]] = ..., new_tokens: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ..., adapter_names: _Optional[_Iterable[str]] = ..., fork_parents: _Optional[_Iterable[int]] = ..., fork_children: _Optional[_Iterable[int]] = ..., fork_num_tokens: _Optional[_Iterable[int]] = ..., fork_num_blocks: _Optional[_Iterable[int]] = ..., freed: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., num_runs: _Optional[_Iterable[int]] = ..., run_positions: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_media: _Optional[_Iterable[int]] = ..., run_grids: _Optional[_Iterable[int]] = ..., media: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("slot", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "bias_values", "logprobs", "processed_logprobs", "watermark", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_breaker_ids")

@@ -1,8 +1,10 @@
-"""Keeps the features of pictures where the model computes, and has them encoded by a thread beside the steps.
+"""Decides which features of pictures stay where the model computes, and has missing ones made by a thread beside the
+steps.
 
 Features stay within a number of bytes; the least recently used leave first. What the step under way reads stays until
 the next one begins. When there is no room for the most urgent missing picture, those of less urgent sequences give way,
-so that nobody waits for room that somebody else waits with.
+so that nobody waits for room that somebody else waits with. The device (`MediaDevice`) encodes and holds; it may be in
+this process or in another one, and when it comes back after a loss, what is needed is encoded again.
 """
 
 from __future__ import annotations
@@ -14,28 +16,30 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bridle.engine.interfaces import MediaDevice
 from bridle.engine.media import Medium
-from bridle.errors import BridleError, InternalError, Overloaded
-from bridle.model.media_encoder import Features, MediaEncoder
+from bridle.errors import BridleError, InternalError, Overloaded, ShardUnavailable
 
 _log = logging.getLogger(__name__)
 
 #: What the pictures of requests that are not over may take together, as the numbers that a model reads.
 MAX_HELD_BYTES = 1 << 30
+#: Pause before a device that could not be reached is tried again, in seconds.
+_AWAY_SECONDS = 0.2
 
 
-class LocalMediaStore:
-    """Implements `bridle.engine.interfaces.MediaStore` over an encoder in this process. `on_change` is called, by a
-    thread of the store, when a picture is there or failed."""
+class MediaPool:
+    """Implements `bridle.engine.interfaces.MediaStore` over a device. `on_change` is called, by a thread of the pool,
+    when a picture is there or failed."""
 
-    def __init__(self, encoder: MediaEncoder, max_bytes: int) -> None:
+    def __init__(self, device: MediaDevice) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        self.max_bytes = max_bytes
-        self._encoder = encoder
+        self._device = device
+        self._epoch = device.epoch
         self._changed = threading.Condition()
         self._known: dict[bytes, Medium] = {}
         self._num_users: Counter[bytes] = Counter()
-        self._features: OrderedDict[bytes, Features] = OrderedDict()  # least recently used first
+        self._placed: OrderedDict[bytes, int] = OrderedDict()  # bytes on the device; least recently used first
         self._wanted: list[bytes] = []  # the most urgent first
         self._pinned: set[bytes] = set()
         self._failures: dict[bytes, BridleError] = {}  # not told yet
@@ -60,7 +64,7 @@ class LocalMediaStore:
         with self._changed:
             self._known[medium.key] = medium
             self._num_users[medium.key] += 1
-            self._num_found += medium.key in self._features
+            self._num_found += medium.key in self._placed
 
     def leave(self, key: bytes) -> None:
         with self._changed:
@@ -72,11 +76,12 @@ class LocalMediaStore:
 
     def begin_step(self, keys: Sequence[bytes]) -> set[bytes]:
         with self._changed:
-            self._wanted = [key for key in keys if key not in self._features and key not in self._failed]
-            self._pinned = {key for key in keys if key in self._features}
+            self._note_loss()
+            self._wanted = [key for key in keys if key not in self._placed and key not in self._failed]
+            self._pinned = {key for key in keys if key in self._placed}
             for key in reversed(keys):
-                if key in self._features:
-                    self._features.move_to_end(key)
+                if key in self._placed:
+                    self._placed.move_to_end(key)
             if self._wanted:
                 self._give_way(keys)
                 self._start()
@@ -91,11 +96,14 @@ class LocalMediaStore:
             return failures
 
     def counts(self) -> Mapping[str, Any]:
-        return {
-            "num_media_encoded": self._num_encoded,
-            "num_media_found": self._num_found,
-            "media_seconds": self._seconds,
-        }
+        with self._changed:
+            return {
+                "num_media_encoded": self._num_encoded,
+                "num_media_found": self._num_found,
+                "media_seconds": self._seconds,
+                "media_bytes": sum(self._placed.values()),
+                "media_held_bytes": sum(medium.num_bytes for medium in self._known.values()),
+            }
 
     def close(self) -> None:
         with self._changed:
@@ -103,23 +111,20 @@ class LocalMediaStore:
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        self._features.clear()
-
-    # -- for the model -------------------------------------------------------------------------------------------
-
-    def features(self, key: bytes) -> Features:
-        """Those of a picture that the step's plan names. Raises `InternalError` if they are not there."""
-        found = self._features.get(key)
-        if found is None:
-            raise InternalError(f"the plan names picture {key.hex()}, whose features are not on the device")
-        return found
 
     # -- with the lock held --------------------------------------------------------------------------------------
+
+    def _note_loss(self) -> None:
+        """Forget what a device held that was lost and has come back."""
+        if self._epoch != self._device.epoch:
+            self._epoch = self._device.epoch
+            self._placed.clear()
+            self._pinned.clear()
 
     def _give_way(self, keys: Sequence[bytes]) -> None:
         """Let go of the least urgent pictures of this step, where the first missing one has no room beside them."""
         first = self._wanted[0]
-        size = self._encoder.num_bytes(self._known[first])
+        size = self._device.num_bytes(self._known[first])
         for key in reversed(keys[keys.index(first) + 1 :]):
             if self._has_room(size):
                 return
@@ -127,24 +132,28 @@ class LocalMediaStore:
 
     def _has_room(self, size: int) -> bool:
         """Whether so many bytes fit beside what must stay. What fits nowhere is taken in when it is alone."""
-        kept = sum(self._features[key].num_bytes for key in self._pinned)
-        return not self._pinned or kept + size <= self.max_bytes
+        kept = sum(self._placed[key] for key in self._pinned)
+        return not self._pinned or kept + size <= self._device.max_bytes
 
-    def _make_room(self, size: int) -> None:
-        used = sum(features.num_bytes for features in self._features.values())
-        for key in list(self._features):
-            if used + size <= self.max_bytes:
-                return
+    def _leavers(self, size: int) -> list[bytes]:
+        """Take as many pictures out of the books as leave room for `size` bytes."""
+        used, leavers = sum(self._placed.values()), []
+        for key in list(self._placed):
+            if used + size <= self._device.max_bytes:
+                break
             if key not in self._pinned:
-                used -= self._features.pop(key).num_bytes
+                used -= self._placed.pop(key)
+                leavers.append(key)
+        return leavers
 
     def _next(self) -> Medium | None:
         """The most urgent picture that can be encoded now."""
+        self._note_loss()
         for key in self._wanted:
             medium = self._known.get(key)
-            if medium is None or key in self._features or key in self._failed:
+            if medium is None or key in self._placed or key in self._failed:
                 continue
-            return medium if self._has_room(self._encoder.num_bytes(medium)) else None
+            return medium if self._has_room(self._device.num_bytes(medium)) else None
         return None
 
     def _start(self) -> None:
@@ -161,28 +170,43 @@ class LocalMediaStore:
                     self._changed.wait()
                 if self._is_closed:
                     return
-            assert medium is not None
-            self._take_in(medium)
+                assert medium is not None
+                size, epoch = self._device.num_bytes(medium), self._epoch
+                leavers = self._leavers(size)
+            began = time.perf_counter()
+            try:
+                for key in leavers:
+                    self._device.drop(key)
+                error = self._encode(medium)
+            except ShardUnavailable:  # no fault of the picture: it stays wanted
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_closed, _AWAY_SECONDS)
+                continue
+            with self._changed:
+                self._seconds += time.perf_counter() - began
+                self._note(medium.key, size if epoch == self._device.epoch else None, error)
             self.on_change()
 
-    def _take_in(self, medium: Medium) -> None:
-        """Encode one picture and keep its features, or why it has none."""
-        began = time.perf_counter()
-        error: BridleError | None = None
+    def _encode(self, medium: Medium) -> BridleError | None:
+        """Have one picture encoded; returns why it cannot be."""
         try:
-            features = self._encoder.encode(medium)
+            self._device.encode(medium)
+        except ShardUnavailable:
+            raise
         except BridleError as refusal:
-            error = refusal
+            return refusal
         except Exception as fault:
             _log.exception("picture %s", medium.key.hex())
-            error = InternalError(f"the picture could not be encoded: {type(fault).__name__}: {fault}")
-        with self._changed:
-            self._seconds += time.perf_counter() - began
-            if error is not None:
-                if medium.key in self._known:
-                    self._failed.add(medium.key)
-                    self._failures[medium.key] = error
-                return
+            return InternalError(f"the picture could not be encoded: {type(fault).__name__}: {fault}")
+        return None
+
+    def _note(self, key: bytes, size: int | None, error: BridleError | None) -> None:
+        """Enter what came of a picture in the books. `size` is None if the device was lost meanwhile. With the lock
+        held."""
+        if error is None:
             self._num_encoded += 1
-            self._make_room(features.num_bytes)
-            self._features[medium.key] = features
+            if size is not None:
+                self._placed[key] = size
+        elif key in self._known:
+            self._failed.add(key)
+            self._failures[key] = error

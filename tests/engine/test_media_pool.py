@@ -1,4 +1,4 @@
-"""The store of features: bounded, least recently used first out, and nobody waits for room that another waits with."""
+"""The pool of features: bounded, least recently used first out, and nobody waits for room that another waits with."""
 
 from __future__ import annotations
 
@@ -7,32 +7,45 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
+from bridle.engine import media_pool
 from bridle.engine.media import MediaArray, Medium
-from bridle.errors import InternalError, MediaRefused, Overloaded
-from bridle.model import media_store
-from bridle.model.media_encoder import Features
-from bridle.model.media_store import LocalMediaStore
+from bridle.engine.media_pool import MediaPool
+from bridle.errors import InternalError, MediaRefused, Overloaded, ShardUnavailable
 
 ROW = 4  # bytes
 
 
-class Encoder:
-    """Makes as many numbers as a medium has rows; what it is told to refuse or to break on, it does."""
+class Device:
+    """Holds a row's bytes for each row of a medium; what it is told to refuse or to break on, it does."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self.epoch = 0
+        self.max_bytes = max_bytes
         self.faults: dict[bytes, Exception] = {}
         self.encoded: list[bytes] = []
+        self.held: dict[bytes, int] = {}
+        self.num_lost = 0  # calls that will not reach it
 
     def num_bytes(self, medium: Medium) -> int:
         return medium.num_rows * ROW
 
-    def encode(self, medium: Medium) -> Features:
+    def encode(self, medium: Medium) -> None:
+        if self.num_lost:
+            self.num_lost -= 1
+            raise ShardUnavailable("away")
         self.encoded.append(medium.key)
         if medium.key in self.faults:
             raise self.faults[medium.key]
-        return Features(torch.zeros(medium.num_rows, 1))
+        self.held[medium.key] = self.num_bytes(medium)
+        others = [size for key, size in self.held.items() if key != medium.key]
+        assert not others or sum(self.held.values()) <= self.max_bytes
+
+    def drop(self, key: bytes) -> None:
+        del self.held[key]
+
+    def clear(self) -> None:
+        self.held.clear()
 
 
 def medium(name: str, num_rows: int = 10) -> Medium:
@@ -43,8 +56,8 @@ class Kept:
     """A store, and how to wait for it."""
 
     def __init__(self, max_rows: int) -> None:
-        self.encoder = Encoder()
-        self.store = LocalMediaStore(self.encoder, max_rows * ROW)  # type: ignore[arg-type]
+        self.device = Device(max_rows * ROW)
+        self.store = MediaPool(self.device)
         self.changed = threading.Event()
         self.store.on_change = self.changed.set
 
@@ -80,12 +93,11 @@ def test_the_least_recently_used_leaves(kept: Any) -> None:
         one.until(key, key)
     one.until("a", "a")
     one.until("d", "d")
-    assert one.encoder.encoded == [b"a", b"b", b"c", b"d"]
+    assert one.device.encoded == [b"a", b"b", b"c", b"d"]
     one.until("ac", "ac")  # b has left
-    assert one.encoder.encoded == [b"a", b"b", b"c", b"d"]
-    with pytest.raises(InternalError):
-        one.store.features(b"b")
-    assert one.store.features(b"a").rows.shape == (10, 1)
+    assert one.device.encoded == [b"a", b"b", b"c", b"d"]
+    assert set(one.device.held) == {b"a", b"c", b"d"}
+    assert one.store.counts()["media_bytes"] == 3 * 10 * ROW
 
 
 def test_the_most_urgent_gets_room_from_those_behind(kept: Any) -> None:
@@ -109,7 +121,7 @@ def test_what_fits_nowhere_is_taken_in_alone(kept: Any) -> None:
 
 def test_failures_are_told_once_and_tried_again_by_the_next(kept: Any) -> None:
     one = kept(20)
-    one.encoder.faults = {b"a": MediaRefused("odd"), b"b": RuntimeError("broken")}
+    one.device.faults = {b"a": MediaRefused("odd"), b"b": RuntimeError("broken")}
     one.open(*map(medium, "abc"))
     one.until("abc", "c")
     found: dict[bytes, Exception] = {}
@@ -117,7 +129,7 @@ def test_failures_are_told_once_and_tried_again_by_the_next(kept: Any) -> None:
         found |= one.store.take_failures()
     assert isinstance(found[b"a"], MediaRefused) and isinstance(found[b"b"], InternalError)
     assert not one.store.take_failures()
-    one.encoder.faults.clear()
+    one.device.faults.clear()
     one.until("abc", "c")  # not again for those who use it now
     one.store.leave(b"a")
     one.open(medium("a"))
@@ -132,15 +144,52 @@ def test_features_outlive_their_requests(kept: Any) -> None:
     one.store.leave(b"a")
     one.open(medium("a"))
     one.until("a", "a")
-    assert one.encoder.encoded == [b"a"]
+    assert one.device.encoded == [b"a"]
     assert one.store.counts()["num_media_found"] == 1
 
 
 def test_pictures_that_requests_hold_have_a_limit(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_store, "MAX_HELD_BYTES", 8)
+    monkeypatch.setattr(media_pool, "MAX_HELD_BYTES", 8)
     one = kept(20)
     one.store.check([medium("a"), medium("b"), medium("c")])  # alone, whatever it is
     one.open(*map(medium, "ab"))
     one.store.check([medium("a"), medium("b")])
     with pytest.raises(Overloaded, match="take 8 bytes; at most 8"):
         one.store.check([medium("a"), medium("c")])
+
+
+def test_a_device_that_comes_back_holds_nothing(kept: Any) -> None:
+    one = kept(30)
+    one.open(*map(medium, "ab"))
+    one.until("ab", "ab")
+    one.device.clear()
+    one.device.epoch += 1
+    one.until("ab", "ab")
+    assert one.device.encoded == [b"a", b"b", b"a", b"b"]
+    assert set(one.device.held) == {b"a", b"b"}
+
+
+def test_what_was_encoded_for_a_lost_device_is_not_there(kept: Any) -> None:
+    """It was lost while it encoded: what it says then is of the one before."""
+    one = kept(30)
+    one.open(medium("a"))
+    encode = one.device.encode
+
+    def lose(each: Medium) -> None:
+        encode(each)
+        if len(one.device.encoded) == 1:
+            one.device.clear()
+            one.device.epoch += 1
+
+    one.device.encode = lose
+    one.until("a", "a")
+    assert one.device.encoded == [b"a", b"a"] and set(one.device.held) == {b"a"}
+
+
+def test_an_absent_device_is_no_fault_of_a_picture(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_pool, "_AWAY_SECONDS", 0.001)
+    one = kept(30)
+    one.device.num_lost = 3
+    one.open(medium("a"))
+    one.until("a", "a")
+    assert one.device.encoded == [b"a"] and not one.store.take_failures()
