@@ -25,7 +25,7 @@ PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile --max-worker-restart 0
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test test-all check bench bench-all controllers install clean
+.PHONY: help serve chat test test-all check bench bench-all controllers kernels web install clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of:"
@@ -59,6 +59,10 @@ controllers: $(STAMP)-controllers ## rebuild the standard controllers and compar
 
 kernels: $(STAMP)-controllers ## compile the CPU kernels and compare (ARGS=--write ships them)
 	@$(PY) -m bridle.native.rebuild $(ARGS)
+
+# Without scripts of packages: what is fetched is what the lock file has the hashes of, and none of it runs on installing.
+web: ## build the playground from web/ (needs Node; ARGS=--check compares)
+	@cd web && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && node build.mjs $(ARGS)
 
 install: $(STAMP)-core ## install bridle into .venv
 

@@ -50,8 +50,25 @@ FORBIDDEN_ARGUMENTS = {
 }
 # Each with one letter in brackets, so that this file does not match itself.
 MACHINE_PATHS = re.compile("/wor[k]/|/roo[t]/|/User[s]/|/tmp/brie[f]|/opt/wheel[s]")
-TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".cfg", ".yaml", ".yml", ".json", ".sh", ".jinja", ""}
-TEXT_FOLDERS = ("bridle", "tests", "docs", "examples", "lab", "scripts", ".ci")
+TEXT_SUFFIXES = {
+    ".py",
+    ".md",
+    ".toml",
+    ".txt",
+    ".cfg",
+    ".yaml",
+    ".yml",
+    ".json",
+    ".sh",
+    ".jinja",
+    ".ts",
+    ".tsx",
+    ".mjs",
+    ".css",
+    ".js",
+    "",
+}
+TEXT_FOLDERS = ("bridle", "tests", "docs", "examples", "lab", "scripts", "web", ".ci")
 
 
 @pytest.mark.parametrize("name", list(modules()))

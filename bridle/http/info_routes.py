@@ -7,11 +7,10 @@ from collections.abc import Callable
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
+from bridle.http import playground
 from bridle.http.docs_page import DOCS_PAGE
 from bridle.http.errors import json_response
-from bridle.http.page import render_page
 from bridle.http.state import HttpState, http_state
-from bridle.http.transport.identity import is_known
 
 router = APIRouter()
 _PAGE_HEADERS = {
@@ -81,8 +80,7 @@ async def page(request: Request) -> Response:
     http = http_state(request)
     if "text/html" not in request.headers.get("accept", ""):
         return _ready(http)
-    text = render_page(http.registry, str(request.base_url), needs_key=not is_known(request))
-    return HTMLResponse(text, headers=_PAGE_HEADERS)
+    return playground.answer(request, playground.PAGE)
 
 
 @router.get("/docs", include_in_schema=False)

@@ -27,7 +27,7 @@ from fastapi import FastAPI
 from bridle import telemetry
 from bridle.errors import InvalidRequest
 from bridle.http.app import create_app
-from bridle.http.page import curl_line
+from bridle.http.curl_line import curl_line
 from bridle.http.process import settle_in
 from bridle.http.settings import ServeSettings
 from bridle.http.state import HttpState

@@ -20,6 +20,7 @@ from bridle.service.keys import LOCAL_USER, Identity, KeyStore
 _OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
 #: Pages for browsers, which cannot send a key yet. The pages name no served model.
 _PAGES = ("/", "/docs", "/openapi.json")
+_PARTS = "/playground/"
 _MAX_USER_CHARS = 100
 
 
@@ -76,11 +77,6 @@ def identity_of(connection: HTTPConnection) -> Identity:
     return identity if isinstance(identity, Identity) else LOCAL_USER
 
 
-def is_known(connection: HTTPConnection) -> bool:
-    """Whether the sender of this request is known; it is not on routes that are open to all."""
-    return connection.scope.get("state", {}).get("identity") is not None
-
-
 def check_admin(connection: HTTPConnection) -> None:
     """Raise the error that answers 403 unless an admin sent the request."""
     identity = identity_of(connection)
@@ -90,7 +86,8 @@ def check_admin(connection: HTTPConnection) -> None:
 
 def _is_page(connection: HTTPConnection) -> bool:
     scope = connection.scope
-    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in _PAGES
+    is_page = scope["path"] in _PAGES or scope["path"].startswith(_PARTS)
+    return scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and is_page
 
 
 def _key_of(connection: HTTPConnection) -> str | None:

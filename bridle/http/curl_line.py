@@ -1,0 +1,50 @@
+"""A line to paste into a shell, for the models that are served."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bridle.engine.interfaces import Task
+from bridle.errors import UnknownModel
+from bridle.service import ModelRegistry
+
+
+def curl_line(registry: ModelRegistry, base_url: str, needs_key: bool = False) -> str:
+    """A command to paste into a shell. With `needs_key` it has a place for a key, and does not name the
+    default model."""
+    names = registry.names or registry.loadable_names
+    name = names[0] if names else "demo"
+    body: dict[str, Any] = {} if needs_key else {"model": name}
+    path, example = _example(registry, name)
+    quoted = json.dumps(body | example).replace("'", "'\\''")
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
+    return f"curl -N {base_url}{path}{key} -H 'Content-Type: application/json' -d '{quoted}'"
+
+
+def _example(registry: ModelRegistry, name: str) -> tuple[str, dict[str, Any]]:
+    """A route that the model answers, and what to ask there."""
+    task = _task(registry, name)
+    if task != "generate":
+        return ("v1/embeddings" if task == "embed" else "v1/classify"), {"input": ["Hello!"]}
+    if _chats(registry, name):
+        return "v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    return "v1/completions", {"prompt": "Once", "max_tokens": 50, "stream": True}
+
+
+def _task(registry: ModelRegistry, name: str) -> Task:
+    """What a model is for. One that is not loaded is assumed to generate."""
+    try:
+        model = registry.slot_of(registry.choose(name).model).model
+    except UnknownModel:
+        return "generate"
+    return "generate" if model is None else model.info.task
+
+
+def _chats(registry: ModelRegistry, name: str) -> bool:
+    """Whether a model, or an adapter's model, takes conversations. A model that is not loaded is assumed to."""
+    try:
+        model = registry.slot_of(registry.choose(name).model).model
+    except UnknownModel:
+        return True
+    return model is None or model.tokenizer.chat_template.is_present

@@ -1,0 +1,196 @@
+// The chat: messages, their branches, and a box to say something.
+
+import { useEffect, useRef, useState } from "preact/hooks"
+import { models } from "./api"
+import { Notice, TextBox } from "./parts"
+import { stop } from "./runs"
+import { Ancestry, Legend, RunActions } from "./runview"
+import { model, view } from "./settings"
+import { copy } from "./share"
+import { type Message, answer, path, runOf, say, show, talk, talkVersion } from "./talk"
+import { Timeline } from "./timeline"
+import { TokenText } from "./tokens"
+
+const STARTERS = ["Tell me a short story.", "What can you do?", "Write a haiku about the sea.", "What is 19 + 23?"]
+const MAX_PICTURE = 8 << 20
+
+function Branches({ message }: { message: Message }) {
+  const siblings = talk.value.messages[message.parent ?? "root"].children
+  const at = siblings.indexOf(message.id)
+  if (siblings.length < 2) return null
+  return (
+    <span class="branches" role="group" aria-label="Versions">
+      <button class="quiet" aria-label="Earlier version" disabled={at === 0} onClick={() => show(message, at - 1)}>‹</button>
+      <span>{at + 1}/{siblings.length}</span>
+      <button class="quiet" aria-label="Later version" disabled={at === siblings.length - 1} onClick={() => show(message, at + 1)}>›</button>
+    </span>
+  )
+}
+
+function Asked({ message, isBusy }: { message: Message; isBusy: boolean }) {
+  const [draft, setDraft] = useState<string | null>(null)
+  const send = () => {
+    say(draft!, message.pictures, message.parent ?? "root")
+    setDraft(null)
+  }
+  return (
+    <article class="message user" aria-label="You">
+      {message.pictures.map((url, number) => <img key={number} src={url} alt={`Picture ${number + 1}`} />)}
+      {draft === null ? <div class="said-text">{message.content}</div> : (
+        <div class="editing">
+          <TextBox value={draft} label="Edit the message" onInput={setDraft} onSend={send} isFocused />
+          <button class="primary" onClick={send}>Send</button>
+          <button class="quiet" onClick={() => setDraft(null)}>Cancel</button>
+        </div>
+      )}
+      <footer>
+        <Branches message={message} />
+        {draft === null && <button class="quiet" disabled={isBusy} onClick={() => setDraft(message.content)}>Edit</button>}
+      </footer>
+    </article>
+  )
+}
+
+function Answered({ message, isBusy }: { message: Message; isBusy: boolean }) {
+  const run = runOf.get(message.id)
+  const [isOpen, setOpen] = useState(false)
+  const [told, setTold] = useState("")
+  run?.version.value
+  const line = run?.story.line(0)
+  const isRunning = run?.state.value === "running"
+  const again = () => answer(talk.value, talk.value.messages[message.parent!])
+  const asTokens = run && line && line.pieces.length > 0
+  const thoughts = run?.thoughts || message.thoughts
+  return (
+    <article class="message assistant" aria-label={message.model || "Model"} aria-busy={isRunning}>
+      <div class="who">{message.model}{run?.state.value === "stopped" && " · stopped"}</div>
+      {run && <Ancestry run={run} />}
+      {thoughts && !asTokens && <details><summary>Thoughts</summary><div class="said-text">{thoughts}</div></details>}
+      {asTokens ? <TokenText run={run} line={line} hasPrompt={false} label="Answer" />
+        : isRunning ? <div class="waiting" role="status"><i /><i /><i /><span class="offscreen">Waiting for the model</span></div>
+          : <div class="said-text">{message.content}</div>}
+      {(run?.error || message.error) && <Notice text={run?.error || message.error} />}
+      {isOpen && run && line && (
+        <div class="under">
+          <Legend run={run} line={line} />
+          <details><summary>Prompt, {run.story.prompt.length} tokens</summary>
+            <div class="prompt-shown">{run.story.prompt.map(piece => piece.text).join("")}</div></details>
+          <Timeline run={run} line={line} />
+          <div class="row"><RunActions run={run} /></div>
+        </div>
+      )}
+      <footer>
+        <Branches message={message} />
+        {isRunning ? <button class="quiet" onClick={() => stop(run)}>Stop</button> : (
+          <>
+            <button class="quiet" disabled={isBusy} onClick={again}>Regenerate</button>
+            <button class="quiet" onClick={async () => {
+              setTold((await copy(message.content)) ? "Copied" : "Not copied")
+              setTimeout(() => setTold(""), 2000)
+            }}>{told || "Copy"}</button>
+          </>
+        )}
+        {run && <button class="quiet" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>Details</button>}
+      </footer>
+    </article>
+  )
+}
+
+function asUrl(file: File): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader()
+    reader.onload = () => resolve(String(reader.result))
+    reader.onerror = () => reject(new Error(`${file.name} cannot be read.`))
+    reader.readAsDataURL(file)
+  })
+}
+
+function Composer({ isBusy }: { isBusy: boolean }) {
+  const [draft, setDraft] = useState("")
+  const [pictures, setPictures] = useState<string[]>([])
+  const [trouble, setTrouble] = useState("")
+  const chosen = models.value.find(each => each.id === model.value)
+  const running = path(talk.value).map(message => runOf.get(message.id)).find(run => run?.state.value === "running")
+  const send = () => {
+    if (isBusy || !(draft.trim() || pictures.length)) return
+    say(draft, pictures)
+    setDraft("")
+    setPictures([])
+  }
+  const attach = async (files: FileList | null) => {
+    try {
+      for (const file of files ?? []) {
+        if (file.size > MAX_PICTURE) throw new Error(`${file.name} has ${(file.size / 2 ** 20).toFixed(1)} MiB; at most 8 are taken.`)
+        const url = await asUrl(file)
+        setPictures(before => [...before, url])
+      }
+      setTrouble("")
+    } catch (error) {
+      setTrouble((error as Error).message)
+    }
+  }
+  return (
+    <div class="composer">
+      {trouble && <Notice text={trouble} />}
+      {pictures.length > 0 && (
+        <div class="attached">
+          {pictures.map((url, number) => (
+            <button key={number} aria-label={`Remove picture ${number + 1}`} onClick={() => setPictures(pictures.filter((_, each) => each !== number))}>
+              <img src={url} alt="" /></button>
+          ))}
+        </div>
+      )}
+      <div class="composer-box">
+        {chosen?.reads_pictures && (
+          <label class="attach" title="Attach pictures">
+            <input type="file" accept="image/*" multiple aria-label="Attach pictures"
+              onChange={event => { void attach(event.currentTarget.files); event.currentTarget.value = "" }} />＋</label>
+        )}
+        <TextBox value={draft} label="Message" placeholder="Say something" onInput={setDraft} onSend={send} sendsOnEnter id="message" isFocused={innerWidth > 800} />
+        {running ? <button class="stop" onClick={() => stop(running)}>Stop</button>
+          : <button class="primary" disabled={!(draft.trim() || pictures.length)} onClick={send}>Send</button>}
+      </div>
+    </div>
+  )
+}
+
+export function Chat() {
+  talkVersion.value
+  const of = talk.value
+  const messages = path(of)
+  const scroll = useRef<HTMLDivElement>(null)
+  const last = messages.at(-1)
+  const run = last && runOf.get(last.id)
+  const version = run?.version.value
+  const isBusy = run?.state.value === "running"
+  const chosen = models.value.find(each => each.id === model.value)
+  useEffect(() => {
+    const box = scroll.current!
+    if (isBusy && box.scrollHeight - box.scrollTop - box.clientHeight < 200) box.scrollTop = box.scrollHeight
+  }, [version])
+  useEffect(() => {
+    scroll.current!.scrollTop = scroll.current!.scrollHeight
+  }, [of, messages.length])
+  return (
+    <div class="chat">
+      <div class="scroll" ref={scroll}>
+        <div class="column" role="log" aria-label="Conversation" aria-live="off">
+          {!messages.length && (
+            <div class="welcome">
+              <h1>Talk to <em>{model.value || "a model"}</em></h1>
+              <p>Each answer shows where its tokens came from. Point at one to see what else it could have been.</p>
+              {chosen?.has_chat_template === false
+                ? <Notice text={`${model.value} has no chat template: it continues texts.`} />
+                : <div class="starters">{STARTERS.map(text => <button key={text} onClick={() => say(text)}>{text}</button>)}</div>}
+              {chosen?.has_chat_template === false && <button class="primary" onClick={() => (view.value = "complete")}>Continue a text</button>}
+            </div>
+          )}
+          {messages.map(message => message.role === "user"
+            ? <Asked key={message.id} message={message} isBusy={isBusy} />
+            : <Answered key={message.id} message={message} isBusy={isBusy} />)}
+        </div>
+      </div>
+      <Composer isBusy={isBusy} />
+    </div>
+  )
+}

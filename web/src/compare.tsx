@@ -1,0 +1,92 @@
+// Two runs side by side, with the tokens in which they differ. The second may be made here: the same request with another
+// seed, model or adapter.
+
+import { useMemo, useState } from "preact/hooks"
+import { models } from "./api"
+import { differences } from "./diff"
+import { type Run, beside, newRun, runs, start } from "./runs"
+import { RunView } from "./runview"
+import { seedOrNew } from "./settings"
+import type { Line } from "./story"
+
+/** How many runs a comparison with the same request, but for some fields, makes. */
+export function runBeside(run: Run, changes: Record<string, unknown>): Run {
+  const body = { ...run.request.body, ...changes }
+  const made = newRun(run.kind === "trace" ? "complete" : run.kind, run.title, { path: run.request.path, body }, { program: run.program })
+  beside.right.value = made
+  void start(made)
+  return made
+}
+
+const texts = (line: Line) => line.alive.map(number => line.pieces[number].text)
+
+function marksOf(line: Line, found: Set<number>): Set<number> {
+  return new Set([...found].map(at => line.alive[at]))
+}
+
+function useDifferences(left: Run | null, right: Run | null) {
+  const versions = [left?.version.value, right?.version.value]
+  const isDone = left?.state.value !== "running" && right?.state.value !== "running"
+  const lines = [left, right].map(run => run?.story.lines.get(run.selected.value) ?? run?.story.line(0))
+  return useMemo(() => {
+    const [a, b] = lines
+    if (!a || !b || !isDone || left === right) return null
+    const [inA, inB] = differences(texts(a), texts(b))
+    return { left: marksOf(a, inA), right: marksOf(b, inB), count: Math.max(inA.size, inB.size) }
+  }, [...versions, ...lines, isDone])
+}
+
+function Choose({ label, value, onChoose }: { label: string; value: Run | null; onChoose: (run: Run | null) => void }) {
+  const choose = (event: Event) => {
+    const id = Number((event.target as HTMLSelectElement).value)
+    onChoose(runs.value.find(run => run.id === id) ?? null)
+  }
+  return (
+    <select aria-label={label} value={value ? String(value.id) : ""} onChange={choose}>
+      <option value="">choose a run</option>
+      {runs.value.map(run => (
+        <option key={run.id} value={String(run.id)}>
+          {`${run.id} · ${run.title || run.kind} · ${run.request.body.model ?? "model"} · seed ${run.request.body.seed ?? "–"}`}
+        </option>
+      ))}
+    </select>
+  )
+}
+
+export function Compare() {
+  const left = beside.left.value
+  const right = beside.right.value
+  const [name, setName] = useState("")
+  const [seed, setSeed] = useState("")
+  const found = useDifferences(left, right)
+  const again = () => {
+    const value = seed.trim() === "" ? seedOrNew() : Number(seed)
+    runBeside(left!, { seed: value, ...(name ? { model: name, adapter: undefined } : {}) })
+  }
+  return (
+    <div class="compare">
+      <div class="sides">
+        <section aria-label="Left">
+          <div class="row toolbar"><Choose label="Left run" value={left} onChoose={run => (beside.left.value = run)} /></div>
+          {left ? <RunView run={left} isSmall marks={() => found?.left ?? null} />
+            : <div class="welcome small"><p>Choose a run on each side, or press “Compare” beside one.</p></div>}
+        </section>
+        <section aria-label="Right">
+          <div class="row toolbar">
+            <Choose label="Right run" value={right} onChoose={run => (beside.right.value = run)} />
+            <span class="spring" />
+            <select aria-label="Model of the second run" value={name} onChange={event => setName(event.currentTarget.value)}>
+              <option value="">the same model</option>
+              {models.value.map(each => <option key={each.id} value={each.id}>{each.id}</option>)}
+            </select>
+            <input class="seed" inputMode="numeric" aria-label="Seed of the second run" placeholder="new seed" value={seed}
+              onInput={event => setSeed(event.currentTarget.value)} />
+            <button class="primary" disabled={!left} onClick={again}>Run beside</button>
+          </div>
+          {right && <RunView run={right} isSmall marks={() => found?.right ?? null} />}
+        </section>
+      </div>
+      {found && <p class="verdict" role="status">{found.count ? `${found.count} tokens differ` : "The texts are the same"}</p>}
+    </div>
+  )
+}

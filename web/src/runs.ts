@@ -1,0 +1,155 @@
+// Runs: one request each, with everything that its trace told. A run is a plain object; its `version` is a signal that
+// changes at most once in each picture of the screen, however fast the tokens come.
+
+import { type Signal, signal } from "@preact/signals"
+import { ApiError, stream, traceOf } from "./api"
+import { type Header, type TraceRecord, VERSION, parseTraces } from "./records"
+import { Story } from "./story"
+
+export type Kind = "complete" | "chat" | "steer" | "trace"
+export type State = "running" | "done" | "stopped" | "failed"
+
+export interface Request { path: string; body: Record<string, any> }
+/** Where a run came from: another one, with a token chosen by hand. `shared` tokens of its text were there before. */
+export interface Ancestor { run: Run; output: number; at: number; chosen: string }
+
+export interface Run {
+  id: number
+  kind: Kind
+  title: string
+  made: number
+  request: Request
+  story: Story
+  records: TraceRecord[]
+  version: Signal<number>
+  state: Signal<State>
+  selected: Signal<number>
+  error: string
+  requestId: string
+  content: string
+  thoughts: string
+  firstToken: number
+  seconds: number
+  ancestor: Ancestor | null
+  program: { language: string; text: string } | null
+  abort: AbortController | null
+  header: Header | null
+}
+
+/** As many runs are kept as people look at; the oldest go. */
+const MAX_RUNS = 60
+export const runs = signal<Run[]>([])
+export const current = { complete: signal<Run | null>(null), steer: signal<Run | null>(null) }
+export const beside = { left: signal<Run | null>(null), right: signal<Run | null>(null) }
+
+let lastId = 0
+
+export function newRun(kind: Kind, title: string, request: Request, more: Partial<Run> = {}): Run {
+  const run: Run = {
+    id: ++lastId, kind, title, made: Date.now(), request, story: new Story(), records: [], version: signal(0),
+    state: signal<State>("running"), selected: signal(0), error: "", requestId: "", content: "", thoughts: "",
+    firstToken: 0, seconds: 0, ancestor: null, program: null, abort: null, header: null, ...more,
+  }
+  runs.value = [run, ...runs.value].slice(0, MAX_RUNS)
+  return run
+}
+
+/** Calls `then` before the next picture, or soon where there are none. */
+function soon(then: () => void): void {
+  if (document.hidden) setTimeout(then, 100)
+  else requestAnimationFrame(then)
+}
+
+/** Sends the run's request and reads its answer; `onEnd` is called in the end, whatever happened. */
+export async function start(run: Run, onEnd: () => void = () => {}): Promise<void> {
+  run.abort = new AbortController()
+  const began = performance.now()
+  let isWaiting = false
+  const show = () => {
+    if (isWaiting) return
+    isWaiting = true
+    soon(() => {
+      isWaiting = false
+      run.version.value++
+    })
+  }
+  const body = { ...run.request.body, stream: true, trace: "events", stream_options: { include_usage: true } }
+  try {
+    for await (const event of stream(run.request.path, body, run.abort.signal, id => (run.requestId = id))) {
+      if (!run.firstToken) run.firstToken = (performance.now() - began) / 1000
+      take(run, event)
+      show()
+    }
+    const failed = run.story.sorted.find(line => line.end?.error)
+    if (failed) run.error = failed.end!.error!
+    run.state.value = failed ? "failed" : "done"
+  } catch (error) {
+    const isStop = error instanceof DOMException && error.name === "AbortError"
+    run.error = isStop ? "" : error instanceof ApiError ? error.message : `This page failed: ${error}`
+    run.state.value = isStop ? "stopped" : "failed"
+  }
+  run.seconds = (performance.now() - began) / 1000
+  run.abort = null
+  run.version.value++
+  onEnd()
+}
+
+function take(run: Run, event: any): void {
+  for (const choice of event.choices ?? []) {
+    if (!choice.index) {
+      run.content += choice.delta?.content ?? choice.text ?? ""
+      run.thoughts += choice.delta?.reasoning_content ?? ""
+    }
+    for (const record of choice.trace ?? []) {
+      run.records.push(record)
+      run.story.add(record)
+    }
+  }
+}
+
+export function stop(run: Run | null): void {
+  run?.abort?.abort()
+}
+
+/** Tokens of the answer and how fast they came, for people. */
+export function summary(run: Run): string {
+  const lines = run.story.sorted
+  const tokens = lines.reduce((sum, line) => sum + line.alive.length - line.numShared, 0)
+  const parts = [`${tokens.toLocaleString("en")} token${tokens === 1 ? "" : "s"}`]
+  if (run.seconds && tokens) parts.push(`${(tokens / run.seconds).toFixed(1)} per second`)
+  if (run.firstToken) parts.push(`first after ${(run.firstToken * 1000).toFixed(0)} ms`)
+  const reasons = [...new Set(lines.map(line => line.end?.reason).filter(Boolean))]
+  if (reasons.length) parts.push(`ended by ${reasons.join(", ")}`)
+  return parts.join(" · ")
+}
+
+// -- traces --------------------------------------------------------------------------------------------------
+
+/** The trace as JSON lines: the server's, as long as it has it, and otherwise what this page was told. */
+export async function traceText(run: Run): Promise<string> {
+  if (run.requestId && run.state.value !== "running") {
+    try {
+      return await traceOf(run.requestId)
+    } catch {
+      // It is gone, or the server is.
+    }
+  }
+  const { model = "", adapter = null, ...sampling } = run.request.body
+  for (const name of ["prompt", "messages", "controller", "controller_arg", "controllers", "rewind", "constraint", "regex"])
+    delete sampling[name]
+  const header: Header = run.header ?? {
+    type: "header", version: VERSION, request_id: run.requestId, model, adapter, sampling, prompt: run.story.promptTokens,
+  }
+  return [header, ...run.records].map(line => JSON.stringify(line) + "\n").join("")
+}
+
+export function openTraces(name: string, text: string): Run[] {
+  return parseTraces(text).map(({ header, records }) => {
+    const body = { model: header.model, prompt: header.prompt ?? [], ...header.sampling }
+    const run = newRun("trace", name, { path: "v1/completions", body }, { header, requestId: header.request_id })
+    run.records = records
+    for (const record of records) run.story.add(record)
+    run.state.value = "done"
+    return run
+  })
+}

@@ -1,0 +1,100 @@
+// One run: its text in colours, what the colours mean, its forks, its time line, and what one can do with it.
+
+import { useState } from "preact/hooks"
+import { Menu, Notice } from "./parts"
+import { type Run, beside, stop, summary, traceText } from "./runs"
+import { type Colours, colours, folds, view } from "./settings"
+import { type Shape, asProgram, copy, download } from "./share"
+import { type Line, type Origin, counts } from "./story"
+import { Timeline } from "./timeline"
+import { TokenText } from "./tokens"
+import { Said, Tree } from "./tree"
+
+const ORIGINS: [Origin, string][] = [
+  ["prompt", "prompt"], ["cached", "cached"], ["sampled", "sampled"], ["drafted", "drafted"], ["forced", "forced"],
+  ["fought", "against the mask"], ["rewound", "taken back"],
+]
+
+export function Legend({ run, line }: { run: Run; line: Line }) {
+  run.version.value
+  const found = counts(run.story, line)
+  const choose = (event: Event) => (colours.value = (event.target as HTMLSelectElement).value as Colours)
+  return (
+    <div class="legend">
+      {colours.value === "origin"
+        ? ORIGINS.filter(([origin]) => found[origin]).map(([origin, name]) => (
+          <span key={origin} class="key"><i class={`swatch ${origin}`} />{name} <b>{found[origin].toLocaleString("en")}</b></span>))
+        : colours.value === "probability" &&
+          ["over 90 %", "60 %", "30 %", "10 %", "less"].map((name, number) => (
+            <span key={name} class="key"><i class={`swatch p${number}`} />{name}</span>))}
+      <span class="spring" />
+      {found.rewound > 0 && (
+        <label class="check"><input type="checkbox" checked={folds.value}
+          onChange={event => (folds.value = event.currentTarget.checked)} /> fold what was taken back</label>
+      )}
+      <select aria-label="Colours" value={colours.value} onChange={choose}>
+        <option value="origin">by origin</option><option value="probability">by probability</option>
+        <option value="none">no colours</option>
+      </select>
+    </div>
+  )
+}
+
+export function RunActions({ run }: { run: Run }) {
+  const [told, setTold] = useState("")
+  const tell = (text: string) => {
+    setTold(text)
+    setTimeout(() => setTold(""), 2000)
+  }
+  const program = (shape: Shape) => async () =>
+    tell((await copy(asProgram(run.request, shape))) ? "Copied" : "This browser does not let pages copy")
+  const save = async () => download(`trace-${run.requestId || run.id}.jsonl`, await traceText(run))
+  const compare = () => {
+    beside.left.value = run
+    view.value = "compare"
+  }
+  return (
+    <>
+      <span class="told" role="status">{told}</span>
+      <Menu label="Copy">
+        <button onClick={async () => tell((await copy(run.story.line(run.selected.value).text)) ? "Copied" : "Not copied")}>The text</button>
+        <button onClick={program("curl")}>As curl</button>
+        <button onClick={program("python")}>As Python</button>
+        <button onClick={program("javascript")}>As JavaScript</button>
+      </Menu>
+      <button class="quiet" onClick={save}>Save trace</button>
+      <button class="quiet" onClick={compare}>Compare</button>
+    </>
+  )
+}
+
+export function Ancestry({ run }: { run: Run }) {
+  if (!run.ancestor) return null
+  return <p class="ancestry">Forked from run {run.ancestor.run.id} at token {run.ancestor.at + 1}, with <code>{run.ancestor.chosen}</code></p>
+}
+
+interface Props { run: Run; marks?: (line: Line) => Set<number> | null; isSmall?: boolean }
+
+export function RunView({ run, marks, isSmall = false }: Props) {
+  run.version.value
+  const state = run.state.value
+  const line = run.story.lines.get(run.selected.value) ?? run.story.line(0)
+  const hasForks = run.story.lines.size > 1
+  return (
+    <article class="run" aria-busy={state === "running"} aria-label={`Run ${run.id}`}>
+      <header class="run-head">
+        <span class={`state ${state}`}><i />{state === "running" ? "writing" : state}</span>
+        <span class="summary">{summary(run)}</span>
+        <span class="spring" />
+        {state === "running" ? <button class="stop" onClick={() => stop(run)}>Stop</button> : !isSmall && <RunActions run={run} />}
+      </header>
+      <Ancestry run={run} />
+      {run.error && <Notice text={run.error} />}
+      <Legend run={run} line={line} />
+      {hasForks && <Tree run={run} />}
+      <TokenText key={line.index} run={run} line={line} marks={marks?.(line)} label={hasForks ? `Fork ${line.index}` : "Text"} />
+      <Timeline run={run} line={line} />
+      <Said line={line} />
+    </article>
+  )
+}
