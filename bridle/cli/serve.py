@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from bridle.http.settings import ServeSettings
     from bridle.http.transport.tls import TlsFiles
     from bridle.service.control import ControlSettings
+    from bridle.service.keeper import ModelLoader
     from bridle.service.model_set import ModelSet
 
 _SERVER = Group("Server", sort_key=5)
@@ -103,6 +105,30 @@ class ControlOptions:
             store=self.control_store,
             prepare=self.control_prepare,
         )
+
+
+@Parameter(name="*", group=_CONTROL)
+@dataclass(frozen=True, kw_only=True)
+class ToolOptions:
+    """What controllers may call."""
+
+    tools: Path | None = None
+    (
+        "TOML file of tools that controllers may call while their outputs wait: Python functions, HTTP requests that "
+        "it lists, servers of the Model Context Protocol; and who may use which. docs/tools.md shows one."
+    )
+
+    def add_to(self, settings: ServeSettings, replicas: int) -> ServeSettings:
+        """The settings of a server with these tools."""
+        if self.tools is None:
+            return settings
+        if replicas > 1:
+            raise InvalidRequest("tools run beside the engine, and replicas are other processes: use one", "tools")
+        from bridle.tools.file import read_tools
+
+        desk = read_tools(self.tools)
+        make_loader: Callable[..., ModelLoader] = settings.make_loader  # one that takes tools
+        return replace(settings, tools=desk, make_loader=partial(make_loader, tools=desk))
 
 
 @Parameter(name="*", group=_PROCESSES)
@@ -281,6 +307,7 @@ _ENGINE_DEFAULT = EngineOptions()
 _ACCESS_DEFAULT = AccessOptions()
 _CONTROL_DEFAULT = ControlOptions()
 _SHARD_DEFAULT = ShardOptions()
+_TOOL_DEFAULT = ToolOptions()
 _ADAPTER_DEFAULT = AdapterOptions()
 _LIMIT_DEFAULT = LimitOptions()
 _SPECULATION_DEFAULT = SpeculationOptions()
@@ -298,6 +325,7 @@ def serve(
     adapters: AdapterOptions = _ADAPTER_DEFAULT,
     limits: LimitOptions = _LIMIT_DEFAULT,
     speculation: SpeculationOptions = _SPECULATION_DEFAULT,
+    tools: ToolOptions = _TOOL_DEFAULT,
 ) -> int:
     """Serve models over HTTP, with the OpenAI API and the AICI API for controllers, and over LMTP for LMQL.
 
@@ -311,6 +339,7 @@ def serve(
     """
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
     settings = speculation.add_to(limits.add_to(adapters.add_to(shards.add_to(settings))))
+    settings = tools.add_to(settings, shards.replicas)
     with ending_at_once():  # until the server itself listens to signals
         from bridle.http.server import serve as serve_http
         from bridle.lmtp.server import LmtpSettings, websocket_front

@@ -6,17 +6,13 @@ runs on the engine's thread, as plain Python controllers do.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from bridle.controllers.python import Controller
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.shown import shown
+from bridle.tools.code import load_module
 
 #: How the names of such controllers begin in requests.
 PREFIX = "class:"
@@ -32,32 +28,13 @@ def load_classes(specs: Iterable[str]) -> Mapping[str, type[Controller]]:
         module, colon, attribute = place.rpartition(":")
         if not colon or not module or not attribute or (equals and not name):
             raise InvalidRequest(f"controller_class is {shown(spec)}; must be [NAME=]MODULE:CLASS", _PARAM)
-        kind = getattr(_module(module), attribute, None)
+        kind = getattr(load_module(module, _PARAM), attribute, None)
         if not isinstance(kind, type) or not issubclass(kind, Controller):
             raise InvalidRequest(f"controller_class {shown(place)} is no class of bridle.Controller", _PARAM)
         if (name or attribute) in found:
             raise InvalidRequest(f"controller_class names {shown(name or attribute)} twice", _PARAM)
         found[name or attribute] = kind
     return found
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        if not name.endswith(".py"):
-            if "" not in sys.path:  # modules beside the command, as with `python -m`
-                sys.path.insert(0, "")
-            return importlib.import_module(name)
-        spec = importlib.util.spec_from_file_location(f"bridle_class_{Path(name).stem}", name)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{name} is no Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # so that its objects can be copied
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InvalidRequest(
-            f"controller_class: {shown(name)} cannot be loaded: {type(error).__name__}: {error}", _PARAM
-        ) from error
-    return module
 
 
 def is_class(name: str | None) -> bool:

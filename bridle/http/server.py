@@ -76,6 +76,8 @@ def serve(
         if tracing is not None:
             tracing.make_global()
             stack.callback(tracing.close)
+        if settings.tools is not None:
+            stack.callback(settings.tools.close)
         registry = stack.enter_context(contextlib.closing(load_registry(settings) if load is None else ModelRegistry()))
         if load is not None:
             registry.add(load(settings), settings.aliases)

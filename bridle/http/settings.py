@@ -20,6 +20,7 @@ from bridle.telemetry import check_endpoint
 
 if TYPE_CHECKING:
     from bridle.controllers.python import Controller
+    from bridle.tools import ToolDesk
 
 _COUNTS = ("max_body_bytes", "max_requests", "max_prompt_tokens", "max_prompts", "max_choices", "max_uploads")
 
@@ -101,8 +102,8 @@ class ServeSettings:
     of the folder or hub id), `aliases` are further names of the first model. `control` says whether there is a runtime
     for Wasm controllers. `keys` is the file of API keys; without one the server is for a single user and listens on
     loopback only, unless `no_auth` lets everybody in. `tls` makes it speak HTTPS. `otlp_endpoint` is the
-    collector that traces go to (None: the one that the standard variables name, if any). `make_loader` says how models
-    come to be: in this process, unless told otherwise.
+    collector that traces go to (None: the one that the standard variables name, if any). `tools` are
+    what controllers may call. `make_loader` says how models come to be: in this process, unless told otherwise.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -125,6 +126,7 @@ class ServeSettings:
     no_auth: bool = False
     tls: TlsFiles | None = None
     otlp_endpoint: str | None = None
+    tools: ToolDesk | None = None
     make_loader: Callable[[EngineConfig, ControlSettings], ModelLoader] = EngineLoader
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from bridle.service.slot import Slot
 
 if TYPE_CHECKING:
     from bridle.service.loading import LoadedModel
+    from bridle.tools import ToolDesk
 
 #: A name on the command line that loads nothing at the start: models are loaded when requests name them.
 AUTO = "auto"
@@ -81,17 +82,19 @@ class ModelSet:
 
 class EngineLoader:
     """Loads models into this process, or with `executors`. Each model gets an engine, a tokenizer and a control runtime
-    of its own."""
+    of its own; `tools` are for all of them."""
 
     def __init__(
         self,
         engine: EngineConfig | None = None,
         control: ControlSettings | None = None,
         executors: ExecutorLoader | None = None,
+        tools: ToolDesk | None = None,
     ) -> None:
         self._engine = engine
         self._control = control
         self._executors = executors
+        self._tools = tools
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
         from bridle.model.footprint import weights_of
@@ -106,7 +109,13 @@ class EngineLoader:
 
     def load(self, config: ModelConfig, name: str, progress: Callable[[str, float], None]) -> LoadedModel:
         return load_model(
-            config, self._engine, name=name, progress=progress, control=self._control, executors=self._executors
+            config,
+            self._engine,
+            name=name,
+            progress=progress,
+            control=self._control,
+            executors=self._executors,
+            tools=self._tools,
         )
 
 

@@ -47,7 +47,8 @@ class Wanted(TypedDict, total=False):
 
 class OwnOptions(TypedDict, total=False):
     """What a request is beside prompt and sampling, of any kind. `adapter` is a name that `model.adapters` knows, or
-    one that means the base model; `timeout` is in seconds from now."""
+    one that means the base model; `timeout` is in seconds from now; `tools` are those that controllers may call (None:
+    all)."""
 
     request_id: str | None
     adapter: str | None
@@ -55,6 +56,7 @@ class OwnOptions(TypedDict, total=False):
     tenant: str
     terms: Terms
     metadata: Mapping[str, str] | None
+    tools: tuple[str, ...] | None
 
 
 class RequestOptions(OwnOptions, Wanted, total=False):
@@ -145,6 +147,7 @@ def make_request(
         runs=sights.runs,
         tell_resuming=options.get("tell_resuming", False),
         trace=options.get("trace", False),
+        tools=options.get("tools"),
         metadata=dict(options.get("metadata") or {}),
     )
 

@@ -276,9 +276,15 @@ class Serving:
             tenant=self.identity.user,
             terms=story.terms,
             metadata=story.metadata,
+            tools=self._tools(),
             **wanted,
         )
         return replace(request, place=self.ticket.charge(len(tokens) * num_copies, max_output(sampling, num_copies)))
+
+    def _tools(self) -> tuple[str, ...] | None:
+        """The tools that the controllers of who asks may call."""
+        desk = self.model.tools
+        return None if desk is None else desk.names_for(self.identity.user, self.identity.is_admin)
 
 
 def _say_nothing(what: str, adapter: str | None) -> None:

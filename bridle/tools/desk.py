@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from bridle.errors import InvalidRequest, ToolFailed
 from bridle.shown import shown
+from bridle.tools.access import EVERYBODY, Grant
 from bridle.tools.call import Call
 from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
 
@@ -31,6 +32,8 @@ _MAX_NAMED = 16
 _PATIENCE = 5.0
 
 Arguments = dict[str, Any]
+#: What the log has of calls: nothing, which tool and how it went, or also what was said.
+LogLevel = Literal["none", "calls", "content"]
 
 
 class Tool(Protocol):
@@ -42,13 +45,24 @@ class Tool(Protocol):
         """What it is for, in a sentence."""
         raise NotImplementedError
 
-    async def call(self, arguments: Arguments) -> str:
-        """The answer. Raises `ToolFailed` with what may be told of a failure. Cancelled when nobody waits for it any
-        more."""
+    async def call(self, member: str, arguments: Arguments) -> str:
+        """The answer. `member` is what follows the dot in a name such as `NAME.MEMBER`, else empty. Raises `ToolFailed`
+        with what may be told of a failure. Cancelled when nobody waits for it any more."""
         raise NotImplementedError
 
     async def close(self) -> None:
         """Give back what the tool holds. Idempotent."""
+
+
+class _Job(NamedTuple):
+    """A call as it is run: the tool `name`, and its part `member`."""
+
+    name: str
+    member: str
+    tool: Tool
+    given: Arguments
+    seconds: float
+    call: Call
 
 
 @dataclass(slots=True)
@@ -62,10 +76,20 @@ class ToolCounts:
 
 
 class ToolDesk:
-    """Tools by their names. Safe from any thread; `close` it when done. Its thread starts with the first call."""
+    """Tools by their names. Safe from any thread; `close` it when done. Its thread starts with the first call.
 
-    def __init__(self, tools: Mapping[str, Tool] | None = None, limits: ToolLimits = DEFAULT_LIMITS) -> None:
+    `grants` say who may use a tool that is not for everybody, `log` what is logged of calls.
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool] | None = None,
+        limits: ToolLimits = DEFAULT_LIMITS,
+        grants: Mapping[str, Grant] | None = None,
+        log: LogLevel = "none",
+    ) -> None:
         self.limits = limits
+        self._grants, self._log = dict(grants or {}), log
         self._tools = dict(tools or {})
         for name in self._tools:
             _check_name(name)
@@ -95,6 +119,10 @@ class ToolDesk:
                 for name, c in self._counts.items()
             }
 
+    def names_for(self, user: str, is_admin: bool) -> tuple[str, ...]:
+        """The tools that a user may use."""
+        return tuple(name for name in self._tools if self._grants.get(name, EVERYBODY).permits(user, is_admin))
+
     def watch(self, on_done: Callable[[], None]) -> None:
         """Have `on_done` called, from any thread, whenever a call has ended."""
         self._listeners.add(on_done)
@@ -107,23 +135,21 @@ class ToolDesk:
         """Begin a call. Never blocks, and never raises."""
         call = Call(shown(name)[1:-1] if isinstance(name, str) else "?")
         try:
-            tool, given, seconds = self._checked(name, arguments, timeout)
-            loop = self._admit(name, call)
+            job = self._checked(call, name, arguments, timeout)
+            loop = self._admit(job)
         except ToolFailed as error:
             call.end(error=str(error))
             return call
         with contextlib.suppress(RuntimeError):  # closed a moment ago, which has ended the call
-            loop.call_soon_threadsafe(self._start, name, tool, given, seconds, call)
+            loop.call_soon_threadsafe(self._start, job)
         return call
 
-    def _checked(
-        self, name: str, arguments: Mapping[str, Any] | None, timeout: float | None
-    ) -> tuple[Tool, Arguments, float]:
+    def _checked(self, call: Call, name: str, arguments: Mapping[str, Any] | None, timeout: float | None) -> _Job:
         """What is to be called, with a copy of the arguments. Raises `ToolFailed`."""
         limits = self.limits
-        tool = self._tools.get(name) if isinstance(name, str) else None
-        if tool is None:
-            raise ToolFailed(f"there is no such tool; there are {_listed(self.names)}")
+        entry = entry_of(name, self._tools)
+        if entry is None:
+            raise ToolFailed(f"there is no such tool; there are {listed(self.names)}")
         if timeout is not None and not 0 < timeout <= limits.max_timeout:
             raise ToolFailed(f"timeout is {timeout:g}; must be more than 0 and at most {limits.max_timeout:g} seconds")
         try:
@@ -134,9 +160,11 @@ class ToolDesk:
             raise ToolFailed(
                 f"its arguments have {len(text)} bytes; at most {limits.max_argument_bytes} (max_argument_bytes)"
             )
-        return tool, msgspec.json.decode(text), limits.timeout if timeout is None else timeout
+        seconds = limits.timeout if timeout is None else timeout
+        member = name[len(entry) + 1 :]
+        return _Job(entry, member, self._tools[entry], msgspec.json.decode(text), seconds, call)
 
-    def _admit(self, name: str, call: Call) -> asyncio.AbstractEventLoop:
+    def _admit(self, job: _Job) -> asyncio.AbstractEventLoop:
         """Count one more call; returns the loop that runs it. Raises `ToolFailed`."""
         with self._lock:
             if self._closed:
@@ -149,9 +177,9 @@ class ToolDesk:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._run, args=(self._loop,), name="bridle-tools", daemon=True)
                 self._thread.start()
-            self._live.add(call)
-            self._counts[name].num_calls += 1
-            self._counts[name].num_running += 1
+            self._live.add(job.call)
+            self._counts[job.name].num_calls += 1
+            self._counts[job.name].num_running += 1
             return self._loop
 
     # -- the desk's thread -------------------------------------------------------------------------------
@@ -164,14 +192,14 @@ class ToolDesk:
         finally:
             loop.close()
 
-    def _start(self, name: str, tool: Tool, given: Arguments, seconds: float, call: Call) -> None:
+    def _start(self, job: _Job) -> None:
         loop, began = asyncio.get_running_loop(), time.monotonic()
-        task = loop.create_task(self._answer(name, tool, given, seconds, call))
+        task = loop.create_task(self._answer(job))
         self._tasks.add(task)
 
         def note(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._note_end(name, call, time.monotonic() - began)
+            self._note_end(job, time.monotonic() - began)
 
         task.add_done_callback(note)
 
@@ -179,35 +207,47 @@ class ToolDesk:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and the task with it
                 loop.call_soon_threadsafe(task.cancel)
 
-        call.when_done(stop)
+        job.call.when_done(stop)
 
-    async def _answer(self, name: str, tool: Tool, given: Arguments, seconds: float, call: Call) -> None:
+    async def _answer(self, job: _Job) -> None:
         """Run one call to its end, whatever that is."""
         answer, error = "", None
         try:
-            async with asyncio.timeout(seconds):
-                answer = self._bounded(await tool.call(given))
+            async with asyncio.timeout(job.seconds):
+                answer = self._bounded(await job.tool.call(job.member, job.given))
         except TimeoutError:
-            error = f"did not answer within {seconds:g} seconds"
+            error = f"did not answer within {job.seconds:g} seconds"
         except asyncio.CancelledError:
             error = "was cancelled"
         except ToolFailed as failure:
             error = str(failure)[:_MAX_ERROR_CHARS]
         except Exception as bug:
-            _log.exception("tool %s failed", name)
+            _log.exception("tool %s failed", job.name)
             error = f"failed: {type(bug).__name__}"
-        call.end(answer, error)
+        job.call.end(answer, error)
 
-    def _note_end(self, name: str, call: Call, seconds: float) -> None:
+    def _note_end(self, job: _Job, seconds: float) -> None:
         """Note that nothing of a call is left, also if it was cancelled before it began."""
-        counts = self._counts[name]
+        counts, call = self._counts[job.name], job.call
         call.cancel()
         with self._lock:
             self._live.discard(call)
             counts.num_running -= 1
             counts.num_failed += call.error is not None
             counts.seconds += seconds
+        self._write(job, seconds)
         self._tell()
+
+    def _write(self, job: _Job, seconds: float) -> None:
+        """Log a call that is over, as far as the operator wants it."""
+        if self._log == "none":
+            return
+        call = job.call
+        outcome = "answered" if call.error is None else call.error
+        _log.info("tool %s after %.3f s: %s", call.name, seconds, outcome)
+        if self._log == "content":
+            answer = shown(call.text) if call.error is None else "none"
+            _log.info("tool %s was given %s; its answer: %s", call.name, shown(job.given), answer)
 
     def _bounded(self, answer: str) -> str:
         limit = self.limits.max_result_bytes
@@ -260,8 +300,8 @@ class Caller:
         limits = self.desk.limits
         self.pending = [call for call in self.pending if not call.is_done]
         why = None
-        if self.names is not None and name not in self.names:
-            why = f"there is no such tool for this request; there are {_listed(self.names)}"
+        if self.names is not None and entry_of(name, self.names) is None:
+            why = f"there is no such tool for this request; there are {listed(self.names)}"
         elif len(self.pending) >= limits.max_pending:
             why = f"{len(self.pending)} calls of this request are under way; at most {limits.max_pending} (max_pending)"
         elif self.num_calls >= limits.max_calls:
@@ -274,6 +314,16 @@ class Caller:
         call = self.desk.begin(name, arguments, timeout)
         self.pending.append(call)
         return call
+
+
+def entry_of(name: Any, names: Collection[str]) -> str | None:
+    """The one of `names` that a call's name means: itself, or what comes before a dot in it."""
+    if not isinstance(name, str):
+        return None
+    if name in names:
+        return name
+    entry, dot, _ = name.partition(".")
+    return entry if dot and entry in names else None
 
 
 def adopt(calls: Collection[Call]) -> list[Call]:
@@ -292,7 +342,8 @@ def leave(calls: Collection[Call]) -> None:
             call.cancel()
 
 
-def _listed(names: Collection[str]) -> str:
+def listed(names: Collection[str]) -> str:
+    """The first of some names, for a message."""
     some = list(names)[:_MAX_NAMED]
     return ", ".join(some) + (f" and {len(names) - len(some)} more" if len(names) > len(some) else "") or "none"
 

@@ -58,8 +58,10 @@ class FunctionTool:
         """The first line of the function's documentation."""
         return (inspect.getdoc(self._function) or "").partition("\n")[0][:_MAX_DESCRIPTION_CHARS]
 
-    async def call(self, arguments: Arguments) -> str:
+    async def call(self, member: str, arguments: Arguments) -> str:
         """Call it, and wait for what it returns."""
+        if member:
+            raise ToolFailed(f"it has no part {shown(member)}")
         try:
             inspect.signature(self._function).bind(**arguments)
         except ValueError:  # a function without a signature, such as some that are built in

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from bridle.service.keys import KeyStore
 from bridle.service.story import Tracing
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.text import Detokenizer, Tokenizer
+from bridle.tools import ToolDesk
 from lab.doubles.tiny import save_tokenizer
 from tests.leftovers import kept_folder
 from tests.waiting import PATIENCE
@@ -57,6 +58,7 @@ def scripted_model(
     text: Tokenizer | None = None,
     config: EngineConfig | None = None,
     clock: Callable[[], float] = time.monotonic,
+    tools: ToolDesk | None = None,
     **options: Any,
 ) -> LoadedModel:
     """A running engine over a scripted executor. `next_token(prefix)` decides; otherwise a seeded hash does. `clock` is
@@ -72,12 +74,16 @@ def scripted_model(
         **options,
     )
     constraints = ConstraintPool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
-    pools = with_composed([PythonControllerPool(text.vocab_size), BeamPool(), constraints], text.vocab_size)
+    python = PythonControllerPool(text.vocab_size, tools, partial(text.encode, add_special_tokens=False))
+    pools = with_composed([python, BeamPool(), constraints], text.vocab_size)
     config = config or EngineConfig()
     engine = Engine(executor, config, pools=pools, decoder=Detokenizer(text), clock=clock)
     client = AsyncEngine(engine)
+    if tools is not None:
+        tools.watch(client.wake)
     client.start()
-    return LoadedModel(name, client, text, constraints=constraints, engine=config, shutdown=client.close)
+    shutdown = client.close
+    return LoadedModel(name, client, text, constraints=constraints, engine=config, tools=tools, shutdown=shutdown)
 
 
 def overdue_model(is_read: threading.Event, **options: Any) -> LoadedModel:

@@ -58,6 +58,7 @@ class Metrics:
     def __init__(self, models: ModelRegistry) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(models))
+        self._registry.register(_ToolCollector(models))
         labels = ("route", "model", "status")
         self._calls = Counter("bridle_http_requests", "HTTP calls answered.", labels, registry=self._registry)
         self._tokens = Counter("bridle_http_tokens", "Tokens by kind.", ("model", "kind"), registry=self._registry)
@@ -165,6 +166,31 @@ class _EngineCollector(Collector):
                 is_gauge = is_gauge and not name.endswith("_seconds")
                 _add(families, name, is_gauge, model.name, value)
         yield from families.values()
+
+
+class _ToolCollector(Collector):
+    """Reads what was asked of the operator's tools at scrape time. Tools are named by the operator alone."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        desk = next((model.tools for model in self._models if model.tools is not None), None)
+        if desk is None:
+            return
+        calls = CounterMetricFamily("bridle_tool_calls", "Calls of tools begun.", labels=["tool"])
+        failed = CounterMetricFamily("bridle_tool_failures", "Calls of tools without an answer.", labels=["tool"])
+        seconds = CounterMetricFamily("bridle_tool_seconds", "Time that calls of tools took.", labels=["tool"])
+        running = GaugeMetricFamily("bridle_tool_running", "Calls of tools under way.", labels=["tool"])
+        for name, counts in desk.counts().items():
+            calls.add_metric([name], counts.num_calls)
+            failed.add_metric([name], counts.num_failed)
+            seconds.add_metric([name], counts.seconds)
+            running.add_metric([name], counts.num_running)
+        yield from (calls, failed, seconds, running)
 
 
 def numbers_of(statistics: object) -> Iterator[tuple[str, Any]]:
