@@ -25,8 +25,8 @@ def llm() -> Iterator[LLM]:
         yield loaded
 
 
-def planned(llm: LLM, template: str) -> Steering:
-    said = Conversation(HI, template=template)
+def planned(llm: LLM, template: str | None, **variables: bool) -> Steering:
+    said = Conversation(HI, template=template, variables=variables)
     return asyncio.run(plan_turn(llm.model, said, SamplingParams(), FORM)).steering
 
 
@@ -34,6 +34,14 @@ def test_a_model_may_open_thoughts_by_itself(llm: LLM) -> None:
     steering = planned(llm, PLAIN)
     assert steering.constraint is None and isinstance(steering.controller, FreePart)
     assert steering.controller.opening == llm.tokenizer.id_of("<think>") and steering.controller.budget is None
+
+
+def test_thoughts_that_are_switched_off_are_not_opened(llm: LLM) -> None:
+    """By the request, or by a template that waits to be asked. The tag would be the likeliest of what a mask leaves."""
+    assert planned(llm, None) == planned(llm, PLAIN, enable_thinking=False) == planned(llm, None, thinking=False) == FORM
+    assert isinstance(planned(llm, None, enable_thinking=True).controller, FreePart)
+    (output,) = llm.chat([{"role": "user", "content": "A number?"}], regex="[0-9]{3}", max_tokens=80)
+    assert output.text.isdigit(), output
 
 
 def test_thoughts_that_the_prompt_closes_are_not_opened_again(llm: LLM) -> None:

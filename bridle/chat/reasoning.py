@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.chat.tools.pieces import held_back
+from bridle.errors import TemplateFailure
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from bridle.text import Tokenizer
 
 _PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<reasoning>", "</reasoning>"))
@@ -35,6 +39,27 @@ def tags_of(tokenizer: Tokenizer) -> Tags | None:
             are_special = not tokenizer.special_token_ids.isdisjoint((first, last))
             return Tags(opening, closing, first, last, are_special)
     return None
+
+
+#: The variables by which chat templates turn thoughts on and off.
+_SWITCHES = ("enable_thinking", "thinking")
+_PROBE = [{"role": "user", "content": "?"}]
+
+
+def switched(variables: Mapping[str, Any]) -> bool | None:
+    """Whether variables of a template turn thoughts on; None if they do not say."""
+    return next((bool(variables[name]) for name in _SWITCHES if variables.get(name) is not None), None)
+
+
+def thinks_unasked(tokenizer: Tokenizer) -> bool:
+    """Whether a model thinks where nobody asks for it. Where its template writes another prompt once thoughts are
+    turned on, they are off."""
+    on = dict.fromkeys(_SWITCHES, True)
+    try:
+        plain, thoughtful = (tokenizer.chat_template.render(_PROBE, None, None, each) for each in ({}, on))
+    except TemplateFailure:
+        return True
+    return plain == thoughtful
 
 
 class ReasoningReader:

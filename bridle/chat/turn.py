@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
-from bridle.chat.reasoning import GAP, ReasoningReader, Tags, tags_of
+from bridle.chat.reasoning import GAP, ReasoningReader, Tags, switched, tags_of, thinks_unasked
 from bridle.chat.tools.formats import ToolFormat, format_of
 from bridle.chat.tools.offer import Offer
 from bridle.chat.tools.pieces import CallArguments, CallBegun, CallRules, Content, Found, Piece, Thought, ToolReader
@@ -126,7 +126,8 @@ async def plan_turn(
     tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
     is_thinking = tags is not None and text.rstrip().endswith(tags.opening)
     has_thought = tags is not None and text.rstrip().endswith(tags.closing)
-    plan = _Plan(model, tags, is_thinking, conversation.thinking_budget, has_thought=has_thought)
+    may_open = tags is not None and not has_thought and _may_think(model.tokenizer, conversation)
+    plan = _Plan(model, tags, is_thinking, conversation.thinking_budget, may_open=may_open)
     is_calling = kind is not None and offer.is_required and kind.opening_token is not None
     if kind is not None and kind.opening_token is not None:
         token = model.tokenizer.id_of(kind.opening_token)
@@ -153,6 +154,7 @@ async def plan_turn(
 
 #: What was found out about tokenizers, as long as they are there.
 _TAGS: WeakKeyDictionary[Tokenizer, Tags | None] = WeakKeyDictionary()
+_THINKS: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
 
 
 def _known_tags(tokenizer: Tokenizer) -> Tags | None:
@@ -161,16 +163,27 @@ def _known_tags(tokenizer: Tokenizer) -> Tags | None:
     return _TAGS[tokenizer]
 
 
+def _may_think(tokenizer: Tokenizer, conversation: Conversation) -> bool:
+    """Whether a model may open thoughts before a form: if it is told to think, or does so by itself. Else the tag is
+    only the likeliest of what a mask leaves, and an answer that was demanded would be thoughts."""
+    said = switched(conversation.options())
+    if said is not None or conversation.template is not None:
+        return said is not False
+    if tokenizer not in _THINKS:
+        _THINKS[tokenizer] = thinks_unasked(tokenizer)
+    return _THINKS[tokenizer]
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Decides how an output is steered."""
+    """Decides how an output is steered. It `may_open` thoughts before a form that the client demands."""
 
     model: LoadedModel
     tags: Tags | None
     is_thinking: bool
     budget: int | None
     call_token: int | None = None
-    has_thought: bool = False
+    may_open: bool = True
 
     async def steer(self, given: Steering, kind: ToolFormat | None, offer: Offer) -> tuple[Steering, bool]:
         """What steers a request with these tools and the constraint `given` (a constraint, a controller, or nothing),
@@ -203,13 +216,13 @@ class _Plan:
 
     def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
         """Whether a free part for thoughts comes before the form. A grammar of calls always leaves the thoughts free,
-        because calls in thoughts are no calls. Any other form leaves them free, too, unless the prompt closes them:
-        what follows them has to have the form."""
+        because calls in thoughts are no calls. Any other form leaves them free if the model may open them: what
+        follows them has to have the form."""
         if self.tags is None or form is None:
             return self.tags is not None and self.budget is not None
         if self.budget is not None or self.is_thinking:
             return True
-        return self.call_token is None and (is_vouched or not self.has_thought)
+        return self.call_token is None and (is_vouched or self.may_open)
 
     async def _form(self, kind: ToolFormat | None, offer: Offer, constraint: Constraint | None) -> Constraint | None:
         """The form of the text after the thoughts."""
