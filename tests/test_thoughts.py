@@ -38,7 +38,9 @@ def test_a_model_may_open_thoughts_by_itself(llm: LLM) -> None:
 
 def test_thoughts_that_are_switched_off_are_not_opened(llm: LLM) -> None:
     """By the request, or by a template that waits to be asked. The tag would be the likeliest of what a mask leaves."""
-    assert planned(llm, None) == planned(llm, PLAIN, enable_thinking=False) == planned(llm, None, thinking=False) == FORM
+    assert (
+        planned(llm, None) == planned(llm, PLAIN, enable_thinking=False) == planned(llm, None, thinking=False) == FORM
+    )
     assert isinstance(planned(llm, None, enable_thinking=True).controller, FreePart)
     (output,) = llm.chat([{"role": "user", "content": "A number?"}], regex="[0-9]{3}", max_tokens=80)
     assert output.text.isdigit(), output

@@ -37,23 +37,26 @@ _FORMATS = "'text', 'json_object', 'json_schema' and 'structural_tag'"
 
 
 def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
-    """The constraint among named values, of which those that are None count as absent. None if there is none. Raises
-    `InvalidRequest` that names the field."""
+    """The constraint among named values, of which those that are None count as absent. None if there is none. The same
+    constraint under two names counts once: clients send it so to servers of several ages. Raises `InvalidRequest` that
+    names the field."""
     given = {name: value for name, value in given.items() if value is not None}
     if _is_text(given.get("response_format")):
         del given["response_format"]
-    if len(given) > 1:
-        raise InvalidRequest(
-            f"{' and '.join(given)} were given; a text has one constraint ('constraint' can combine several)",
-            list(given)[1],
-        )
+    found: Constraint | None = None
     for name, value in given.items():
         try:
-            return _read(name, value)
+            form = _read(name, value)
         except InvalidRequest as error:
             error.param = name
             raise
-    return None
+        if found is not None and form != found:
+            raise InvalidRequest(
+                f"{' and '.join(given)} were given; a text has one constraint ('constraint' can combine several)",
+                name,
+            )
+        found = form
+    return found
 
 
 def native_form(kind: str, value: Any) -> Constraint:
@@ -72,6 +75,15 @@ def native_form(kind: str, value: Any) -> Constraint:
     return form
 
 
+def _of_form(value: Mapping[Any, Any]) -> Constraint:
+    kind = value.get("type")
+    if kind not in _NATIVE_FORMATS or value.get("value") is None:
+        raise UnsupportedFeature(
+            f"grammar is {shown(value)}; as an object it has a type ({', '.join(_NATIVE_FORMATS)}) and a value"
+        )
+    return native_form(kind, value["value"])
+
+
 def _is_text(form: Any) -> bool:
     return isinstance(form, Mapping) and form.get("type", "text") == "text"
 
@@ -81,6 +93,8 @@ def _read(name: str, value: Any) -> Constraint:
         return _of_format(value)
     if name == "structured_outputs":
         return _of_structured(value)
+    if name == "grammar" and isinstance(value, Mapping):  # as text-generation-inference has it
+        return _of_form(value)
     return parse(value if name == "constraint" else {SHORT[name]: value})
 
 

@@ -63,9 +63,16 @@ def optional(systems: str, name: str, example: Any, off: tuple[Any, ...]) -> Fie
     return Field(_systems(systems), name, name, example=example, off=off)
 
 
-def named(systems: str, name: str, here: str, example: Any, convert: Callable[[Any], Any] | None = None) -> Field:
-    """A field that has another name here."""
-    return Field(_systems(systems), name, here, example=example, convert=convert)
+def named(
+    systems: str,
+    name: str,
+    here: str,
+    example: Any,
+    convert: Callable[[Any], Any] | None = None,
+    off: tuple[Any, ...] = (),
+) -> Field:
+    """A field that has another name here; routes without it take the values that switch it off."""
+    return Field(_systems(systems), name, here, example=example, off=off, convert=convert)
 
 
 def absent(systems: str, name: str, why: str, example: Any = True, off: tuple[Any, ...] = ()) -> Field:

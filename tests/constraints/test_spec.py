@@ -20,6 +20,7 @@ from bridle.constraints import (
     parse,
 )
 from bridle.constraints.limits import MAX_BYTES, MAX_NESTING, MAX_OPTIONS
+from bridle.constraints.named import constraint_named
 from bridle.errors import InvalidRequest
 
 ALL: list[Constraint] = [
@@ -123,3 +124,26 @@ def test_objects_are_checked_like_data() -> None:
         inner = OneOf(inner)
     with pytest.raises(InvalidRequest, match="any_of nests 9 combinations; at most 8"):
         OneOf(inner)
+
+
+LARK = 'start: "red" | "blue"'
+
+
+def test_the_same_constraint_under_two_names_counts_once() -> None:
+    """guidance sends its grammar to servers of both ages of vLLM at once."""
+    given = {"guided_grammar": LARK, "structured_outputs": {"grammar": LARK}, "response_format": {"type": "text"}}
+    assert constraint_named(given) == constraint_named({"grammar": LARK}) == Lark(LARK)
+    with pytest.raises(InvalidRequest, match="structured_outputs and guided_grammar were given") as refusal:
+        constraint_named({"structured_outputs": {"regex": "a"}, "guided_grammar": LARK})
+    assert refusal.value.param == "guided_grammar"
+
+
+def test_a_grammar_may_have_the_shape_of_text_generation_inference() -> None:
+    assert constraint_named({"grammar": {"type": "regex", "value": "a+"}}) == Regex("a+")
+    assert constraint_named({"grammar": {"type": "json", "value": {"type": "string"}}}) == JsonSchema(
+        {"type": "string"}
+    )
+    for wrong in ({"type": "regex"}, {"type": "lark", "value": LARK}, {}):
+        with pytest.raises(InvalidRequest, match="as an object it has a type") as refusal:
+            constraint_named({"grammar": wrong})
+        assert refusal.value.param == "grammar"

@@ -1,15 +1,19 @@
-"""Virtual environments for programs that do not go with ours, made once and kept in the user's cache."""
+"""Environments for programs that do not go with ours, of Python and of Node, made once and kept in the user's cache."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 from tests.waiting import PATIENCE
 
@@ -43,19 +47,53 @@ def _made(folder: Path, arguments: Sequence[str], path_line: str | None = None) 
     return python
 
 
+#: From which version on Node runs all of these clients.
+MIN_NODE = 20
+
+
+def foreign_node(*packages: str) -> dict[str, str]:
+    """The environment variables with which Node finds exactly `packages`, pinned as `name@version`, and what they need.
+    Skips where there is no Node."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("node and npm are not installed, and these clients are written in JavaScript")
+    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
+    major = int(re.sub(r"^v(\d+).*", r"\1", said.strip()))
+    if major < MIN_NODE:
+        pytest.skip(f"node {said.strip()} is older than {MIN_NODE}, which these clients need")
+    folder = _folder((*packages, f"node {major}"))
+    done = folder / "complete"
+    if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "package.json").write_text('{"private": true}')
+        command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", *packages]
+        subprocess.run(command, check=True, cwd=folder, stdin=subprocess.DEVNULL)
+        done.touch()
+    return {"NODE_PATH": str(folder / "node_modules")}
+
+
+def run_in_node(variables: Mapping[str, str], script: Path, *arguments: str) -> str:
+    """What a script prints when Node runs it with these further variables; fails with its errors."""
+    return _printed(["node", str(script), *arguments], _environment() | variables)
+
+
 def run_script(python: Path, script: Path, *arguments: str) -> str:
     """What a script prints; fails with its errors."""
-    done = subprocess.run(
-        [str(python), str(script), *arguments], capture_output=True, text=True, timeout=PATIENCE, env=_environment()
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    return _printed([str(python), str(script), *arguments], _environment())
+
+
+def _printed(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
 def _folder(packages: tuple[str, ...]) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     key = hashlib.sha256(repr((sys.version_info[:2], sorted(packages))).encode()).hexdigest()[:12]
-    return cache / "bridle" / "genuine" / f"{packages[0].partition('==')[0]}-{key}"
+    name = re.match(r"\W*\w+", packages[0])
+    return cache / "bridle" / "genuine" / f"{name[0].strip('@') if name else 'clients'}-{key}"
 
 
 def _environment() -> dict[str, str]:

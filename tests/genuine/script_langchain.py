@@ -13,7 +13,14 @@ from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 url = sys.argv[1]
-TO = {"model": "demo", "base_url": url + "/v1", "api_key": "none", "temperature": 0, "max_retries": 0}
+TO = {
+    "model": "demo",
+    "base_url": url + "/v1",
+    "api_key": "none",
+    "temperature": 0,
+    "max_retries": 0,
+    "stream_usage": True,
+}
 chat = ChatOpenAI(**TO, max_tokens=80)
 responses = ChatOpenAI(**TO, max_tokens=80, use_responses_api=True)
 anthropic = ChatAnthropic(
@@ -41,7 +48,7 @@ def check_text() -> None:
         answer = kind.invoke([SystemMessage("Answer in one word."), HumanMessage("What is the capital of France?")])
         assert answer.text.startswith("Paris"), answer
         assert answer.usage_metadata["output_tokens"] > 0, answer
-    completion = OpenAI(**TO, max_tokens=8)
+    completion = OpenAI(model="demo", base_url=url + "/v1", api_key="none", temperature=0, max_tokens=8)
     assert completion.invoke("The capital of France is") == " Paris."
     assert "".join(completion.stream("The capital of France is")) == " Paris."
     both = completion.generate(["The capital of France is", "The capital of Italy is"])
@@ -62,11 +69,12 @@ def check_batch_and_async() -> None:
     for kind in KINDS:
         answers = kind.batch(["Is snow white?"] * 3)
         assert all(answer.text.startswith("Yes") for answer in answers)
-        assert asyncio.run(_text(kind)).startswith("Yes")
+    for text in asyncio.run(_texts()):
+        assert text.startswith("Yes"), text
 
 
-async def _text(kind) -> str:
-    return "".join([chunk.text async for chunk in kind.astream("Is snow white?")])
+async def _texts() -> list[str]:
+    return ["".join([chunk.text async for chunk in kind.astream("Is snow white?")]) for kind in KINDS]
 
 
 def check_stop_logprobs_and_seed() -> None:
@@ -112,8 +120,8 @@ def check_structure() -> None:
                 assert isinstance(made, Person), (kind, method, made)
         both = kind.with_structured_output(Person, include_raw=True).invoke("Tell me about a person.")
         assert both["parsing_error"] is None and both["parsed"], both
-    mode = chat.with_structured_output(None, method="json_mode").invoke("List three colors as JSON.")
-    assert mode is not None
+    mode = chat.with_structured_output(None, method="json_mode").invoke("Write a JSON record about a cat.")
+    assert set(mode) <= {"name", "age"}, mode
     *_, last = chat.with_structured_output(Person.model_json_schema()).stream("Tell me about a person.")
     assert Person.model_validate(last)
 
@@ -128,7 +136,8 @@ def check_structured_agents() -> None:
 
 def check_errors() -> None:
     for kind in KINDS:
-        for fields in ({"max_tokens": 1_000_000}, {"temperature": -1.0}, {"model": "nobody"}):
+        too_long = [{"max_tokens": 1_000_000}] if kind is chat else []  # the others do not send it, or may ask for more
+        for fields in ({"temperature": -1.0}, {"model": "nobody"}, *too_long):
             for ask in (kind.invoke, lambda *given, kind=kind, **more: list(kind.stream(*given, **more))):
                 try:
                     ask("x", **fields)

@@ -156,6 +156,16 @@ def test_a_length_by_another_name_is_kept(server: httpx.Client, route: str, name
     assert count == 3
 
 
+def test_what_the_hubs_clients_send_to_completions(server: httpx.Client) -> None:
+    """They send the fields of /generate there, as they are."""
+    free = {"return_full_text": False, "do_sample": True, "details": True, "top_n_tokens": 2, "truncate": 2}
+    assert post(server, "/v1/completions", free).status_code == 200
+    whole = post(server, "/v1/completions", {"return_full_text": True}).json()["choices"][0]["text"]
+    assert whole.startswith("Say")
+    assert "this route does not take it" in told(post(server, "/v1/completions", {"do_sample": False}))
+    assert post(server, "/v1/chat/completions", {"return_full_text": False}).status_code == 200
+
+
 def test_a_constraint_by_its_short_name_on_the_native_route(server: httpx.Client) -> None:
     for fields in ({"regex": "[x-z]{3}"}, {"guided_regex": "[x-z]{3}"}, {"grammar": None, "ebnf": "root ::= [x-z]{3}"}):
         text = post(server, "/generate", fields | {"max_new_tokens": 9}).json()["generated_text"]

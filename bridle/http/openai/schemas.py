@@ -179,7 +179,7 @@ class SamplingFields(ControllerFields, _Derived):
     constraint: dict[str, Any] | None = None
     regex: str | None = None
     choice: Annotated[list[str] | None, texts("choice")] = None
-    grammar: str | None = None
+    grammar: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str] | None, texts("guided_choice")] = None
     guided_grammar: str | None = None
