@@ -63,11 +63,13 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt of a conversation: its text, its tokens, and the pictures among these."""
+    """The prompt of a conversation: its text, its tokens, and the pictures among these. It goes on from the KV that a
+    request `continues` has parked."""
 
     text: str
     tokens: tuple[int, ...]
     sights: Sights = NO_SIGHTS
+    continues: str = ""
 
 
 def make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer | None = None) -> ChatPrompt:
@@ -93,7 +95,11 @@ def look_of(model: LoadedModel, conversation: Conversation) -> Look | None:
 
 
 def prompt_text(
-    model: LoadedModel, conversation: Conversation, offer: Offer | None = None, look: Look | None = None
+    model: LoadedModel,
+    conversation: Conversation,
+    offer: Offer | None = None,
+    look: Look | None = None,
+    add_generation_prompt: bool = True,
 ) -> str:
     """The text of the prompt of a conversation in which these functions are offered (None: those that it says); slow
     for long ones. `look` takes its pictures. Raises `InvalidRequest` naming the message at fault."""
@@ -101,7 +107,8 @@ def prompt_text(
     messages = _messages_of(model, conversation, look)
     given = conversation.tools if offer.functions or not conversation.reads_calls else None
     template, variables = conversation.template, conversation.options()
-    return model.tokenizer.chat_template.render(messages, given, template, variables) + conversation.prefill
+    render = model.tokenizer.chat_template.render
+    return render(messages, given, template, variables, add_generation_prompt) + conversation.prefill
 
 
 def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | None) -> Prepared:

@@ -7,6 +7,7 @@ request, and a reader separates thoughts, calls and the answer. This module know
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,7 @@ import msgspec
 
 from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
 from bridle.chat.reasoning import GAP, ReasoningReader, Tags, switched, tags_of, thinks_unasked
+from bridle.chat.recall import keep_answers, recalled
 from bridle.chat.tools.formats import ToolFormat, format_of
 from bridle.chat.tools.offer import Offer
 from bridle.chat.tools.pieces import CallArguments, CallBegun, CallRules, Content, Found, Piece, Thought, ToolReader
@@ -21,10 +23,12 @@ from bridle.constraints import Constraint, OneOf
 from bridle.controllers.composition import compose
 from bridle.controllers.free_part import FreePart, Grammar, compile_grammar
 from bridle.engine.media import NO_SIGHTS, Sights
+from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.outputs import ChatMessage
+from bridle.outputs import ChatMessage, CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, RewindPolicy
+from bridle.service.requests import Wanted
 from bridle.service.steering import PLAIN, Steering
 from bridle.text import Tokenizer
 
@@ -34,7 +38,8 @@ class Turn:
     """The engine request of a turn, and how its text is read. `is_thinking` says that the prompt ends inside of
     thoughts, `is_calling` that it ends with the token that begins calls, `calls_once` that one call is all that a
     client takes. `ends` are special tokens that may end an output and show as text. `functions` may be called, and
-    `is_vouched` says that a grammar holds the calls. `sights` are the pictures of the prompt."""
+    `is_vouched` says that a grammar holds the calls. `sights` are the pictures of the prompt, `rendered` is its text as
+    the template wrote it. It goes on from what a request has parked that it `continues`."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -48,6 +53,13 @@ class Turn:
     functions: frozenset[str] = frozenset()
     is_vouched: bool = False
     sights: Sights = NO_SIGHTS
+    rendered: str = ""
+    continues: str = ""
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the request is beside its prompt and how it is drawn."""
+        return {"sights": self.sights, "parks": self.format is not None, "continues": self.continues}
 
     def reader(self, is_whole: bool = False) -> TurnReader:
         """A reader for one output. With `is_whole` it can tell a call that was cut off from a complete one."""
@@ -61,6 +73,10 @@ class Turn:
         if self.format is None and self.tags is None:
             return ChatMessage(content=text)
         return Found().add(self.reader(is_whole=True).push(text, is_last=True))
+
+    def keep(self, model: LoadedModel, request: Request, found: Iterable[tuple[CompletionOutput, ChatMessage]]) -> None:
+        """Remember the outputs of a request that is over, told apart, for the conversation that goes on from them."""
+        keep_answers(model, request, self.rendered, found)
 
     def num_thinking(self, tokens: list[int]) -> int:
         """How many of an output's tokens are thoughts, tags included."""
@@ -84,9 +100,15 @@ class TurnReader:
         self._thoughts, self._tools = thoughts, tools
         self._calls_once, self._ends = calls_once, ends
         self._arguments: list[str] | None = None  # of the last call
+        self.found = Found()
 
     def push(self, text: str, is_last: bool = False) -> list[Piece]:
         """What became certain with `text`."""
+        pieces = self._push(text, is_last)
+        self.found.add(pieces)
+        return pieces
+
+    def _push(self, text: str, is_last: bool) -> list[Piece]:
         pieces: list[Piece] = []
         if is_last:
             text = text.removesuffix(next(filter(text.endswith, self._ends), ""))
@@ -116,11 +138,16 @@ class TurnReader:
 
 
 async def plan_turn(
-    model: LoadedModel, conversation: Conversation, sampling: SamplingParams, steering: Steering = PLAIN
+    model: LoadedModel,
+    conversation: Conversation,
+    sampling: SamplingParams,
+    steering: Steering = PLAIN,
+    user: str = "",
 ) -> Turn:
-    """Check, render and compile everything; nothing is submitted. Raises `InvalidRequest` that names the field."""
+    """Check, render and compile everything; nothing is submitted. Answers that the `user` got of late go into the
+    prompt as they were written. Raises `InvalidRequest` that names the field."""
     offer = conversation.offer()
-    made: ChatPrompt = await model.in_text_thread(make_prompt, model, conversation, offer)
+    made: ChatPrompt = await model.in_text_thread(_make_prompt, model, conversation, offer, user)
     text, prompt = made.text, made.tokens
     kind = format_of(model.tokenizer) if offer.functions else None
     tags = _known_tags(model.tokenizer) if steering.rewind is RewindPolicy.HOLD else None
@@ -148,8 +175,25 @@ async def plan_turn(
         ends = tuple(map(model.tokenizer.token_text, model.tokenizer.eos_token_ids))
     once, names = offer.max_calls == 1, frozenset(function.name for function in offer.functions)
     return Turn(
-        prompt, sampling, steering, kind, tags, is_thinking, is_calling, once, ends, names, is_vouched, made.sights
+        prompt,
+        sampling,
+        steering,
+        kind,
+        tags,
+        is_thinking,
+        is_calling,
+        once,
+        ends,
+        names,
+        is_vouched,
+        made.sights,
+        "" if conversation.prefill or made.sights.runs or conversation.template is not None else text,
+        made.continues,
     )
+
+
+def _make_prompt(model: LoadedModel, conversation: Conversation, offer: Offer, user: str) -> ChatPrompt:
+    return recalled(model, user, conversation, offer, make_prompt(model, conversation, offer))
 
 
 #: What was found out about tokenizers, as long as they are there.

@@ -46,11 +46,14 @@ class ParkedHomes:
         self._ends[chain[-1]] = request_id
         self._expire(now)
 
-    def find(self, prompt: Sequence[int], salt: object, now: float) -> PrefixChoice | None:
-        """The replica that has parked what the prompt begins with, and how much of it; None if none has."""
+    def find(self, prompt: Sequence[int], salt: object, now: float, request_id: str = "") -> PrefixChoice | None:
+        """The replica that has parked what the prompt begins with, or what a request has left, and how much of it; None
+        if none has."""
         self._expire(now)
         if not self._homes:
             return None
+        if (known := self._homes.get(request_id)) is not None:
+            return PrefixChoice(known.replica, min(known.num_tokens, len(prompt) - 1))
         for end in reversed(chain_of(prompt, salt, self._block_size)):
             if end in self._ends:
                 home = self._homes[self._ends[end]]

@@ -68,6 +68,7 @@ class Submit(_Wire):
     trace: bool = False
     tools: tuple[str, ...] | None = None
     parks: bool = False
+    continues: str = ""
 
 
 class Cancel(_Wire):

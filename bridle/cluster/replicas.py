@@ -196,7 +196,7 @@ class ReplicaSet:
         tokens = live.tokens
         prompt = (*live.request.prompt, *tokens)
         assert self._homes is not None
-        choice = self._homes.find(prompt, _salt(live.request), self._clock())
+        choice = self._homes.find(prompt, _salt(live.request), self._clock(), live.request.continues)
         choice = choice or self._router.choose(prompt, _salt(live.request), self._loads)
         if choice is None:
             return

@@ -140,7 +140,7 @@ class BlockManager:
         seq.kv.block_table += cached
         seq.kv.num_computed, seq.kv.num_hashed = num_cached, len(cached)
         if len(self.parking):
-            self.parking.take(seq.request.tenant, seq.kv.block_hashes[: len(cached)])
+            self.parking.take(seq.request.tenant, seq.kv.block_hashes[: len(cached)], seq.request.continues)
         return True
 
     def allocate(self, seq: Sequence, end: int) -> list[BlockCopy]:
@@ -257,7 +257,8 @@ class BlockManager:
         """Hold back for longer what `seq`, which waits for its turn, will go on from."""
         if len(self.parking):
             num_cached = self.match_prefix(seq)
-            self.parking.renew(seq.request.tenant, seq.kv.block_hashes[: num_cached // self.block_size], now)
+            digests = seq.kv.block_hashes[: num_cached // self.block_size]
+            self.parking.renew(seq.request.tenant, digests, now, seq.request.continues)
 
     def _pin(self, digest: bytes) -> None:
         self._pinned.add(digest)

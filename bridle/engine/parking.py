@@ -90,7 +90,7 @@ class Parking:
             return
         self.drop(key)
         known = self._users.setdefault(user, _User())
-        older = self._continued_by(known, digests)
+        older = self._continued_by(user, digests)
         entry = Parked(user, key, adapter, list(digests), now + self.seconds)
         known.parked[key] = entry
         self._user_of[key] = user
@@ -117,21 +117,19 @@ class Parking:
 
     # -- going -------------------------------------------------------------------------------------------
 
-    def take(self, user: str, digests: Iterable[bytes]) -> bool:
-        """A request goes on from these blocks, which it uses by now: it ends what is parked of them. Returns whether
-        anything was."""
-        known = self._users.get(user)
-        continued = [] if known is None else self._continued_by(known, digests)
+    def take(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
+        """A request goes on from these blocks, which it uses by now, or from what another one has parked: it ends what
+        is parked of them. Returns whether anything was."""
+        continued = self._continued_by(user, digests, request_id)
         for key in continued:
             self.drop(key)
         self.num_hits += bool(continued)
         return bool(continued)
 
-    def renew(self, user: str, digests: Iterable[bytes], now: float) -> None:
+    def renew(self, user: str, digests: Iterable[bytes], now: float, request_id: str = "") -> None:
         """A request that will go on from these blocks waits for its turn: their time begins again."""
-        known = self._users.get(user)
-        for key in () if known is None else self._continued_by(known, digests):
-            assert known is not None
+        for key in self._continued_by(user, digests, request_id):
+            known = self._users[user]
             known.parked[key].until = now + self.seconds
             known.parked.move_to_end(key)
 
@@ -228,11 +226,14 @@ class Parking:
         if num_entries != len(self) or self.num_blocks != len(self.digests()) or self.num_blocks > self.max_blocks:
             raise InternalError(f"{self.num_blocks} blocks are parked, {len(self.digests())} are listed")
 
-    @staticmethod
-    def _continued_by(known: _User, digests: Iterable[bytes]) -> list[Key]:
-        """The conversations that end at one of these hashes, the oldest first."""
+    def _continued_by(self, user: str, digests: Iterable[bytes], request_id: str = "") -> list[Key]:
+        """The conversations of a user that end at one of these hashes, or that a request has parked, the oldest
+        first."""
+        known = self._users.get(user)
+        if known is None:
+            return []
         keys = {key for digest in digests for key in known.ends.get(digest, ())}
-        return [key for key in known.parked if key in keys] if keys else []
+        return [key for key in known.parked if key in keys or key[0] == request_id]
 
 
 def _until(entries: Iterable[Parked], now: float) -> Iterator[Parked]:

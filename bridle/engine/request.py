@@ -102,7 +102,7 @@ class Request:
     without a controller. `media` are the pictures of the prompt, `runs` where they stand in it. A request that `embeds`
     asks for the vector of the prompt, and for no token. With `trace` each thing that happens to an output gives
     a `Traced` event. `tools` are those that its controllers may call (None: all). The KV of one that `parks` is held
-    back from eviction for a while once an output has ended by itself.
+    back from eviction for a while once an output has ended by itself; one that `continues` such a request takes it up.
     """
 
     id: str
@@ -124,6 +124,7 @@ class Request:
     trace: bool = False
     tools: tuple[str, ...] | None = None
     parks: bool = False
+    continues: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
 
     @property

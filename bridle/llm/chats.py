@@ -27,15 +27,19 @@ from bridle.service.steering import Steering
 class Chat:
     """One conversation, ready to run: the request for its next message, and how that is read."""
 
+    model: LoadedModel
     request: Request
     turn: Turn
 
     def read(self, output: RequestOutput) -> None:
         """Tell the ended outputs apart."""
+        found = []
         for each in output.outputs:
             each.message = self.turn.message(each.text)
+            found.append((replace(each), each.message))
             ending = next(filter(each.text.endswith, self.turn.ends), "")
             each.text = each.text.removesuffix(ending)
+        self.turn.keep(self.model, self.request, found)
 
 
 async def plan_chats(
@@ -53,11 +57,12 @@ async def plan_chats(
 
 async def _plan(model: LoadedModel, conversation: Conversation, one: One) -> Chat:
     form = None if one.constraint is None else parse(one.constraint)
-    turn = await plan_turn(model, conversation, one.sampling, Steering(one.controller, form))
+    steering, user = Steering(one.controller, form), one.how.get("tenant", "")
+    turn = await plan_turn(model, conversation, one.sampling, steering, user)
     steered = replace(
         one, sampling=turn.sampling, controller=turn.steering.controller, constraint=turn.steering.constraint
     )
-    return Chat(steered.request(model, turn.prompt, sights=turn.sights), turn)
+    return Chat(model, steered.request(model, turn.prompt, turn.wanted), turn)
 
 
 def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conversation:

@@ -11,7 +11,6 @@ from typing import Any, TypedDict
 from bridle.constraints.spec import Constraint
 from bridle.controllers.composition import compose, parts_of
 from bridle.engine.intake import check_task
-from bridle.engine.media import NO_SIGHTS, Sights
 from bridle.engine.request import Request
 from bridle.errors import UnsupportedFeature
 from bridle.llm import inputs
@@ -21,6 +20,7 @@ from bridle.llm.traces import is_traced
 from bridle.media import Source
 from bridle.sampling import SamplingParams
 from bridle.service import LoadedModel, OutputCollector, build_request
+from bridle.service.requests import Wanted
 from bridle.service.terms import Terms
 
 NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(..., control=True)"
@@ -59,11 +59,12 @@ class One:
         self,
         model: LoadedModel,
         prompt: str | Sequence[int],
+        wanted: Wanted | None = None,
         *,
         pictures: Sequence[Source] = (),
-        sights: Sights = NO_SIGHTS,
     ) -> Request:
         """The checked request; its pictures belong to the prompt's placeholders, or are in their places already."""
+        beside: Wanted = {**(wanted or {}), "trace": is_traced(self.how)}
         return build_request(
             model,
             prompt,
@@ -72,9 +73,8 @@ class One:
             constraint=self.constraint,
             adapter=self.adapter,
             stopping=inputs.as_criteria(self.how.get("stopping_criteria")),
-            trace=is_traced(self.how),
             pictures=pictures,
-            sights=sights,
+            **beside,
             **run_options(self.how),
         )
 

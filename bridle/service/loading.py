@@ -25,6 +25,7 @@ from bridle.lora import AdapterPool, find_device
 from bridle.media import MediaReader, open_reader
 from bridle.service.adapter_files import unpack_source
 from bridle.service.adapters import AdapterRegistry
+from bridle.service.answers import AnswerBook
 from bridle.service.control import ControlSettings, ControlStart, begin_control, finish_control, guess_num_logits
 from bridle.service.defaults import read_defaults
 
@@ -88,13 +89,20 @@ class LoadedModel:
     info: ExecutorInfo = field(init=False, repr=False)
     batching: Batching = field(init=False, repr=False)
     max_sequence_tokens: int = field(init=False, repr=False)
+    answers: AnswerBook = field(init=False, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         info = self.info = self.client.info
         self.adapters.add_base_names((self.name,))
+        self.answers = AnswerBook(self.engine.park_seconds if self._parks else 0.0)
         self.batching = Batching.of(self.engine, info)
         self.max_sequence_tokens = min(info.max_model_len, info.num_blocks * info.block_size)
+
+    @property
+    def _parks(self) -> bool:
+        """Whether KV may outlive its request at all."""
+        return self.engine.enable_prefix_caching and self.engine.park_memory != 0 and self.info.kv == "paged"
 
     def check_process(self) -> None:
         """Raise `EngineClosed` in a fork of the process that loaded the model, where its threads do not run."""

@@ -36,13 +36,16 @@ _Part = TypeVar("_Part")
 
 class Wanted(TypedDict, total=False):
     """What the events of a request hold: text (True, if nothing is said), the vector of the prompt and no token, the
-    loss of a device, and how its tokens came to be; and `sights`, the pictures of its prompt."""
+    loss of a device, and how its tokens came to be; `sights`, the pictures of its prompt; and whether its KV `parks`
+    when it is over, or which request's it `continues`."""
 
     detokenize: bool
     embeds: bool
     tell_resuming: bool
     sights: Sights
     trace: bool
+    parks: bool
+    continues: str
 
 
 class OwnOptions(TypedDict, total=False):
@@ -148,6 +151,8 @@ def make_request(
         tell_resuming=options.get("tell_resuming", False),
         trace=options.get("trace", False),
         tools=options.get("tools"),
+        parks=options.get("parks", False),
+        continues=options.get("continues", ""),
         metadata=dict(options.get("metadata") or {}),
     )
 

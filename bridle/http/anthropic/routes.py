@@ -42,7 +42,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 async def _answer(body: MessagesBody, serving: Serving) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
     turn, headers = _capped(await _turn(body, serving), serving.model.max_sequence_tokens)
-    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, sights=turn.sights)
+    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, **turn.wanted)
     if not body.stream:
         await generation.run()
     return _Answer(generation, turn, headers)
@@ -87,6 +87,7 @@ class _Answer:
         """The answer of a call that does not stream."""
         output = self.generation.parts[0].outputs[0]
         found = self.turn.message(output.text)
+        self.turn.keep(self.generation.model, self.generation.parts[0].request, [(output, found)])
         message = self._message(blocks(found), self.generation.usage)
         return message | stop_fields(output, bool(found.calls)) | self._note_fields()
 
@@ -107,6 +108,7 @@ class _Answer:
             await send_events(writer, events)
 
         await self.generation.run(sink)
+        self.turn.keep(self.generation.model, part.request, [(part.outputs[0], self._reader.found)])
         await send_events(writer, [*self._blocks.close(), *self._ending(part)])
 
     def _ending(self, part: Part) -> list[dict[str, Any]]:

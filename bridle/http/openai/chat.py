@@ -22,11 +22,12 @@ from bridle.http.state import http_state, serving_of
 from bridle.http.transport.call import run_while_connected
 from bridle.http.transport.json_body import BoundedRoute
 from bridle.http.transport.sse import SseResponse, SseWriter
-from bridle.outputs import CompletionOutput
+from bridle.outputs import ChatMessage, CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.service import Delta, RewindPolicy
 from bridle.service.generation import Generation, Part
 from bridle.service.notes import Note
+from bridle.service.requests import Wanted
 from bridle.service.serving import Serving
 from bridle.shown import shown
 
@@ -54,9 +55,8 @@ async def _answer(body: ChatBody, serving: Serving) -> _Answer:
     _check_promises(body, model.name)
     turn = await turn_of(body, serving, sampling, tells_rewinds=True)
     sampling = body.filled(turn.sampling, model, len(turn.prompt))
-    generation = await serving.prepare(
-        [turn.prompt], sampling, turn.steering, tell_resuming=body.wants_resuming, sights=turn.sights
-    )
+    wanted: Wanted = {**turn.wanted, "tell_resuming": body.wants_resuming}
+    generation = await serving.prepare([turn.prompt], sampling, turn.steering, **wanted)
     if not body.stream:
         await generation.run()
     parts = generation.parts
@@ -70,7 +70,7 @@ async def turn_of(
     route have a word for text that is taken back. Raises `InvalidRequest` that names the field."""
     steering = serving.steering(body, body.form(), body.rewind)
     async with serving.story.terms.bounded("its prompt was made"):
-        turn = await plan_turn(serving.model, body.conversation(prefill), sampling, steering)
+        turn = await plan_turn(serving.model, body.conversation(prefill), sampling, steering, serving.identity.user)
     if body.stream and steering.rewind is not RewindPolicy.HOLD and (turn.format is not None or not tells_rewinds):
         where = "with tools" if tells_rewinds else "in streams of this route"
         raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
@@ -115,7 +115,11 @@ class _Answer:
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
-        choices = [self._choice(part, output) for part in self.generation.parts for output in part.outputs]
+        choices = []
+        for part in self.generation.parts:
+            found = [(output, self.turn.message(output.text)) for output in part.outputs]
+            choices += [self._choice(part, output, message) for output, message in found]
+            self.turn.keep(self.generation.model, part.request, found)
         choices.sort(key=itemgetter("index"))
         answer = self._envelope("chat.completion", choices) | {"usage": self._usage()}
         if self.body.prompt_logprobs is not None:
@@ -134,13 +138,16 @@ class _Answer:
             await writer.send(*(map(convert, chunks) if convert else chunks))
 
         await self.generation.run(sink)
+        for part in self.generation.parts:
+            read = ((each, self._readers.get(self._numbers.of(part, each.index))) for each in part.outputs)
+            found = [(output, reader.found) for output, reader in read if reader is not None]
+            self.turn.keep(self.generation.model, part.request, found)
         if is_native:
             return
         counts = self._envelope("chat.completion.chunk", []) | {"usage": self._usage()}
         writer.end(*([counts] if self.body.wants_stream_usage else ()))
 
-    def _choice(self, part: Part, output: CompletionOutput) -> dict[str, Any]:
-        found = self.turn.message(output.text)
+    def _choice(self, part: Part, output: CompletionOutput, found: ChatMessage) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
         if found.thoughts:
             message["reasoning_content"] = found.thoughts

@@ -46,7 +46,7 @@ async def _answer(body: ResponsesBody, serving: Serving) -> _Answer:
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     turn = await turn_of(chat, serving, chat.sampling(max_tokens=limit))
     sampling = chat.filled(turn.sampling, model, len(turn.prompt))
-    generation = await serving.prepare([turn.prompt], sampling, turn.steering, sights=turn.sights)
+    generation = await serving.prepare([turn.prompt], sampling, turn.steering, **turn.wanted)
     if not body.stream:
         await generation.run()
     return _Answer(generation, turn, body, serving.story.id)
@@ -72,8 +72,10 @@ class _Answer:
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
         output = self.generation.parts[0].outputs[0]
-        self._items.add(self.turn.reader(is_whole=True).push(output.text, is_last=True))
+        self._reader = self.turn.reader(is_whole=True)
+        self._items.add(self._reader.push(output.text, is_last=True))
         self._items.close(self._status)
+        self._keep()
         return self._response(self._status) | self._note_fields()
 
     async def stream(self, writer: SseWriter) -> None:
@@ -89,6 +91,7 @@ class _Answer:
                     await self._send(writer, self._items.add(self._reader.push(delta.text, delta.is_last)))
 
         await self.generation.run(sink)
+        self._keep()
         events = self._items.close(self._status)
         response = self._response(self._status) | self._note_fields()
         await self._send(writer, [*events, {"type": f"response.{self._status}", "response": response}])
@@ -99,6 +102,11 @@ class _Answer:
         told = {"code": inner["code"], "message": inner["message"]}
         response = self._response("failed") | {"error": told}
         return {"type": "response.failed", "sequence_number": next(self._numbers), "response": response}
+
+    def _keep(self) -> None:
+        """Remember the answer for the next call of the conversation."""
+        (part,) = self.generation.parts
+        self.turn.keep(self.generation.model, part.request, [(part.outputs[0], self._reader.found)])
 
     def _note_fields(self) -> dict[str, Any]:
         """Logs and variables of a controller."""
