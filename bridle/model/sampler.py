@@ -21,6 +21,7 @@ from bridle.engine.plan import SampleBatch, SampleRow, StepResult
 from bridle.model.sampling.cuts import cut_sigma, dynamic_temperatures, exclude_top
 from bridle.model.sampling.draw import draw
 from bridle.model.sampling.dry import Dry
+from bridle.model.sampling.extremes import largest
 from bridle.model.sampling.filters import apply_filters, on_rows
 from bridle.model.sampling.logprobs import describe, parts, score
 from bridle.model.sampling.mirostat import cut_surprising, next_mus
@@ -78,7 +79,7 @@ class StandardSampler:
         Mirostat after the draw."""
         indices = [row.logits_index for row in rows]
         if all(_is_plain_greedy(row) for row in rows):
-            best, token = pick(logits, indices).max(dim=-1)  # the first of equals
+            best, token = largest(pick(logits, indices))
             return torch.where(best.isfinite(), token, NOTHING).tolist(), {}, {}
         work = gather(logits, indices)  # [len(rows), W]
         self._biases.apply(work, rows, logits.shape[-1])
@@ -87,7 +88,7 @@ class StandardSampler:
         self._histories.apply(work, rows, history, logits.shape[-1])
         self._dry.apply(work, rows, history, self._histories, logits.shape[-1])
         apply_watermarks(work, rows, history, logits.shape[-1])
-        best, token = work.max(dim=-1)
+        best, token = largest(work)
         drawn = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
         mus: dict[int, float] = {}
         if drawn:

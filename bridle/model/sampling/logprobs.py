@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from bridle.engine.plan import ScoreRun
+from bridle.model.sampling.extremes import chunk_maxima, num_above, top
 from bridle.model.sampling.rows import gather
 from bridle.model.sampling.weights import log_normalizers
 from bridle.model.uploads import upload_list
@@ -30,10 +31,11 @@ def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], 
     known = [0 <= token < vocab for token in tokens]
     index = upload_list([t if ok else 0 for t, ok in zip(tokens, known, strict=True)], torch.int64, work.device)
     chosen = work.gather(1, index.unsqueeze(1))  # [R, 1]
-    norms = log_normalizers(work)
-    ranks = (work > chosen).sum(1, keepdim=True) + 1
+    maxima = chunk_maxima(work)
+    norms = log_normalizers(work, maxima.amax(1, keepdim=True))
+    ranks = num_above(work, maxima, chosen) + 1
     most = min(max(num_top), vocab)
-    best, ids = work.topk(most, dim=1)  # [R, most]
+    best, ids = top(work, maxima, most)  # [R, most]
     # All of it in one transfer; numbers and ids of tokens are exact in float64.
     found = torch.cat((chosen - norms, ranks.double(), best - norms, ids.double()), 1).tolist()
     return [

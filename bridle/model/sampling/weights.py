@@ -38,9 +38,8 @@ def totals(weights: torch.Tensor) -> torch.Tensor:
     return chunk_sums(weights).sum(-1)
 
 
-def log_normalizers(work: torch.Tensor) -> torch.Tensor:
-    """log(sum(exp(row))) of `work` [R, W]: float64 [R, 1]. NaN where the row's largest value is not
-    finite."""
-    largest = work.amax(-1, keepdim=True)
+def log_normalizers(work: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """log(sum(exp(row))) of `work` [R, W], whose largest values are `largest` [R, 1]: float64 [R, 1]. NaN where
+    these are not finite."""
     total = totals(weights_of(work - largest)).unsqueeze(-1)
     return largest.double() + (total / UNIT).log()

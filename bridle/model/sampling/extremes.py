@@ -1,0 +1,65 @@
+"""The largest values of wide rows, found through the largest value of each chunk of columns.
+
+To find a place among 150,000 values takes torch several times as long as to find the largest value. So the place is
+looked for only in the chunks that can have it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bridle.model.sampling.rows import CHUNK
+
+#: Rows with fewer chunks than this are searched as they are.
+_FEW = 16
+
+
+def largest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest value of each of `rows` [R, V] and its place, the first of equals: both [R]. NaN counts as the
+    largest value."""
+    whole = rows.shape[1] // CHUNK * CHUNK
+    if whole < _FEW * CHUNK:
+        return tuple(rows.max(-1))  # type: ignore[return-value]
+    chunked = _chunked(rows[:, :whole])
+    best, chunk = chunked.amax(-1).max(-1)
+    place = chunk * CHUNK + _chosen(chunked, chunk.unsqueeze(1)).argmax(1)
+    if whole == rows.shape[1]:
+        return best, place
+    last, offset = rows[:, whole:].max(-1)
+    is_last = (last > best) | (last.isnan() & ~best.isnan())
+    return torch.where(is_last, last, best), torch.where(is_last, whole + offset, place)
+
+
+def chunk_maxima(work: torch.Tensor) -> torch.Tensor:
+    """The largest value of each chunk of `work` [R, W], W in whole chunks: [R, W / CHUNK]."""
+    return _chunked(work).amax(-1)
+
+
+def top(work: torch.Tensor, maxima: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `size` largest values of each row of `work` [R, W] and their places [R, size]; `maxima` are its
+    `chunk_maxima`."""
+    if maxima.shape[1] < max(_FEW, 2 * size):
+        values, places = work.topk(size, dim=1)
+        return values, places
+    chunks = maxima.topk(size, dim=1).indices  # whatever has one of the largest values is among them
+    values, found = _chosen(_chunked(work), chunks).topk(size, dim=1)
+    return values, chunks.gather(1, found // CHUNK) * CHUNK + found % CHUNK
+
+
+def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """How many values in each row of `work` [R, W] are larger than the row's `bound` [R, 1]: int64 [R, 1]."""
+    num_chunks = maxima.shape[1]
+    most = int((maxima > bound).sum(1).max()) if work.device.type == "cpu" else num_chunks
+    if most * _FEW < num_chunks:  # as it is for tokens that were likely
+        work = _chosen(_chunked(work), maxima.topk(most, dim=1).indices)
+    return (work > bound).sum(1, keepdim=True)
+
+
+def _chunked(rows: torch.Tensor) -> torch.Tensor:
+    """A view of `rows` [R, W] by chunks: [R, W / CHUNK, CHUNK]."""
+    return rows.view(rows.shape[0], -1, CHUNK) if rows.is_contiguous() else torch.unflatten(rows, 1, (-1, CHUNK))
+
+
+def _chosen(chunked: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
+    """The values of `chunks` [R, n] of `chunked` [R, C, CHUNK], side by side: [R, n * CHUNK]."""
+    return chunked.gather(1, chunks.unsqueeze(2).expand(-1, -1, CHUNK)).flatten(1)
