@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from bridle.controllers.beams import BeamSearch
 from bridle.engine.intake import check_task
 from bridle.errors import EngineClosed, InvalidRequest
 from bridle.heap import return_free_memory
@@ -279,7 +280,9 @@ class Serving:
             tools=self._tools(),
             **wanted,
         )
-        return replace(request, place=self.ticket.charge(len(tokens) * num_copies, max_output(sampling, num_copies)))
+        controller = steering.controller
+        num_outputs = controller.width if isinstance(controller, BeamSearch) else num_copies
+        return replace(request, place=self.ticket.charge(len(tokens) * num_copies, max_output(sampling, num_outputs)))
 
     def _tools(self) -> tuple[str, ...] | None:
         """The tools that the controllers of who asks may call."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bridle.controllers.beams import BeamSearch
 from bridle.errors import BridleError, EngineClosed, InvalidRequest, Overloaded, UnknownModel
 from bridle.outputs import Event
 from bridle.sampling import SamplingParams
@@ -16,6 +17,7 @@ from bridle.service.generation import Part
 from bridle.service.keys import Identity
 from bridle.service.requests import EMBEDDING
 from bridle.service.serving import Host, Serving
+from bridle.service.steering import Steering
 from bridle.service.story import Story
 from tests.http.harness import saying, scripted_model
 
@@ -152,3 +154,16 @@ async def test_a_cancelled_call_lets_go(host: Host) -> None:
             await task
         assert serving.story.finish == ["cancelled"]
     assert host.admission.num_requests == 0
+
+
+async def test_a_beam_search_counts_for_all_its_beams(host: Host) -> None:
+    """Its outputs are not copies of a request, but they take as many turns."""
+    guesses = []
+    for width in (1, 2):
+        with ExitStack() as held:
+            serving = begin(host, held)
+            await serving.hold(None)
+            steering = Steering(BeamSearch(width, 1))
+            await serving.prepare(await serving.tokens(["x"]), SHORT.with_(max_tokens=1), steering)
+            guesses.append(serving.ticket.places[0].guess)
+    assert guesses == [1, 2]
