@@ -20,6 +20,7 @@ from bridle.http.fields import Fields
 from bridle.http.openai.embeddings import EmbeddingsBody
 from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.http.openai.schemas import ChatBody, CompletionBody
+from bridle.http.sglang.schemas import SglangBody
 from bridle.http.tgi.schemas import GenerateBody, Parameters
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coming-from.md"
@@ -29,6 +30,7 @@ _USUAL: tuple[type[Fields], ...] = (CompletionBody, ChatBody)
 BODIES: dict[System, tuple[type[Fields], ...]] = {
     "OpenAI": (*_USUAL, ResponsesBody, EmbeddingsBody),
     "Anthropic": (MessagesBody,),
+    "SGLang": (*_USUAL, EmbeddingsBody, SglangBody),
     "TGI": (GenerateBody, Parameters),
 }
 #: What libraries have in place of fields.

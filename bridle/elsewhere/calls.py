@@ -56,7 +56,7 @@ ROUTES: tuple[Route, ...] = (
     Route(("vLLM",), "/rerank"),
     Route(("vLLM",), "/pooling", "/v1/embeddings pools as the model's folder says, /v1/classify gives logits"),
     Route(("vLLM",), "/v1/audio/transcriptions", _TEXT),
-    Route(("TGI",), "/generate"),
+    Route(("SGLang", "TGI"), "/generate"),
     Route(("SGLang",), "/flush_cache", "prefixes are dropped when room is needed"),
     Route(("SGLang",), "/get_model_info", "/info and /v1/models say it"),
     Route(("llama.cpp",), "/completion", "/v1/completions takes its fields, /generate streams its way"),

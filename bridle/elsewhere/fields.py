@@ -161,7 +161,14 @@ FIELDS: tuple[Field, ...] = (
     absent("SGLang", "input_embeds", _TEXT_ONLY, ["x"]),
     # Bodies of other shapes.
     absent("SGLang", "sampling_params", _TOP, {"regex": "a"}),
-    absent("SGLang", "text", "the prompt is `prompt`, or `inputs` on /generate", "Say"),
+    absent("SGLang", "text", "the prompt is `prompt` here; /generate takes SGLang's body", "Say"),
+    absent("SGLang", "input_ids", "`prompt` takes token ids; /generate takes SGLang's body", [1]),
+    absent("SGLang", "audio_data", _TEXT_ONLY, "x"),
+    absent("SGLang", "video_data", _TEXT_ONLY, "x"),
+    absent("SGLang", "positional_embed_overrides", _TEXT_ONLY, {"a": 1}),
+    absent("SGLang", "max_thinking_tokens", "chats have `thinking_budget`", 8),
+    absent("SGLang", "require_reasoning", "chats think as their template says; `chat_template_kwargs` reach it"),
+    absent("SGLang", "token_ids_logprob", "`logprobs` counts the likeliest tokens", [1]),
     absent("OpenAI", "extra_body", _TOP + " (clients do so when they send it)", {"regex": "a"}),
     absent("llama.cpp", "options", _TOP, {"a": 1}),
     # What OpenAI and Anthropic keep or do beside.
@@ -201,7 +208,18 @@ FIELDS: tuple[Field, ...] = (
     neutral("SGLang", "return_logprob", "`logprobs` is here"),
     neutral("SGLang", "top_logprobs_num", "`logprobs` counts them", 2),
     neutral("SGLang", "logprob_start_len", "`echo` gives those of the prompt", 3),
-    neutral("SGLang", "bootstrap_room", _SPEED, 1),
+    *(
+        neutral("SGLang", name, _SPEED, 1)
+        for name in ("bootstrap_room", "bootstrap_host", "bootstrap_port", "routed_dp_rank", "data_parallel_rank")
+    ),
+    neutral("SGLang", "return_text_in_logprobs", "log-probabilities have texts"),
+    neutral("SGLang", "log_metrics", "/metrics count all"),
+    neutral("SGLang", "no_logs", "no text is logged"),
+    neutral("SGLang", "conversation_id", "prefixes are always cached", "x"),
+    neutral("SGLang", "session_id", "prefixes are always cached", "x"),
+    neutral("SGLang", "extra_key", "cached prompts are shared within one user only", "x"),
+    neutral("SGLang", "return_prompt_token_ids", "/tokenize gives them"),
+    neutral("SGLang", "custom_labels", "labels are the operator's", {"a": "b"}),
     neutral("llama.cpp", "n_probs", "`logprobs` and `top_logprobs` count them", 2),
     neutral("llama.cpp", "cache_prompt", "prefixes are always cached"),
     neutral("llama.cpp", "id_slot", "slots are found by themselves", 1),

@@ -10,6 +10,8 @@ from starlette.responses import Response
 from bridle.engine.media import NO_SIGHTS
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.errors import json_response
+from bridle.http.sglang.generate import generate as sglangs_generate
+from bridle.http.sglang.generate import is_sglangs
 from bridle.http.state import http_state, serving_of
 from bridle.http.tgi.answer import Answer
 from bridle.http.tgi.errors import NativeRoute, native_body
@@ -32,12 +34,6 @@ _BEGIN = f"![{_IMAGE}"
 router = APIRouter(route_class=NativeRoute)
 
 
-@router.post("/generate", summary="Continue a text (text-generation-inference)")
-async def generate(body: GenerateBody, request: Request) -> Response:
-    answer = await _prepare(body, request, is_stream=False)
-    return _whole(answer)
-
-
 @router.post("/generate_stream", summary="Continue a text, token by token (text-generation-inference)")
 async def generate_stream(body: GenerateBody, request: Request) -> Response:
     answer = await _prepare(body, request, is_stream=True)
@@ -50,6 +46,18 @@ _DESCRIBED = {
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/GenerateBody"}}},
     }
 }
+
+
+@router.post(
+    "/generate",
+    summary="Continue a text (text-generation-inference; with `text` or `input_ids` SGLang)",
+    openapi_extra=_DESCRIBED,
+)
+async def generate(request: Request) -> Response:
+    data = await request.json()
+    if is_sglangs(data):
+        return await sglangs_generate(data, request)
+    return _whole(await _prepare(checked_body(GenerateBody, data), request, is_stream=False))
 
 
 @router.post(

@@ -1,0 +1,73 @@
+"""`POST /generate` with SGLang's body: told apart from text-generation-inference's by its fields, and answered in
+SGLang's shapes, refusals too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from bridle.errors import BridleError
+from bridle.http.errors import describe_validation, error_response, json_response, note_error
+from bridle.http.sglang.answer import Answer
+from bridle.http.sglang.schemas import SglangBody
+from bridle.http.state import http_state, serving_of
+from bridle.http.transport.call import run_while_connected
+from bridle.http.transport.shaped_route import checked_body
+from bridle.http.transport.sse import SseResponse
+from bridle.service.serving import Serving
+
+#: A body with one of these, and without `inputs`, is SGLang's.
+_MARKS = frozenset({"text", "input_ids", "input_embeds", "sampling_params"})
+
+
+def is_sglangs(data: Any) -> bool:
+    """Whether a body is SGLang's."""
+    return isinstance(data, dict) and "inputs" not in data and not _MARKS.isdisjoint(data)
+
+
+async def generate(data: Any, request: Request) -> Response:
+    """The answer to a body of SGLang's."""
+    try:
+        body = checked_body(SglangBody, data)
+        answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace)))
+    except RequestValidationError as error:
+        return _refusal(request, describe_validation(error.errors()))
+    except BridleError as error:
+        return _refusal(request, error)
+    if body.stream:
+        return SseResponse(answer.stream, http_state(request).settings)
+    return json_response(answer.whole())
+
+
+def _refusal(request: Request, error: BridleError) -> Response:
+    note_error(request, error)
+    return error_response(error)
+
+
+async def _answer(body: SglangBody, serving: Serving) -> Answer:
+    """Everything that can be refused is refused here; what does not stream is answered, too."""
+    try:
+        given = body.completion()
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+    num_top = body.num_top_logprobs
+    scored = None if body.logprobs_from is None else num_top
+    wanted = given.sampling(max_tokens=given.max_tokens, logprobs=num_top, prompt_logprobs=scored)
+    model = await serving.hold(
+        given.model,
+        given.adapter,
+        num_prompts=len(given.prompt),
+        n=wanted.n,
+        priority=given.priority,
+        deadline=given.deadline,
+    )
+    steering = serving.steering(given, given.form())
+    tokens = await serving.tokens(given.prompt, None, given.add_special_tokens is not False)
+    generation = await serving.prepare(tokens, given.filled(wanted, model), steering)
+    if not given.stream:
+        await generation.run()
+    return Answer(generation, body, wanted.n, len(given.prompt))

@@ -1,0 +1,134 @@
+"""The body that SGLang takes on `/generate`, and what it is on `/v1/completions` here.
+
+Sampling parameters are those of completions, under SGLang's names, which `bridle.elsewhere` knows. What would change
+the text and is not there is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.fields import Fields
+from bridle.http.openai.schemas import CompletionBody, SamplingFields
+from bridle.shown import shown
+
+#: As there.
+DEFAULT_MAX_TOKENS = 128
+_MAX_ID_CHARS = 200
+#: Fields of completions that are no sampling parameters: the body itself has them, or SGLang has none of them.
+_BESIDE = frozenset(CompletionBody.model_fields) - frozenset(SamplingFields.model_fields) | frozenset(
+    {"model", "adapter", "stream", "stream_options", "priority", "deadline", "trace", "rewind"}
+)
+Flag = bool | list[bool] | None
+Count = int | list[int] | None
+
+
+class SglangBody(Fields):
+    """`POST /generate` with `text` or `input_ids`. What is given as a list, one for each prompt, has to be the same for
+    all of them."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    rid: str | list[str] | None = None
+    stream: bool | None = None
+    return_logprob: Flag = None
+    logprob_start_len: Count = None
+    top_logprobs_num: Count = None
+    return_text_in_logprobs: bool | None = None
+    token_ids_logprob: Any = None
+    adapter: str | list[str | None] | None = None
+    priority: int | None = None
+    deadline: float | None = None
+    model: str | None = None
+    trace: bool | str | None = None
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the answer is a list."""
+        given = self.text if self.text is not None else self.input_ids
+        return isinstance(given, list) and (given is self.text or not given or isinstance(given[0], list))
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """How many alternatives of each token are wanted; None if no log-probabilities are."""
+        return (
+            (_one("top_logprobs_num", self.top_logprobs_num) or 0)
+            if _one("return_logprob", self.return_logprob)
+            else None
+        )
+
+    @property
+    def logprobs_from(self) -> int | None:
+        """From which token of the prompt on log-probabilities are wanted; None for none of them."""
+        start: int | None = _one("logprob_start_len", self.logprob_start_len)
+        if self.num_top_logprobs is None or start is None or start == -1:
+            return None
+        if start < 0:
+            raise InvalidRequest(f"logprob_start_len is {start}; must be at least 0, or -1", "logprob_start_len")
+        return start
+
+    def id_of(self, number: int, default: str) -> str:
+        """What the answer for a prompt is called: as the client says, or after the request."""
+        rid = self.rid
+        if isinstance(rid, list):
+            return rid[number]
+        return f"{rid or default}_{number}" if self.is_batch else rid or default
+
+    def completion(self) -> CompletionBody:
+        """The same as a body of completions. Raises `InvalidRequest`, and `ValidationError` about its fields."""
+        if (self.text is None) == (self.input_ids is None):
+            raise InvalidRequest("one of text and input_ids must be given", "text")
+        if self.token_ids_logprob:
+            raise UnsupportedFeature(
+                "token_ids_logprob is not supported here: top_logprobs_num gives the likeliest tokens",
+                "token_ids_logprob",
+            )
+        beside = {"stream": self.stream, "model": self.model, "priority": self.priority, "deadline": self.deadline}
+        prompt = self.text if self.text is not None else self.input_ids
+        body = CompletionBody.model_validate(
+            {"max_tokens": DEFAULT_MAX_TOKENS}
+            | self._sampling()
+            | beside
+            | {"prompt": prompt, "adapter": _one("lora_path", self.adapter), "trace": self.trace}
+        )
+        self._check_ids(len(body.prompt))
+        return body
+
+    def _sampling(self) -> dict[str, Any]:
+        given = dict(_one("sampling_params", self.sampling_params) or {})
+        outside = sorted(_BESIDE & given.keys())
+        if outside:
+            raise InvalidRequest(f"sampling_params has {outside[0]!r}, which is no sampling parameter", outside[0])
+        if given.get("structural_tag") is not None:
+            given["structured_outputs"] = {"structural_tag": _tag(given.pop("structural_tag"))}
+        length = given.pop("max_new_tokens", None)
+        return given if length is None else given | {"max_tokens": length}
+
+    def _check_ids(self, num_prompts: int) -> None:
+        ids = [self.rid] if isinstance(self.rid, str) else self.rid or []
+        if isinstance(self.rid, list) and len(ids) != num_prompts:
+            raise InvalidRequest(f"rid has {len(ids)} names for {num_prompts} prompts", "rid")
+        for each in ids:
+            if len(each) > _MAX_ID_CHARS:
+                raise InvalidRequest(f"rid has {len(each)} characters; at most {_MAX_ID_CHARS}", "rid")
+
+
+def _one(name: str, value: Any) -> Any:
+    """The one value of a field that may be a list. A call has one for all of its prompts."""
+    if not isinstance(value, list):
+        return value
+    if any(each != value[0] for each in value):
+        raise UnsupportedFeature(f"{name} differs between prompts; send them as requests of their own", name)
+    return value[0] if value else None
+
+
+def _tag(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"structural_tag is {shown(value)}; must be JSON", "structural_tag") from error
