@@ -27,6 +27,7 @@ EXTENSIONS = (
     "sampling",
     "traceparent",
     "turns",
+    "variables",
     "wait",
     "waits_for",
 )
@@ -88,7 +89,8 @@ class MidOp(Struct, omit_defaults=True):
 
     D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was drawn. The first op of a request
     has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that asked for
-    `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once.
+    `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once,
+    `variables` are set before it is asked: names, and values in hexadecimal.
     """
 
     id: SeqId
@@ -100,6 +102,7 @@ class MidOp(Struct, omit_defaults=True):
     clone_idx: Count | None = None
     candidates: list[tuple[TokenId, float]] | None = None
     turns: Count | UnsetType = UNSET
+    variables: list[tuple[str, str]] | UnsetType = UNSET
 
 
 class MidProcess(Message, tag="mid_process"):

@@ -126,6 +126,7 @@ class Ask:
     tokens were drawn one after the other, each as the pool foresaw it after the one before. A `final` ask wants no
     decision, only last logs. `turns` is how often in a row a controller that does nothing may be asked at once. Where
     it may not force tokens, because another controller does not allow them, it is asked for what else it allows.
+    `variables` are set before it is asked, where the pool of its kind has variables.
     """
 
     seq_id: int
@@ -141,6 +142,7 @@ class Ask:
     turns: int = 1
     num_foreseen: int = 0
     may_force: bool = True
+    variables: tuple[tuple[str, bytes], ...] = ()
 
 
 class StoredValue(NamedTuple):

@@ -287,6 +287,8 @@ def _start_engine(
         runtime.wake = client.wake
     if tools is not None:
         tools.watch(client.wake)
+        if runtime is not None:
+            runtime.tools.desk = tools
     return client.start(), constraints
 
 

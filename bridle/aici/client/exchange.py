@@ -166,6 +166,8 @@ def _operation(ask: Ask, knows_turns: bool) -> protocol.MidOp:
     op = protocol.MidOp(id=ask.seq_id, backtrack=ask.backtrack, tokens=list(ask.tokens), sampled=ask.sampled)
     if ask.turns > 1 and knows_turns:
         op.turns = ask.turns
+    if ask.variables:
+        op.variables = [(name, value.hex()) for name, value in ask.variables]
     if ask.candidates is not None:
         op.candidates = list(ask.candidates)
     if ask.request is not None:

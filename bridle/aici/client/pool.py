@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -23,6 +23,7 @@ from bridle.aici.client.keeper import Life, RuntimeKeeper
 from bridle.aici.client.opening import FirstWords, instantiation, prompt_of
 from bridle.aici.client.process import RuntimeConfig
 from bridle.aici.client.reference import WasmController
+from bridle.aici.client.tool_variables import ToolVariables
 from bridle.engine.interfaces import Answer, Ask
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, ProtocolError
@@ -63,6 +64,8 @@ class RuntimePool:
         self._patience = 0.0  # how long the engine is usually busy after asking, in seconds
         self._opened: dict[str, Life] = {}  # instances that no sequence has claimed yet, by request
         self._first_words = FirstWords()
+        self.tools = ToolVariables()
+        self._held: dict[int, Ask] = {}  # nothing new to say to guests that wait for tools
         self._pending: set[Future[Any]] = set()  # calls on the side channel that make or drop instances
         self._strays: deque[Request] = deque()  # requests among those that went away
         self._stray_ids = count(_STRAYS)
@@ -112,6 +115,7 @@ class RuntimePool:
             self._answers[seq_id] = Answer(error=ControllerError(error))
         self._live.clear()
         self._leaving.clear()
+        self._held.clear()
         self._queue = _Queue()
 
     # -- ControllerPool ----------------------------------------------------------------------------------
@@ -200,15 +204,34 @@ class RuntimePool:
                 self._answers[ask.seq_id] = Answer()
                 self._live.discard(ask.seq_id)
                 self._queue.freed.append(ask.seq_id)
+            elif self.tools.holds(ask):
+                self._held[ask.seq_id] = ask
             else:
+                self._held.pop(ask.seq_id, None)
                 self._first_words.claim(ask)
-                self._queue.asks.append(ask)
+                self._enqueue(ask, life)
                 self._live.add(ask.seq_id)
                 if ask.final:
                     self._leaving.add(ask.seq_id)
                     self._queue.freed.append(ask.seq_id)
         self._asked_at = time.monotonic()
         self._flush(life)
+
+    def _enqueue(self, ask: Ask, life: Life | None) -> None:
+        """Have it asked in the next exchange, with the answers of tools that have come meanwhile."""
+        if life is not None and "variables" in life.process.extensions:
+            values = self.tools.inform(ask)
+            if values:
+                ask = replace(ask, variables=values)
+        self._queue.asks.append(ask)
+
+    def _ask_held(self, life: Life | None) -> None:
+        """Ask guests whose calls have ended."""
+        ready = [seq_id for seq_id in self._held if self.tools.is_ready(seq_id)]
+        for seq_id in ready:
+            self._enqueue(self._held.pop(seq_id), life)
+        if ready:
+            self._flush(life)
 
     def _is_lost(self, ask: Ask, life: Life | None) -> bool:
         """Whether the instance was lost with an earlier runtime."""
@@ -220,8 +243,10 @@ class RuntimePool:
     def close(self, seq_ids: Sequence[int]) -> None:
         """Free the instances; unknown ids are ignored."""
         life = self._sync()
+        self.tools.leave(seq_ids)
         for seq_id in seq_ids:
             self._answers.pop(seq_id, None)
+            self._held.pop(seq_id, None)
             if seq_id in self._live:
                 self._live.discard(seq_id)
                 if seq_id in self._leaving:
@@ -234,6 +259,9 @@ class RuntimePool:
         """Return the answers that are there. Waits for those of `seq_ids` until `deadline` of the monotonic clock."""
         life = self._sync()
         wanted = set(seq_ids)
+        if self._held:
+            self._ask_held(life)
+            wanted -= self._held.keys()  # nothing will come
         if self._strays:
             self._flush(life)  # nobody may ask anything for a long time
         if wanted and self._asked_at:
@@ -305,6 +333,9 @@ class RuntimePool:
         if answers is None:
             return False
         self._first_words.add_to(answers)
+        for seq_id, answer in answers.items():
+            if answer.stored or (answer.decision is not None and not answer.decision.is_draw):
+                self.tools.hear(seq_id, answer)
         if answers.keys() <= self._live:
             self._answers.update(answers)
         else:

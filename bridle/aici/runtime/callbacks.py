@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from bridle.aici.protocol import PreResult
+from bridle.aici.protocol import PreResult, WriteVar
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.hosted import Hosted
 from bridle.errors import ControllerError
@@ -50,6 +50,8 @@ def run_op(hosted: Hosted, op: Op, budget_ms: float, patience_ms: float) -> m.An
     hosted.instance.be_patient(patience_ms)
     try:
         if isinstance(op, m.Step2):
+            for name, value in op.variables:
+                hosted.instance.variables.execute(WriteVar(name, value, "Set"))
             choice = hosted.step(op.backtrack, op.tokens, op.sampled, op.group, op.candidates, budget_ms)
             choice, turns = hosted.keep_asking(choice, op.turns, budget_ms, patience_ms)
             answer.result = m.Chosen(choice.branches, turns)

@@ -98,6 +98,10 @@ class Engine2:
         if (sequence.is_outstanding or sequence.ready is not None) and (op.tokens or op.backtrack):
             raise InvalidRequest(f"sequence {op.id} is late, yet its op reports changes")
         step.key = sequence.key
+        if op.variables is not UNSET:
+            sequence.untold += op.variables
+        if not (sequence.is_outstanding or sequence.ready is not None):  # else nothing is sent
+            step.variables, sequence.untold = sequence.untold, []
         return Job(sequence, step)
 
     def _known(self, seq_id: int) -> Sequence:

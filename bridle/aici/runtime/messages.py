@@ -22,7 +22,8 @@ class Packed(Struct, array_like=True, tag=True):
 
 
 class Step2(Packed):
-    """One op of a D2 engine. `parent` is the key to fork from, `branch` the number of the branch."""
+    """One op of a D2 engine. `parent` is the key to fork from, `branch` the number of the branch.
+    `variables` are set first: names, and values in hexadecimal."""
 
     key: int
     seq_id: int
@@ -34,6 +35,7 @@ class Step2(Packed):
     branch: int = 0
     candidates: list[tuple[int, float]] | None = None
     turns: int = 1
+    variables: list[tuple[str, str]] = []
 
 
 class PostPre(Packed):

@@ -28,6 +28,7 @@ class Sequence:
     misses: int = 0  # step limits since then, by the clock
     asked_at: float = 0.0  # when `last_op` was sent
     allowance: float = 0.0  # seconds of processor time that the answer to it may take
+    untold: list[tuple[str, str]] = field(default_factory=list)  # variables that the next op sets
     created: float = field(default_factory=time.monotonic)
 
 

@@ -90,6 +90,15 @@ declare module "aici" {
   export function fork(count: number | Branch[]): Promise<number>
   export function waitVars(...names: (string | { timeout?: number })[]): Promise<Bytes[]>
   export function sleep(ms: number): Promise<void>
+  export function tool(name: string, args?: Record<string, unknown>, options?: { timeout?: number }): ToolCall
+  export class ToolCall {
+    readonly name: string
+    readonly isDone: boolean
+    text(): Promise<string>
+    json(): Promise<unknown>
+    cancel(): void
+  }
+  export class ToolError extends Error {}
   export class TimeoutError extends Error {}
   export function getVar(name: string): Bytes | null
   export function setVar(name: string, value: Text): number
@@ -237,6 +246,7 @@ declare const fork: typeof import("aici").fork
 declare const gen: typeof import("aici").gen
 declare const genTokens: typeof import("aici").genTokens
 declare const start: typeof import("aici").start
+declare const tool: typeof import("aici").tool
 declare const waitVars: typeof import("aici").waitVars
 
 interface String {

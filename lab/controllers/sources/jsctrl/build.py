@@ -20,7 +20,13 @@ COMMON = {
     f"aici/{path}": HERE / "lib" / f"{path}.js"
     for path in ("constraints", "driver", "gen", "level", "results", "steps", "text", "tokens")
 }
-_SCRIPTS = {"aici": "aici.js", "_aici": "native.js", "aici/globals": "globals.js", "aici/main": "main.js"}
+_SCRIPTS = {
+    "aici": "aici.js",
+    "_aici": "native.js",
+    "aici/globals": "globals.js",
+    "aici/main": "main.js",
+    "aici/tools": "tools.js",
+}
 #: So that an interrupted loop knows its line: every statement has an entry in the table of lines, not calls alone, and
 #: the place of a jump is where it leads to, which the table takes for the byte before. What to look for in `quickjs.c`,
 #: how often, and what it becomes.

@@ -43,6 +43,7 @@ export {
   tokensRepr,
   TokenSet,
 } from "aici/tokens"
+export { tool, ToolCall, ToolError } from "aici/tools"
 export { $, panic } from "aici/globals"
 
 export const helpers = {

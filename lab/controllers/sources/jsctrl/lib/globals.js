@@ -4,6 +4,7 @@ import { start } from "aici/driver"
 import { gen, genTokens } from "aici/gen"
 import { fixed, fork, waitVars } from "aici/steps"
 import { assert, console, describe, inspect, log } from "aici/text"
+import { tool } from "aici/tools"
 
 /** Fixed text: await $`2 and ${2} is`. */
 export function $(strings, ...values) {
@@ -18,4 +19,4 @@ export function panic(message = "panic") {
   host.fail(text)
 }
 
-Object.assign(globalThis, { $, assert, console, fixed, fork, gen, genTokens, start, waitVars })
+Object.assign(globalThis, { $, assert, console, fixed, fork, gen, genTokens, start, tool, waitVars })

@@ -42,6 +42,7 @@ from pyaici.steps import (
     wait_vars,
 )
 from pyaici.tokens import Token, TokenSet, all_tokens, detokenize, eos_token, token_repr, tokenize, tokens_repr
+from pyaici.tools import ToolCall, ToolError, tool
 from pyaici.variables import append_var, check_var, check_vars, get_var, set_var
 
 #: 0: nothing but what the script prints; 1: a line for each step; 2: what constraints allow, too.

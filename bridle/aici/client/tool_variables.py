@@ -1,0 +1,142 @@
+"""Tools for Wasm controllers, over variables with reserved names, so that every guest that has variables can call them.
+
+A guest sets `tool:ID` to `{"name": ..., "arguments": {...}, "timeout": seconds}`, with an ID of its own, and goes on or
+waits for `tool:ID:answer`. Once the call has ended the engine sets that to the answer; if there is none, to nothing,
+after it has set `tool:ID:error` to the reason. Setting `tool:ID` to nothing gives the call up. Clients do not see these
+variables. Calls belong to the request, as its variables do: any of its outputs may wait for an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from bridle.engine.decision import Decision
+from bridle.engine.interfaces import Answer, Ask, StoredValue
+from bridle.tools import Call, Caller, ToolDesk
+
+PREFIX, ANSWER, ERROR = "tool:", ":answer", ":error"
+
+Values = tuple[tuple[str, bytes], ...]
+
+
+class _Wanted(msgspec.Struct):
+    """What a guest writes to call a tool."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    timeout: float | None = None
+
+
+_decoder = msgspec.json.Decoder(_Wanted)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The outputs of a request. `calls` are those whose answers the guests were not told of yet, by variable."""
+
+    caller: Caller
+    num_outputs: int = 1
+    calls: dict[str, Call] = field(default_factory=dict)
+
+
+class ToolVariables:
+    """Follows what guests write, on the engine's thread."""
+
+    def __init__(self) -> None:
+        self.desk = ToolDesk()
+        self._groups: dict[int, _Group] = {}
+        self._awaited: dict[int, tuple[Call, ...]] = {}
+
+    def inform(self, ask: Ask) -> Values:
+        """Note the output that an ask introduces; returns the variables that are to be set before it is asked."""
+        if ask.request is not None:
+            self._groups[ask.seq_id] = _Group(Caller(self.desk, ask.request.tools))
+        elif ask.parent is not None and ask.parent in self._groups:
+            self._groups[ask.seq_id] = self._groups[ask.parent]
+            self._groups[ask.seq_id].num_outputs += 1
+        group = self._groups.get(ask.seq_id)
+        if group is None or not group.calls:
+            return ()
+        done = [(name, call) for name, call in group.calls.items() if call.is_done]
+        for name, _ in done:
+            del group.calls[name]
+        return tuple(value for name, call in done for value in _told(name, call))
+
+    def hear(self, seq_id: int, answer: Answer) -> None:
+        """Take the calls out of what a guest has written. A wait that only calls can end becomes a wait for them."""
+        self._awaited.pop(seq_id, None)
+        group = self._groups.get(seq_id)
+        if group is None:
+            return
+        if any(_is_call(value.name) for value in answer.stored):
+            for value in answer.stored:
+                if _is_call(value.name):
+                    self._take(group, value)
+            answer.stored = tuple(value for value in answer.stored if not _is_call(value.name))
+        decision = answer.decision
+        if decision is not None and decision.waits_for is not None:
+            answer.decision = self._waiting(seq_id, group, decision)
+
+    def _take(self, group: _Group, value: StoredValue) -> None:
+        if value.name.endswith((ANSWER, ERROR)):
+            return  # a guest's own business
+        if not value.value:
+            if value.name in group.calls:
+                group.calls[value.name].cancel()
+            return
+        try:
+            wanted = _decoder.decode(value.value)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            call = group.calls[value.name] = Call("?")
+            call.end(error=f"malformed call: {error}")
+            return
+        group.calls[value.name] = group.caller.call(wanted.name, wanted.arguments, wanted.timeout)
+
+    def _waiting(self, seq_id: int, group: _Group, decision: Decision) -> Decision:
+        """What a wait is to the engine: one for a call ends by something outside, and is no deadlock."""
+        if not group.calls:
+            return decision
+        names = [name for name, _ in decision.waits_for or ()]
+        calls = tuple(call for name, call in group.calls.items() if name + ANSWER in names or name + ERROR in names)
+        if not names and decision.is_wait:  # a guest that cannot say what it waits for
+            calls = tuple(group.calls.values())
+        if not calls:
+            return Decision.wait()  # whatever it waits for, another output may go on once it is answered
+        self._awaited[seq_id] = calls
+        return Decision.wait_for(*calls)
+
+    def holds(self, ask: Ask) -> bool:
+        """Whether there is no need to ask: the guest waits for calls, none has ended, and there is nothing new."""
+        if ask.seq_id not in self._awaited or ask != Ask(ask.seq_id, turns=ask.turns):
+            return False
+        return not self.is_ready(ask.seq_id)
+
+    def is_ready(self, seq_id: int) -> bool:
+        """Whether what an output waits for has ended."""
+        return any(call.is_done for call in self._awaited.get(seq_id, ()))
+
+    def leave(self, seq_ids: Collection[int]) -> None:
+        """Note that outputs are over. The calls of a request end with the last of them."""
+        for seq_id in seq_ids:
+            self._awaited.pop(seq_id, None)
+            group = self._groups.pop(seq_id, None)
+            if group is None:
+                continue
+            group.num_outputs -= 1
+            for call in () if group.num_outputs else group.calls.values():
+                call.cancel()
+
+
+def _is_call(name: str) -> bool:
+    return name.startswith(PREFIX)
+
+
+def _told(name: str, call: Call) -> Values:
+    """What a guest reads of a call that has ended."""
+    if call.error is None:
+        return ((name + ANSWER, call.text.encode(errors="replace")),)
+    return ((name + ERROR, call.error.encode(errors="replace")), (name + ANSWER, b""))

@@ -1,0 +1,205 @@
+"""Scripts and programs in the sandbox call tools, over variables that the engine answers into."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bridle.aici.client import RuntimePool
+from bridle.controllers import standard
+from bridle.outputs import FinishReason, Stored
+from bridle.tools import ToolDesk, ToolLimits, function_tools
+from tests.controllers.conftest import Run, runner
+from tests.controllers.pykit import Scripts
+from tests.waiting import PATIENCE, until
+
+
+def raises() -> str:
+    raise ValueError("no such city")
+
+
+async def hangs() -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "echo": lambda text: text,
+    "raises": raises,
+    "hangs": hangs,
+    "huge": lambda: "x" * 10_000,
+}
+
+
+@pytest.fixture(scope="module")
+def desk(script_pool: RuntimePool) -> Iterator[ToolDesk]:
+    limits = ToolLimits(max_result_bytes=1_000)
+    made, before = ToolDesk(function_tools(FUNCTIONS, limits), limits), script_pool.tools.desk
+    script_pool.tools.desk = made
+    yield made
+    script_pool.tools.desk = before
+    made.close()
+
+
+def test_javascript_writes_what_a_tool_answers(js: Run, desk: ToolDesk) -> None:
+    ran = js(
+        """
+        const sum = tool("add", { a: 20, b: 22 })
+        await $`The sum is `
+        await $`${await sum.json()}`
+        await gen({ maxTokens: 3 })
+        """,
+        "The sum is 42 of course",
+    )
+    assert ran.text() == "The sum is 42 of"
+    assert ran.end("a").usage.sampled_tokens == 3
+    assert not [event for event in ran.events["a"] if isinstance(event, Stored)]  # clients see no such variables
+
+
+def test_javascript_calls_several_at_once(js: Run, desk: ToolDesk) -> None:
+    ran = js(
+        """
+        const calls = ["a", "b", "c"].map((text) => tool("echo", { text }))
+        for (const call of calls) await $`${await call.text()} ${call.isDone};`
+        """
+    )
+    assert ran.text() == "a true;b true;c true;"
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ('tool("raises")', "tool \"raises\": raised ValueError('no such city')"),
+        ('tool("absent")', 'tool "absent": there is no such tool; there are add, echo, raises, hangs, huge'),
+        ('tool("hangs", {}, { timeout: 10 })', 'tool "hangs": did not answer within 0.01 seconds'),
+        ('tool("huge")', 'tool "huge": its answer has more than 1000 bytes (max_result_bytes)'),
+    ],
+)
+def test_javascript_is_told_of_faults(js: Run, desk: ToolDesk, call: str, why: str) -> None:
+    ran = js(f"try {{ await ({call}).text() }} catch (error) {{ console.log(`${{error.name}}: ${{error.message}}`) }}")
+    assert f"ToolError: {why}" in ran.logs("a")
+    assert ran.end("a").reason is FinishReason.CONTROLLER
+
+
+def test_a_call_that_is_given_up_is_cancelled(js: Run, desk: ToolDesk) -> None:
+    ran = js(
+        """
+        const call = tool("hangs")
+        await $`x`
+        call.cancel()
+        try { await call.text() } catch (error) { console.log(error.message) }
+        """
+    )
+    assert 'tool "hangs": was cancelled' in ran.logs("a")
+    until(lambda: not desk.counts()["hangs"].num_running)
+
+
+def test_forks_call_for_themselves_and_share_variables(js: Run, desk: ToolDesk) -> None:
+    ran = js(
+        """
+        const shared = tool("echo", { text: "both" })
+        const number = await fork(2)
+        const own = tool("echo", { text: `own${number}` })
+        await $`${await own.text()} ${await shared.text()}`
+        """
+    )
+    assert sorted(ran.text("a", index) for index in (0, 1)) == ["own0 both", "own1 both"]
+
+
+def test_a_guest_that_waits_is_not_asked_and_not_given_up(script_pool: RuntimePool, desk: ToolDesk) -> None:
+    """However many steps others take meanwhile: neither a deadlock nor an endless wait."""
+    gate = threading.Event()
+    module = Scripts(script_pool, "").upload(standard.load("jsctrl"))
+    slow = ToolDesk(function_tools({"slow": lambda: gate.wait(PATIENCE) and "at last"}))
+    before, script_pool.tools.desk = script_pool.tools.desk, slow
+    try:
+        scripts = Scripts(script_pool, module, max_noops=5, max_idle_steps=50)
+        scripts.add_module("a", module, 'await $`${await tool("slow").text()}`', max_tokens=50, prompt=(1, 2))
+        scripts.run(lambda: bool(script_pool._held))
+        for _ in range(200):
+            scripts.step()
+        assert not scripts.is_over("a")
+        assert scripts.engine.is_parked
+        gate.set()
+        scripts.run()
+        assert scripts.text("a") == "at last"
+    finally:
+        gate.set()
+        script_pool.tools.desk = before
+        slow.close()
+
+
+def test_what_is_cancelled_ends_its_calls(script_pool: RuntimePool, desk: ToolDesk) -> None:
+    module = Scripts(script_pool, "").upload(standard.load("jsctrl"))
+    scripts = Scripts(script_pool, module)
+    scripts.add_module("a", module, 'await tool("hangs").text()', max_tokens=50, prompt=(1, 2))
+    scripts.run(lambda: bool(script_pool._held))
+    assert desk.counts()["hangs"].num_running
+    (request_id,) = scripts.engine.request_ids
+    scripts.engine.cancel(request_id)
+    scripts.run()
+    until(lambda: not desk.counts()["hangs"].num_running)
+    assert not script_pool._held
+
+
+def test_json_programs_call_tools_with_variables(script_pool: RuntimePool, desk: ToolDesk) -> None:
+    call = json.dumps({"name": "add", "arguments": {"a": 1, "b": 2}})
+    steps: list[dict[str, Any]] = [
+        {
+            "Fixed": {
+                "text": {"String": {"str": "1 + 2 = "}},
+                "stmts": [{"Set": {"var": "tool:sum", "expr": {"String": {"str": call}}}}],
+            }
+        },
+        {"Wait": {"vars": ["tool:sum:answer"]}},
+        {"Fixed": {"text": {"Var": {"var": "tool:sum:answer"}}}},
+    ]
+    ran = runner(script_pool, "declctrl")(json.dumps({"steps": steps}))
+    assert (ran.text(), ran.error()) == ("1 + 2 = 3", "")
+
+
+def test_malformed_calls_are_told(js: Run, desk: ToolDesk) -> None:
+    ran = js(
+        """
+        import { setVar, getVar } from "aici"
+        setVar("tool:x", "no JSON")
+        await waitVars("tool:x:answer")
+        console.log(getVar("tool:x:error").decode())
+        """
+    )
+    assert "malformed call: JSON is malformed" in ran.logs("a")
+
+
+def test_python_writes_what_a_tool_answers(py_pool: RuntimePool, py: Run) -> None:
+    desk, before = ToolDesk(function_tools(FUNCTIONS)), py_pool.tools.desk
+    py_pool.tools.desk = desk
+    try:
+        ran = py(
+            textwrap.dedent(
+                """
+                import pyaici.server as aici
+
+                async def main():
+                    first, second = aici.tool("add", {"a": 20, "b": 22}), aici.tool("raises")
+                    await aici.FixedTokens(f"It is {await first.json()}")
+                    try:
+                        await second.text()
+                    except aici.ToolError as error:
+                        print(f"{error}; {second.is_done}")
+
+                aici.start(main())
+                """
+            )
+        )
+    finally:
+        py_pool.tools.desk = before
+        desk.close()
+    assert ran.text() == "It is 42"
+    assert "tool 'raises': raised ValueError('no such city'); True" in ran.logs("a")
