@@ -8,6 +8,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,23 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from bridle import LLM
+from bridle import LLM, ChatSession
+from bridle.cli import main
 from bridle.cluster.replica_messages import MAX_MEDIA_BYTES
 from bridle.engine.media_pool import MAX_HELD_BYTES
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.http import HttpSettings, create_app
+from bridle.lmtp.client import Client, MemoryCarrier
 from bridle.media import MediaLimits
 from bridle.media.limits import LEAST_SIDE, MOST_RATIO, MOST_SIDE
 from bridle.media.reader import KEPT_BYTES
 from bridle.model.loader import MEDIA_MEMORY
 from bridle.service import ModelRegistry
+from bridle.service.keys import Identity
 from bridle.text import Tokenizer
 from lab.doubles import seeing
+from tests.lmtp.harness import Setup
 from tests.sources import ROOT
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
@@ -113,6 +118,71 @@ def test_every_api_makes_the_same_prompt(llm: LLM, http: TestClient, submitted: 
         assert output.outputs[0].message.content == answer
     assert {request.prompt for request in submitted} == {submitted[0].prompt}
     assert {places(request) for request in submitted} == {places(submitted[0])}
+
+
+async def test_lmtp_takes_them(llm: LLM, submitted: list[Request]) -> None:
+    """As an announced extension; the same picture and text make the same prompt as elsewhere."""
+    wanted = llm.generate({"prompt": f"<image>{TEXT}", "multi_modal_data": {"image": png()}}, **GREEDY)[0].outputs[0]
+    setup = Setup(llm.model)
+    wire = setup.connect()
+    try:
+        (hello,) = await wire.ask("MODEL_INFO", model=llm.model.name)
+        assert hello["model_info"]["lmtp"]["images"] is True
+        asked = {"model": llm.model.name, "prompt": f"<image>{TEXT}", **GREEDY}
+        (*_, last) = found = await wire.ask("GENERATE", **asked, images=[url()])
+        assert last.get("finish_reason"), last
+        assert [body["token"] for body in found] == list(wanted.token_ids)
+        for wrong, why in [
+            ({"images": [url(), url()]}, "places for 1 pictures"),
+            ({"images": [5]}, r"images\[0\] is a int"),
+            ({"images": "x"}, "must be a list"),
+            ({"images": ["http://127.0.0.1:1/x.png"]}, "fetches nothing"),
+            ({"images": [url()], "save": "b"}, "cannot be saved"),
+        ]:
+            (body,) = await wire.ask("GENERATE", **asked, **wrong)
+            assert re.search(why, body["error"]), body
+        serve = partial(setup.server.serve, identity=Identity("bob", False))
+        async with Client(MemoryCarrier(serve), llm.model.name) as client:
+            stream = await client.generate(f"<image>{TEXT}", images=[url()], max_tokens=6, temperature=0.0)
+            assert [token.token for token in await stream.read()] == list(wanted.token_ids)
+    finally:
+        await setup.server.close()
+    assert {(request.prompt, places(request)) for request in submitted} == {(submitted[0].prompt, places(submitted[0]))}
+
+
+def test_sessions_see_and_encode_once(llm: LLM) -> None:
+    before = llm.statistics().num_media_encoded
+    session = ChatSession(llm, **GREEDY)
+    picture = {"type": "image_url", "image_url": {"url": url(91)}}
+    session.send([{"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]}])
+    session.send("And now?")
+    assert llm.statistics().num_media_encoded == before + 1
+    again = ChatSession.from_dict(llm, json.loads(json.dumps(session.to_dict())))
+    assert again.turns == session.turns
+    fork = again.fork()
+    assert fork.send("Once more") == session.send("Once more")
+    assert llm.statistics().num_media_encoded == before + 1
+
+
+def test_batch_files_take_them(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one of more bytes than a body over HTTP may have."""
+    folder = str(llm.model.pictures._folder) if llm.model.pictures else ""
+    big = io.BytesIO()
+    Image.fromarray(np.random.RandomState(3).randint(0, 255, (1400, 1200, 3), dtype=np.uint8)).save(big, "PNG")
+    assert len(big.getvalue()) > HttpSettings().max_body_bytes
+    large = "data:image/png;base64," + base64.b64encode(big.getvalue()).decode()
+    lines = []
+    for name, given in (("small", url()), ("large", large), ("odd", "data:image/png;base64,AAAA")):
+        parts = [{"type": "image_url", "image_url": {"url": given}}, PARTS[1]]
+        body = {"messages": [{"role": "user", "content": parts}], **GREEDY}
+        lines.append(json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}))
+    file, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text("\n".join(lines))
+    assert main(["run-batch", str(file), "-o", str(answers), "--model", folder, "--control", "off"]) == 1, (
+        capsys.readouterr()
+    )
+    found = {each["custom_id"]: each["response"] for each in map(json.loads, answers.read_text().splitlines())}
+    assert {name: each["status_code"] for name, each in found.items()} == {"small": 200, "large": 200, "odd": 400}
 
 
 def test_prompts_with_placeholders(llm: LLM, http: TestClient, submitted: list[Request], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridle.chat.conversation import Conversation, look_of
 from bridle.errors import InvalidRequest
 from bridle.llm import batch
 from bridle.llm.chats import Chat, plan_chats
@@ -177,7 +178,7 @@ class ChatSession:
             raise InvalidRequest("the system prompt or the options of the conversation are not valid")
         session = cls(llm, system, _sampling(data.get("sampling")), **options)
         if turns:
-            prepare(turns)  # raises for what is no list of messages
+            prepare(turns, look_of(llm.model, Conversation(turns)))  # raises for what is no list of messages
         session.turns = [dict(turn) for turn in turns]
         return session
 

@@ -32,6 +32,7 @@ FEATURES: Mapping[str, Any] = {
     "control": True,
     "adapters": True,
     "terms": True,
+    "images": True,
     "max_message_bytes": MAX_MESSAGE_BYTES,
 }
 
@@ -48,6 +49,7 @@ class Generate:
     buffer once the stream has ended. `adapter` names an adapter over the model. `key` makes the stream resumable: a
     request that is sent again with the same content does not start again but continues, from the answer number
     `position`. With `rewind` = `event` the client is told of rewinds and forks instead of waiting for final tokens.
+    `images` are the pictures of the context's placeholders, in order, each a `data:` URL.
     Waiting requests are served in the order of `priority`, smaller numbers first; after `deadline` seconds an answer is
     of no use any more.
     """
@@ -71,6 +73,7 @@ class Generate:
     constraint: Mapping[str, Any] | None = None
     adapter: str | None = None
     rewind: str = "hold"
+    images: tuple[Any, ...] = ()
     priority: int | None = None
     deadline: float | None = None
 

@@ -79,8 +79,12 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
 
 def batch_settings(max_in_flight: int) -> HttpSettings:
     """Settings with room for this many lines, whatever each asks for, since there are no other users."""
-    most = HttpSettings()
-    return HttpSettings(max_requests=max_in_flight * most.max_choices, max_prompt_tokens=_NO_LIMIT)
+    num_requests = max_in_flight * HttpSettings().max_choices
+    return HttpSettings(
+        max_requests=num_requests,
+        max_prompt_tokens=_NO_LIMIT,
+        max_body_bytes=max(MAX_LINE_BYTES, HttpSettings().max_body_bytes),
+    )
 
 
 async def answer_batch(

@@ -84,12 +84,14 @@ class Client:
         constraint: Mapping[str, Any] | None = None,
         adapter: str | None = None,
         rewind: str = "hold",
+        images: Sequence[str] = (),
         priority: int | None = None,
         deadline: float | None = None,
         **options: Any,
     ) -> TokenStream:
         """Begin a stream, and return it as soon as the request is sent. `options` are further sampling parameters, by
-        the server's names. Waits while as many streams are open as may be."""
+        the server's names; `images` are `data:` URLs, for the placeholders of the prompt in order. Waits while as many
+        streams are open as may be."""
         for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
             if not isinstance(value, int) or value < 1:
                 raise InvalidRequest(f"{name} is {value!r}; must be an integer of at least 1", name)
@@ -113,9 +115,12 @@ class Client:
             constraint=constraint,
             adapter=adapter,
             rewind=rewind,
+            images=tuple(images),
             priority=priority,
             deadline=deadline,
         )
+        if images:
+            await self._needs("images")
         return await self._stream(await self._as_understood(request))
 
     async def score(

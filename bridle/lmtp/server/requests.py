@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from bridle.errors import InvalidRequest
+from bridle.engine.media import NO_SIGHTS, Sights
+from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.lmtp.messages import Generate, Prompt, Score
+from bridle.media import Source
 from bridle.sampling import MAX_LOGPROBS, SamplingParams, fields_on
 from bridle.service import LoadedModel, new_seed
 from bridle.service.defaults import filled
 from bridle.service.generation import Generation
+from bridle.service.requests import see
 from bridle.service.serving import Serving
 from bridle.service.steering import ignores_eos
 
@@ -52,13 +55,28 @@ async def generation_of(serving: Serving, asked: Generate, prefix: tuple[int, ..
     """What a GENERATE asks for, after what its buffer holds. `serving` has its model."""
     model = serving.model
     context = await context_of(serving, asked.prompt, prefix) or (_first_token(model),)
+    context, sights = await _seen(model, asked, context)
     steering = serving.steering(asked, asked.constraint, asked.rewind)
     if len(asked.logit_bias) > _MAX_INLINE_BIASES:
         sampling = await model.in_text_thread(_sampling, model, asked, len(context))
     else:
         sampling = _sampling(model, asked, len(context))
     has_text = wants_text(asked) or bool(sampling.stop)
-    return await serving.prepare([context], sampling, steering, detokenize=has_text)
+    return await serving.prepare([context], sampling, steering, detokenize=has_text, sights=sights)
+
+
+async def _seen(model: LoadedModel, asked: Generate, context: tuple[int, ...]) -> tuple[tuple[int, ...], Sights]:
+    """The context with its pictures in their places."""
+    if not asked.images:
+        return context, NO_SIGHTS
+    if asked.save is not None:
+        raise UnsupportedFeature("a buffer holds tokens alone: a stream with images cannot be saved as one", "save")
+    sources = []
+    for number, url in enumerate(asked.images):
+        if not isinstance(url, str):
+            raise InvalidRequest(f"images[{number}] is a {type(url).__name__}; must be a data: URL", "images")
+        sources.append(Source(url, f"images[{number}]"))
+    return await model.in_text_thread(see, model, context, sources)
 
 
 async def scoring_of(serving: Serving, asked: Score, prefix: tuple[int, ...]) -> tuple[Generation, int]:
