@@ -185,6 +185,28 @@ def test_batch_files_take_them(llm: LLM, tmp_path: Path, capsys: pytest.CaptureF
     assert {name: each["status_code"] for name, each in found.items()} == {"small": 200, "large": 200, "odd": 400}
 
 
+def metrics_of(http: TestClient) -> dict[str, float]:
+    lines = [
+        line.rpartition(" ") for line in http.get("/metrics").text.splitlines() if line.startswith("bridle_engine")
+    ]
+    return {name.partition("{")[0].removeprefix("bridle_engine_media_"): float(value) for name, _, value in lines}
+
+
+def test_metrics_of_pictures(llm: LLM, http: TestClient) -> None:
+    """Encoded once, found the second time; features stay, what requests held is let go of."""
+    before = metrics_of(http)
+    for _ in range(2):
+        llm.generate({"prompt": f"twice<image>{TEXT}", "multi_modal_data": {"image": png(92)}}, **GREEDY)
+    after = metrics_of(http)
+    assert after["encoded_total"] - before["encoded_total"] == after["found_total"] - before["found_total"] == 1
+    assert after["seconds_total"] > before["seconds_total"]
+    assert after["bytes"] - before["bytes"] == 16 * 32 * 4  # rows of numbers
+    assert after["held_bytes"] == 0
+    assert all(
+        f"bridle_engine_media_{name}`" in PAGE for name in ("bytes", "held_bytes", "encoded_total", "found_total")
+    )
+
+
 def test_prompts_with_placeholders(llm: LLM, http: TestClient, submitted: list[Request], tmp_path: Path) -> None:
     file = tmp_path / "it.png"
     file.write_bytes(png())

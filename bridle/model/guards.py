@@ -80,6 +80,17 @@ _LAYER_REASONS = {
     "hybrid": "it mixes attention with recurrent layers, whose state is not kept in the paged cache",
     "indexed_attention": "it selects keys by an index of its own, which the paged cache does not hold",
 }
+_BOTH_WAYS = "the rows of a picture see each other in both directions, and attention here is causal"
+_CROSS = (
+    "its text attends to pictures in layers of their own (cross attention), whose keys are not kept in the paged cache"
+)
+#: Why families that take images are not among those that are served, where it is known.
+_VISION_REASONS = {
+    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "paligemma"), _BOTH_WAYS),
+    "llama4": "its attention is cut into chunks, and scaled by positions counted inside the model",
+    "lfm2_vl": "it has convolution layers, whose state is not kept in the paged cache",
+    "mllama": _CROSS,
+}
 _OWN_ATTENTION = "it brings an attention of its own that cannot be given a paged cache"
 _RECURRENT = "it is recurrent: its state is not kept in the paged cache"
 _REFUSED = {
@@ -128,6 +139,8 @@ def check_kind(config: PreTrainedConfig) -> None:
     for part in ("vision_config", "audio_config", "vq_config"):
         if getattr(config, part, None) is not None:
             kind = part.removesuffix("_config")
+            if name in _VISION_REASONS:
+                raise UnsupportedModel(f"model type {name!r} also takes {kind} input: {_VISION_REASONS[name]}")
             raise UnsupportedModel(
                 f"model type {name!r} also takes {kind} input, and is none of those that are served: "
                 f"{', '.join(sorted(VISION_FAMILIES))}"

@@ -127,11 +127,24 @@ def test_encoder_decoder_is_refused(family: str, tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_vision_model_is_refused(tmp_path: Path) -> None:
-    config = AutoConfig.for_model("gemma3", text_config={**_SMALL, "query_pre_attn_scalar": 8})
+@pytest.mark.parametrize(
+    ("family", "fields", "why"),
+    [
+        (
+            "gemma3",
+            {"text_config": {**_SMALL, "query_pre_attn_scalar": 8}},
+            "also takes vision input: the rows of a pic",
+        ),
+        ("paligemma", {}, "see each other in both directions"),
+        ("mllama", {}, "cross attention"),
+        ("blip-2", {}, "also takes vision input, and is none of those that are served: aya_vision"),
+    ],
+)
+def test_vision_model_is_refused(family: str, fields: dict[str, Any], why: str, tmp_path: Path) -> None:
+    config = AutoConfig.for_model(family, **fields)
     config.save_pretrained(tmp_path)
     save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(UnsupportedModel, match="vision"):
+    with pytest.raises(UnsupportedModel, match=why):
         load(tmp_path)
 
 
