@@ -1,0 +1,111 @@
+"""The genuine clients send pictures to a served model as their documentation shows, streaming too."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from bridle.config import ModelConfig
+from bridle.service import load_model
+from bridle.service.control import ControlSettings
+from lab.doubles import seeing
+from tests.genuine.environment import foreign_python, run_script
+from tests.http.harness import served
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+HERE = Path(__file__).parent
+QUESTION = "What is in this image?"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = seeing.make_seeing("qwen2_vl", tmp_path_factory.mktemp("eyes") / "eyes")
+    config = ModelConfig(str(folder), num_blocks=128, block_size=4)
+    with served(load_model(config, control=ControlSettings("off"))) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two pictures of one size."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for seed in range(2):
+        numbers = np.random.RandomState(seed).randint(0, 255, (24, 30, 3), dtype=np.uint8)
+        Image.fromarray(numbers).save(folder / f"{seed}.png")
+    return [folder / "0.png", folder / "1.png"]
+
+
+def encoded(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode("utf-8")
+
+
+def test_openais_client(server: str, files: list[Path]) -> None:
+    with openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0) as client:
+
+        def chat(file: Path, **more: Any) -> Any:
+            image = {"url": f"data:image/png;base64,{encoded(file)}", "detail": "high"}
+            content = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": image}]
+            turn: Any = [{"role": "user", "content": content}]
+            return client.chat.completions.create(model="eyes", messages=turn, max_tokens=8, temperature=0.0, **more)
+
+        first, second = (chat(file) for file in files)
+        assert first.choices[0].message.content != second.choices[0].message.content
+        assert first.usage.prompt_tokens == second.usage.prompt_tokens
+        chunks = list(chat(files[0], stream=True, stream_options={"include_usage": True}))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == first.choices[0].message.content
+        assert chunks[-1].usage.prompt_tokens == first.usage.prompt_tokens
+        bad: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/x"}}]}]
+        with pytest.raises(openai.BadRequestError, match="fetches nothing"):
+            client.chat.completions.create(model="eyes", messages=bad)
+
+
+def test_openais_responses(server: str, files: list[Path]) -> None:
+    with openai.OpenAI(base_url=server + "/v1", api_key="none", max_retries=0) as client:
+
+        def respond(file: Path, **more: Any) -> Any:
+            parts = [
+                {"type": "input_text", "text": QUESTION},
+                {"type": "input_image", "image_url": f"data:image/png;base64,{encoded(file)}"},
+            ]
+            asked: Any = [{"role": "user", "content": parts}]
+            return client.responses.create(model="eyes", input=asked, max_output_tokens=16, temperature=0.0, **more)
+
+        first, second = (respond(file) for file in files)
+        assert first.output_text != second.output_text
+        events = list(respond(files[0], stream=True))
+        assert (
+            "".join(event.delta for event in events if event.type == "response.output_text.delta") == first.output_text
+        )
+
+
+def test_anthropics_client(server: str, files: list[Path]) -> None:
+    with anthropic.Anthropic(base_url=server, api_key="none", max_retries=0) as client:
+
+        def asked(file: Path) -> Any:
+            source = {"type": "base64", "media_type": "image/png", "data": encoded(file)}
+            content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+            turn = [{"role": "user", "content": content}]
+            return {"model": "eyes", "max_tokens": 8, "messages": turn, "extra_body": {"temperature": 0.0}}
+
+        first, second = (client.messages.create(**asked(file)) for file in files)
+        block, other = first.content[0], second.content[0]
+        assert block.type == other.type == "text" and block.text != other.text
+        assert first.usage.input_tokens == second.usage.input_tokens
+        with client.messages.stream(**asked(files[0])) as stream:
+            assert "".join(stream.text_stream) == block.text
+
+
+def test_huggingfaces_client(server: str, files: list[Path]) -> None:
+    script = HERE / "script_seeing.py"
+    python = foreign_python("text-generation==0.7.0", "huggingface_hub==0.36.2")
+    printed = run_script(python, script, server, *map(str, files))
+    assert printed.count(" ok\n") == script.read_text().count("\ndef check_") == 2
