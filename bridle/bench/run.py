@@ -21,6 +21,7 @@ BENCHMARKS = {
     "embeddings": "vectors of texts per second, packed, beside transformers' padded batches",
     "engine": "generated tokens per second beside transformers' `generate` and its continuous batching, with the share "
     "of the memory-bandwidth limit",
+    "images": "prompts with pictures, a chat about one, and streams beside them, next to transformers' `generate`",
     "serve": "the HTTP server under load, beside the offline engine",
 }
 #: The package of the benchmarks in a checkout's `lab/`, which is not part of the wheel.
