@@ -18,7 +18,8 @@ LIMIT = 30  # ms
 
 @dataclass
 class Compiler:
-    """A process that had so much processor time at each look, and speaks after so many of them."""
+    """A process that had so much processor time at each look, and speaks after so many of them. Its clock moves by the
+    limit with each look."""
 
     voice: socket.socket
     seconds: float
@@ -31,6 +32,9 @@ class Compiler:
             self.voice.send(b"x")
         return self.seconds
 
+    def clock(self) -> float:
+        return self.num_looks * LIMIT / 1000
+
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
@@ -40,7 +44,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def wait(ends: tuple[socket.socket, socket.socket], compiler: Compiler) -> None:
-    _await_word(ends[0], cast(Process, compiler), LIMIT)
+    _await_word(ends[0], cast(Process, compiler), LIMIT, compiler.clock)
 
 
 def test_what_had_its_time_is_given_up_at_the_first_look(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -174,14 +174,16 @@ class Compilers:
             process.close()
 
 
-def _await_word(report: socket.socket, process: Process, limit: int) -> None:
+def _await_word(
+    report: socket.socket, process: Process, limit: int, clock: Callable[[], float] = time.monotonic
+) -> None:
     """Wait until the compiler reports or ends. It may take `limit` milliseconds by the clock, and longer where the
     machine is so busy that it had less processor time than that. Raises `InvalidRequest`."""
-    begin = time.monotonic()
+    begin = clock()
     poll = select.poll()
     poll.register(report, select.POLLIN)
     left = limit / 1000
     while not poll.poll(1000 * max(left, _LEAST_WAIT)):
         left = limit / 1000 - process.cpu_seconds()
-        if left <= 0 or time.monotonic() - begin > _MAX_STRETCH * limit / 1000:
+        if left <= 0 or clock() - begin > _MAX_STRETCH * limit / 1000:
             raise InvalidRequest(f"compiling took longer than the limit of {limit} ms", "binary")
