@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks"
 import { models } from "./api"
+import { Icon } from "./icons"
 import { Notice, TextBox } from "./parts"
 import { stop } from "./runs"
 import { Ancestry, Legend, RunActions } from "./runview"
@@ -144,7 +145,7 @@ function Composer({ isBusy }: { isBusy: boolean }) {
         {chosen?.reads_pictures && (
           <label class="attach" title="Attach pictures">
             <input type="file" accept="image/*" multiple aria-label="Attach pictures"
-              onChange={event => { void attach(event.currentTarget.files); event.currentTarget.value = "" }} />＋</label>
+              onChange={event => { void attach(event.currentTarget.files); event.currentTarget.value = "" }} /><Icon name="clip" /></label>
         )}
         <TextBox value={draft} label="Message" placeholder="Say something" onInput={setDraft} onSend={send} sendsOnEnter id="message" isFocused={innerWidth > 800} />
         {running ? <button class="stop" onClick={() => stop(running)}>Stop</button>

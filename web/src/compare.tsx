@@ -9,7 +9,7 @@ import { RunView } from "./runview"
 import { seedOrNew } from "./settings"
 import type { Line } from "./story"
 
-/** How many runs a comparison with the same request, but for some fields, makes. */
+/** Makes the same request again, but for some fields, beside the first one. */
 export function runBeside(run: Run, changes: Record<string, unknown>): Run {
   const body = { ...run.request.body, ...changes }
   const made = newRun(run.kind === "trace" ? "complete" : run.kind, run.title, { path: run.request.path, body }, { program: run.program })
@@ -18,10 +18,13 @@ export function runBeside(run: Run, changes: Record<string, unknown>): Run {
   return made
 }
 
-const texts = (line: Line) => line.alive.map(number => line.pieces[number].text)
+/** The tokens of prompt and text: what one run was told another may have written. */
+const texts = (run: Run, line: Line) =>
+  [...run.story.prompt.map(piece => piece.text), ...line.alive.map(number => line.pieces[number].text)]
 
-function marksOf(line: Line, found: Set<number>): Set<number> {
-  return new Set([...found].map(at => line.alive[at]))
+function marksOf(run: Run, line: Line, found: Set<number>): Set<number> {
+  const start = run.story.prompt.length
+  return new Set([...found].filter(at => at >= start).map(at => line.alive[at - start]))
 }
 
 function useDifferences(left: Run | null, right: Run | null) {
@@ -31,8 +34,8 @@ function useDifferences(left: Run | null, right: Run | null) {
   return useMemo(() => {
     const [a, b] = lines
     if (!a || !b || !isDone || left === right) return null
-    const [inA, inB] = differences(texts(a), texts(b))
-    return { left: marksOf(a, inA), right: marksOf(b, inB), count: Math.max(inA.size, inB.size) }
+    const [inA, inB] = differences(texts(left!, a), texts(right!, b))
+    return { left: marksOf(left!, a, inA), right: marksOf(right!, b, inB), count: Math.max(inA.size, inB.size) }
   }, [...versions, ...lines, isDone])
 }
 
@@ -74,7 +77,8 @@ export function Compare() {
         <section aria-label="Right">
           <div class="row toolbar">
             <Choose label="Right run" value={right} onChoose={run => (beside.right.value = run)} />
-            <span class="spring" />
+          </div>
+          <div class="row again" role="group" aria-label="Run the left request again">
             <select aria-label="Model of the second run" value={name} onChange={event => setName(event.currentTarget.value)}>
               <option value="">the same model</option>
               {models.value.map(each => <option key={each.id} value={each.id}>{each.id}</option>)}

@@ -3,6 +3,7 @@
 
 import { useState } from "preact/hooks"
 import { forkAt } from "./fork"
+import { Icon } from "./icons"
 import type { Draw, Odds } from "./records"
 import { type Run, beside, current } from "./runs"
 import { forkInChat } from "./talk"
@@ -10,7 +11,7 @@ import { type Looked, looked } from "./tokens"
 
 export const percent = (logprob: number) => {
   const value = 100 * Math.exp(Math.min(logprob, 0))
-  return value >= 99.95 ? "100 %" : value >= 0.1 ? `${value.toFixed(1)} %` : value > 1e-4 ? `${value.toFixed(3)} %` : "≈ 0 %"
+  return value >= 99.95 ? "100 %" : value >= 0.1 ? `${value.toFixed(1)} %` : value >= 5e-4 ? `${value.toFixed(3)} %` : "≈ 0 %"
 }
 const millis = (seconds: number | undefined) => (seconds === undefined ? "" : `${(seconds * 1000).toFixed(2)} ms`)
 
@@ -45,15 +46,15 @@ function Alternatives({ odds, token, title, onChoose }: {
           const text = odds.texts?.[number] ?? String(each)
           const row = (
             <>
-              <meter min="0" max="1" value={Math.exp(Math.min(logprob, 0))} aria-hidden="true" />
-              <code>{visible(text)}</code><span class="share">{percent(logprob)}</span>
+              <i class="bar" style={{ width: `${100 * Math.exp(Math.min(logprob, 0))}%` }} />
+              <code>{visible(text)}</code>{onChoose && each !== token && <Icon name="fork" />}<span class="share">{percent(logprob)}</span>
             </>
           )
           const isThis = each === token
           return (
             <li key={each}>
               {onChoose && !isThis
-                ? <button class="odd" title="Go on with this token instead" onClick={() => onChoose(each, text)}
+                ? <button class="odd" title="Fork here, and go on with this token" onClick={() => onChoose(each, text)}
                     aria-label={`Fork here and go on with ${visible(text)}, ${percent(logprob)}`}>{row}</button>
                 : <div class={isThis ? "odd this" : "odd"} aria-current={isThis ? "true" : undefined}>{row}</div>}
             </li>

@@ -7,6 +7,7 @@ import { key, look, models, needsKey, setKey, trouble } from "./api"
 import { Chat } from "./chat"
 import { Compare } from "./compare"
 import { Complete } from "./complete"
+import { Icon, type IconName } from "./icons"
 import { keepRuns } from "./keep"
 import { Panel, panel } from "./panel"
 import { Notice } from "./parts"
@@ -17,8 +18,8 @@ import { loadTalks } from "./talk"
 import { looked, pinned } from "./tokens"
 
 const VIEWS: [View, string][] = [["chat", "Chat"], ["complete", "Complete"], ["steer", "Steer"], ["compare", "Compare"]]
-const THEMES: Record<string, [string, string, string]> = {
-  auto: ["light", "◐", "Colours of the system"], light: ["dark", "☀", "Light"], dark: ["auto", "☾", "Dark"],
+const THEMES: Record<string, [string, IconName, string]> = {
+  auto: ["light", "auto", "as the system has it"], light: ["dark", "light", "light"], dark: ["auto", "dark", "dark"],
 }
 
 function KeyForm() {
@@ -64,19 +65,19 @@ function App() {
   return (
     <div class={`app view-${view.value}`}>
       <header class="top">
-        <button class="quiet icon only-narrow" aria-label="History" aria-expanded={hasHistory} onClick={() => setHistory(!hasHistory)}>☰</button>
+        <button class="quiet icon only-narrow history" aria-label="History" aria-expanded={hasHistory} onClick={() => setHistory(!hasHistory)}><Icon name="menu" /></button>
         <a class="brand" href="." aria-label="bridle"><svg viewBox="0 0 24 24" aria-hidden="true"><path d="M4 5c6 0 6 14 16 14M4 12h16M4 19c4 0 6-3 8-7s4-7 8-7" /></svg><b>bridle</b></a>
         <nav class="views" role="tablist" aria-label="Views">
           {VIEWS.map(([id, label]) => (
-            <button key={id} role="tab" aria-selected={view.value === id} onClick={() => (view.value = id)}>{label}</button>
+            <button key={id} role="tab" aria-selected={view.value === id} onClick={() => { view.value = id; looked.value = pinned.value = null }}>{label}</button>
           ))}
         </nav>
         <span class="spring" />
         <Models />
-        <button class="quiet icon" aria-label="API key" title="API key" aria-expanded={asksKey} onClick={() => setHasKey(!hasKey)}>⚿</button>
-        <button class="quiet icon" aria-label={`Theme: ${name}`} title={name} onClick={() => (theme.value = next)}>{sign}</button>
+        <button class="quiet icon" aria-label="API key" title="API key" aria-expanded={asksKey} onClick={() => setHasKey(!hasKey)}><Icon name="key" /></button>
+        <button class="quiet icon" aria-label={`Theme: ${name}`} title={name} onClick={() => (theme.value = next)}><Icon name={sign} /></button>
         <button class="quiet icon only-narrow" aria-label="Settings" aria-expanded={hasPanel}
-          onClick={() => { panel.value = "settings"; setPanel(!hasPanel) }}>⚙</button>
+          onClick={() => { panel.value = "settings"; setPanel(!hasPanel) }}><Icon name="sliders" /></button>
       </header>
       {(asksKey || trouble.value) && (
         <div class="banner">

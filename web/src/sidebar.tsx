@@ -1,6 +1,7 @@
 // The history: conversations, runs, traces that were opened. All of it is in this browser.
 
 import { useRef, useState } from "preact/hooks"
+import { Icon } from "./icons"
 import { Notice } from "./parts"
 import { type Run, current, openTraces, runs } from "./runs"
 import { view } from "./settings"
@@ -55,7 +56,7 @@ export function Sidebar({ isOpen, onDone }: { isOpen: boolean; onDone: () => voi
   const shown = runs.value.filter(run => run.kind !== "chat")
   return (
     <nav class={isOpen ? "sidebar open" : "sidebar"} aria-label="History">
-      <button class="new" onClick={() => { beginTalk(); view.value = "chat"; onDone() }}>＋ New conversation</button>
+      <button class="new" onClick={() => { beginTalk(); view.value = "chat"; onDone() }}><Icon name="plus" />New conversation</button>
       {talks.value.length > 0 && <><h2>Conversations</h2><Talks onDone={onDone} /></>}
       {shown.length > 0 && (
         <>
@@ -64,7 +65,7 @@ export function Sidebar({ isOpen, onDone }: { isOpen: boolean; onDone: () => voi
             {shown.map(run => (
               <li key={run.id} class="entry">
                 <button class="open" onClick={() => { openRun(run); onDone() }}>
-                  <i class={`dot ${run.state.value}`} />{run.id} · {run.title}{run.ancestor ? " ⑂" : ""}</button>
+                  <i class={`dot ${run.state.value}`} />{run.id} · {run.title}{run.ancestor ? <Icon name="fork" /> : null}</button>
               </li>
             ))}
           </ul>
