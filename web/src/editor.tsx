@@ -1,10 +1,10 @@
 // The editor: CodeMirror in a shadow root, where its styles are sheets that scripts construct. The page's policy allows
 // those, and no style element.
 
-import { autocompletion, closeBrackets, closeBracketsKeymap } from "@codemirror/autocomplete"
+import { closeBrackets, closeBracketsKeymap } from "@codemirror/autocomplete"
 import { defaultKeymap, history, historyKeymap, indentWithTab } from "@codemirror/commands"
 import { javascript } from "@codemirror/lang-javascript"
-import { json, jsonParseLinter } from "@codemirror/lang-json"
+import { json } from "@codemirror/lang-json"
 import { python } from "@codemirror/lang-python"
 import { HighlightStyle, bracketMatching, indentOnInput, indentUnit, syntaxHighlighting, syntaxTree } from "@codemirror/language"
 import { type Diagnostic, linter, lintKeymap, setDiagnostics } from "@codemirror/lint"
@@ -35,15 +35,23 @@ const look = EditorView.theme({
   ".cm-lint-marker-error": { content: "none" },
   ".cm-diagnostic-error": { borderLeftColor: "var(--bad)" },
   ".cm-tooltip": { backgroundColor: "var(--raised)", color: "var(--ink)", border: "1px solid var(--line)", borderRadius: "8px", overflow: "hidden", maxWidth: "32rem", whiteSpace: "pre-wrap" },
-  ".cm-tooltip-autocomplete ul li[aria-selected]": { backgroundColor: "var(--accent)", color: "var(--on-accent)" },
-  ".cm-bad-line": { backgroundColor: "var(--bad-soft)" },
 })
 
 function languageOf(id: string): Extension {
   if (id === "javascript") return javascript()
   if (id === "python") return [python(), indentUnit.of("    ")]
-  if (id === "program" || id === "schema") return [json(), linter(jsonParseLinter())]
+  if (id === "program" || id === "schema") return [json(), linter(view => broken(view.state))]
   return []
+}
+
+/** Where JSON breaks off, if it does. */
+function broken(state: EditorState): Diagnostic[] {
+  let at = -1
+  syntaxTree(state).iterate({ enter: node => { if (node.type.isError && at < 0) at = node.from } })
+  if (at < 0 || !state.doc.toString().trim()) return []
+  const line = state.doc.lineAt(at)
+  const from = Math.max(line.from, Math.min(at, line.to - 1))
+  return [{ from, to: Math.min(from + 1, state.doc.length), severity: "error", message: "JSON does not go on like this." }]
 }
 
 /** Where in a program an error is, as far as its words say so: a line, or a place in a JSON program. */
@@ -53,10 +61,11 @@ export function placeOf(error: string, state: EditorState): { from: number; to: 
     const found = nodeAt(state, path[1].match(/\w+/g) ?? [])
     if (found) return found
   }
-  const all = [...error.matchAll(/\bmain:(\d+)(?::(\d+))?|\bline (\d+)|^(\d+)(?::|\()(\d+)/gm)]
+  if (error.includes("not JSON")) return broken(state)[0] ?? null
+  const all = [...error.matchAll(/\bmain:(\d+)|\bline (\d+)|\bat (\d+)\(\d+\)/g)]
   // Python's traceback names the innermost place last, JavaScript's first.
   const match = error.includes("Traceback") ? all.at(-1) : all[0]
-  const number = Number(match?.[1] ?? match?.[3] ?? match?.[4] ?? 0)
+  const number = Number(match?.[1] ?? match?.[2] ?? match?.[3] ?? 0)
   if (number < 1 || number > state.doc.lines) return null
   const line = state.doc.line(number)
   return { from: line.from + (line.text.length - line.text.trimStart().length), to: line.to }
@@ -97,7 +106,7 @@ export function Editor({ text, language, error, label, onChange, onRun }: Props)
       extensions: [
         Prec.highest(keymap.of([{ key: "Mod-Enter", run: () => (latest.current.onRun(), true) }])),
         lineNumbers(), history(), drawSelection(), indentOnInput(), bracketMatching(), closeBrackets(), highlightActiveLine(),
-        highlightActiveLineGutter(), autocompletion(), EditorView.lineWrapping, syntaxHighlighting(colours), look,
+        highlightActiveLineGutter(), EditorView.lineWrapping, syntaxHighlighting(colours), look,
         keymap.of([...closeBracketsKeymap, ...defaultKeymap, ...historyKeymap, ...lintKeymap, indentWithTab]),
         languageOf(language), placeholder("Write a program"), EditorView.contentAttributes.of({ "aria-label": label }),
         EditorView.updateListener.of(update => update.docChanged && latest.current.onChange(update.state.doc.toString())),

@@ -31,7 +31,9 @@ const number = await fork(3)
 await $\`\${animals[number]}\`
 await gen({ regex: /[a-z ,]+\\./, maxTokens: 24, storeVar: animals[number], temperature: 0.8 })
 ` },
-      { name: "Taking back", text: `// Writes three times, and keeps the longest try.
+      { name: "Taking back", text: `import { Label } from "aici"
+
+// Writes three times, and keeps the longest try.
 await $\`Once upon a time there was \`
 const start = new Label()
 let best = ""
@@ -96,7 +98,9 @@ aici.start(main())
       { name: "A choice", text: `{
   "steps": [
     {"Fixed": {"text": {"String": {"str": "The sky is"}}}},
-    {"Choose": {"options": [" blue", " green", " a lie"]}},
+    {"Choose": {"options": {"Concat": {"list": true, "parts": [
+      {"String": {"str": " blue"}}, {"String": {"str": " green"}}, {"String": {"str": " a lie"}}
+    ]}}}},
     {"Fixed": {"text": {"String": {"str": "."}}}}
   ]
 }

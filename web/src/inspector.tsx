@@ -1,7 +1,6 @@
 // What there is to say about one token: where it came from, what it was drawn from, what the mask left, how long it took.
 // The alternatives are buttons: the text forks there and goes on with another token.
 
-import { useState } from "preact/hooks"
 import { forkAt } from "./fork"
 import { Icon } from "./icons"
 import type { Draw, Odds } from "./records"
@@ -88,7 +87,6 @@ function canFork(run: Run, { line, number, piece }: Looked): boolean {
 }
 
 export function Inspector() {
-  const [isOpen, setOpen] = useState(true)
   const now = looked.value
   if (!now)
     return (
@@ -103,10 +101,9 @@ export function Inspector() {
   const cost = token?.cost
   const choose = canFork(run, now) ? (id: number, text: string) => forkFrom(now, id, text) : null
   return (
-    <div class={isOpen ? "inspector" : "inspector closed"} id="inspector" tabIndex={-1} role="region" aria-label="Token">
+    <div class="inspector" id="inspector" tabIndex={-1} role="region" aria-label="Token">
       <header>
         <code class={`token-name ${piece.origin}`}>{visible(record?.spelled || piece.text)}</code>
-        <button class="quiet only-phone" onClick={() => setOpen(!isOpen)} aria-expanded={isOpen}>{isOpen ? "Less" : "More"}</button>
       </header>
       <p class="origin" aria-live="polite">
         {WORDS[piece.origin]}{record?.by ? ` by ${record.by}` : ""}<small> · token {piece.token ?? "?"}</small>

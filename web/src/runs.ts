@@ -36,6 +36,8 @@ export interface Run {
   header: Header | null
 }
 
+const COMPILING_PAUSE = 1500
+const COMPILING_TRIES = 100
 /** As many runs are kept as people look at; the oldest go. */
 const MAX_RUNS = 60
 export const runs = signal<Run[]>([])
@@ -73,12 +75,28 @@ export async function start(run: Run, onEnd: () => void = () => {}): Promise<voi
       run.version.value++
     })
   }
+  const again = async () => {
+    run.story = new Story()
+    run.records = []
+    run.version.value++
+    await new Promise(resolve => setTimeout(resolve, COMPILING_PAUSE))
+    if (run.abort?.signal.aborted) throw new DOMException("", "AbortError")
+  }
   const body = { ...run.request.body, stream: true, trace: "events", stream_options: { include_usage: true } }
   try {
-    for await (const event of stream(run.request.path, body, run.abort.signal, id => (run.requestId = id))) {
-      if (!run.firstToken) run.firstToken = (performance.now() - began) / 1000
-      take(run, event)
-      show()
+    for (let tries = 0; ; tries++) {
+      try {
+        for await (const event of stream(run.request.path, body, run.abort.signal, id => (run.requestId = id))) {
+          if (!run.firstToken) run.firstToken = (performance.now() - began) / 1000
+          take(run, event)
+          show()
+        }
+        break
+      } catch (error) {
+        // A controller is compiled once, when it is first needed; the server asks to come back.
+        if (!(error instanceof ApiError && error.message.includes("is being compiled")) || tries >= COMPILING_TRIES) throw error
+        await again()
+      }
     }
     const failed = run.story.sorted.find(line => line.end?.error)
     if (failed) run.error = failed.end!.error!
