@@ -116,6 +116,12 @@ class UnknownTrace(InvalidRequest):
     code = "trace_not_found"
 
 
+class UnknownResponse(InvalidRequest):
+    """No response of that id is kept for this user."""
+
+    code = "response_not_found"
+
+
 class UnknownStream(InvalidRequest):
     """No stream can be resumed under that key, or not from that position: it is forgotten, or never existed."""
 

@@ -27,6 +27,7 @@ from bridle.errors import (
     Unauthorized,
     UnknownAdapter,
     UnknownModel,
+    UnknownResponse,
     UnknownTrace,
 )
 from bridle.shown import public_text
@@ -63,6 +64,7 @@ _TABLE: tuple[tuple[type[BridleError], Failure], ...] = (
     (UnknownModel, Failure(Kind.INVALID, 404)),
     (UnknownAdapter, Failure(Kind.INVALID, 404)),
     (UnknownTrace, Failure(Kind.INVALID, 404)),
+    (UnknownResponse, Failure(Kind.INVALID, 404)),
     (TemplateFailure, Failure(Kind.TEMPLATE, 400)),
     (InvalidRequest, Failure(Kind.INVALID, 400)),
     (ProtocolError, Failure(Kind.INVALID, 400)),

@@ -181,7 +181,7 @@ FIELDS: tuple[Field, ...] = (
             ("user", "users are told by their keys", "me"),
             ("safety_identifier", "users are told by their keys", "me"),
             ("metadata", "nothing is kept", {"a": "b"}),
-            ("store", "nothing is kept", True),
+            ("store", "of chats nothing is kept; `/v1/responses` are", True),
             ("service_tier", "`priority` is here", "auto"),
             ("prompt_cache_key", "prefixes are always cached", "x"),
             ("prompt_cache_retention", "prefixes are cached while there is room", "24h"),

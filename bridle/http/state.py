@@ -13,21 +13,23 @@ from bridle.http.settings import HttpSettings
 from bridle.http.transport.call import Call, call_of, run_while_connected
 from bridle.http.transport.sockets import SocketFront
 from bridle.service import LoadedModel
+from bridle.service.response_book import ResponseBook
 from bridle.service.serving import Host, Serving
 from bridle.service.trace_book import wish_of
 
 
 @dataclass(slots=True, kw_only=True)
 class HttpState(Host):
-    """What all front-ends of an application share, and beside it limits and counters of HTTP, and the `fronts` at its
-    WebSockets; `started` is a Unix time in seconds. Large bodies are parsed one at a time, under `parsing`: parsers
-    that take turns would keep everybody else from running.
+    """What all front-ends of an application share, and beside it limits and counters of HTTP, the stored `responses`,
+    and the `fronts` at its WebSockets; `started` is a Unix time in seconds. Large bodies are parsed one at a time,
+    under `parsing`: parsers that take turns would keep everybody else from running.
     """
 
     settings: HttpSettings
     metrics: Metrics
     num_uploads: int = 0
     fronts: list[SocketFront] = field(default_factory=list)
+    responses: ResponseBook = field(default_factory=ResponseBook)
     started: int = field(default_factory=lambda: int(time.time()))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -6,7 +6,7 @@ routers = (
     completions.router,
     chat.router,
     embeddings.router,
-    responses.router,
+    *responses.routers,
     scores.router,
     classify.router,
 )

@@ -1,6 +1,6 @@
-"""OpenAI's Responses API, without stored responses: its items become bridle's conversations, and turns become its
+"""OpenAI's Responses API: its items become bridle's conversations, and turns become its
 items."""
 
-from bridle.http.openai.responses.routes import router
+from bridle.http.openai.responses import routes, stored
 
-__all__ = ["router"]
+routers = (routes.router, stored.router)

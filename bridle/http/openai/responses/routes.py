@@ -1,4 +1,4 @@
-"""`POST /v1/responses`."""
+"""`POST /v1/responses`. Unless `store` is false, what was said and answered is kept, for requests that refer to it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from bridle.http.transport.named_events import send_events, with_last_event
 from bridle.http.transport.sse import SseResponse, SseWriter
 from bridle.outputs import FinishReason
 from bridle.service.generation import Generation, Part
+from bridle.service.response_book import ResponseBook
 from bridle.service.serving import Serving
 
 router = APIRouter(route_class=BoundedRoute)
@@ -32,15 +33,18 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.post("/v1/responses", summary="Answer in a conversation of items")
 async def responses(body: ResponsesBody, request: Request) -> Response:
-    answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace)))
+    book = http_state(request).responses
+    answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace), book))
     if not body.stream:
         return json_response(answer.whole())
     produce = with_last_event(answer.stream, call_of(request.scope), answer.failure)
     return SseResponse(produce, http_state(request).settings)
 
 
-async def _answer(body: ResponsesBody, serving: Serving) -> _Answer:
+async def _answer(body: ResponsesBody, serving: Serving, book: ResponseBook) -> _Answer:
     """What a call is answered with; all of it unless it streams."""
+    said = body.items(book, serving.identity.user)
+    body = body.model_copy(update={"input": said})
     model = await serving.hold(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
     chat = body.to_chat(model.name, sees=model.pictures is not None)
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
@@ -49,7 +53,7 @@ async def _answer(body: ResponsesBody, serving: Serving) -> _Answer:
     generation = await serving.prepare([turn.prompt], sampling, turn.steering, **turn.wanted)
     if not body.stream:
         await generation.run()
-    return _Answer(generation, turn, body, serving.story.id)
+    return _Answer(generation, turn, body, serving.story.id, book)
 
 
 @dataclass(slots=True)
@@ -60,6 +64,7 @@ class _Answer:
     turn: Turn
     body: ResponsesBody
     call_id: str
+    book: ResponseBook
     created: int = field(default_factory=lambda: int(time.time()))
     _reader: TurnReader = field(init=False)
     _items: ItemWriter = field(init=False)
@@ -76,7 +81,7 @@ class _Answer:
         self._items.add(self._reader.push(output.text, is_last=True))
         self._items.close(self._status)
         self._keep()
-        return self._response(self._status) | self._note_fields()
+        return self._stored(self._response(self._status) | self._note_fields())
 
     async def stream(self, writer: SseWriter) -> None:
         """The events of a call that streams."""
@@ -93,7 +98,7 @@ class _Answer:
         await self.generation.run(sink)
         self._keep()
         events = self._items.close(self._status)
-        response = self._response(self._status) | self._note_fields()
+        response = self._stored(self._response(self._status) | self._note_fields())
         await self._send(writer, [*events, {"type": f"response.{self._status}", "response": response}])
 
     def failure(self, error: BridleError) -> Event:
@@ -107,6 +112,17 @@ class _Answer:
         """Remember the answer for the next call of the conversation."""
         (part,) = self.generation.parts
         self.turn.keep(self.generation.model, part.request, [(part.outputs[0], self._reader.found)])
+
+    @property
+    def _is_stored(self) -> bool:
+        return self.body.store is not False
+
+    def _stored(self, response: dict[str, Any]) -> dict[str, Any]:
+        """The response; it is kept if its client wants that, and if there is room."""
+        if self._is_stored:
+            user = self.generation.parts[0].request.tenant
+            response["store"] = self.book.keep(user, response, self.body.input)
+        return response
 
     def _note_fields(self) -> dict[str, Any]:
         """Logs and variables of a controller."""
@@ -135,9 +151,9 @@ class _Answer:
             "model": self.generation.served_name,
             "output": [] if status == "in_progress" else self._items.items,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
-            "store": False,
+            "store": self._is_stored,
             "temperature": body.temperature,
             "text": {"format": (body.text.format if body.text is not None else None) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",

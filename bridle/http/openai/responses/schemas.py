@@ -1,6 +1,6 @@
 """Bodies of the Responses API, and the conversation that each is converted to.
 
-The server keeps no responses. A reference to an earlier response is refused, and clients send its items again.
+A reference to an earlier response stands for the items that it answered, and its own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bridle.http.openai.schemas import (
     objects,
     text_or_objects,
 )
+from bridle.service.response_book import ResponseBook
 from bridle.shown import shown
 
 #: How many entries `metadata` may have, which is returned with every answer.
@@ -58,11 +59,24 @@ class ResponsesBody(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     previous_response_id: str | None = None
+    store: bool | None = None
     conversation: Any = None
     prompt: Any = None
     background: bool | None = None
     truncation: str | None = None
     top_logprobs: int | None = None
+
+    def items(self, book: ResponseBook, user: str) -> JsonObjects:
+        """All that is said: what the earlier response answered, its own items, and the input. Raises `UnknownResponse`,
+        and `InvalidRequest` if that is too much."""
+        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        name = self.previous_response_id
+        if name is None:
+            return given
+        said = [*book.said(user, name), *book.response(user, name)["output"], *given]
+        if len(said) > MAX_MESSAGES:
+            raise InvalidRequest(f"with those before, input has {len(said)} entries; at most {MAX_MESSAGES}", "input")
+        return said
 
     def to_chat(self, model: str, sees: bool = False) -> ChatBody:
         """The same as a chat with `model`, which `sees` pictures or does not. Raises `InvalidRequest` that names the
@@ -90,11 +104,11 @@ class ResponsesBody(SamplingFields):
         """Refuse options that this server could not honour."""
         if self.n is not None and self.n != 1:
             raise InvalidRequest(f"n is {self.n}; a response has one answer", "n")
-        for name in ("previous_response_id", "conversation", "prompt"):
+        for name in ("conversation", "prompt"):
             if getattr(self, name) is not None:
-                raise UnsupportedFeature(f"{name} is given, but nothing is kept here; send all items", name)
+                raise UnsupportedFeature(f"{name} is given, but none are kept here; send all items", name)
         if self.background:
-            raise UnsupportedFeature("background is true, but nothing is kept here", "background")
+            raise UnsupportedFeature("background is true; an answer is computed while its client waits", "background")
         if self.truncation not in (None, "disabled"):
             raise UnsupportedFeature(f"truncation is {shown(self.truncation)}; must be 'disabled'", "truncation")
         if self.top_logprobs:

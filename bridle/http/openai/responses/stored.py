@@ -1,0 +1,77 @@
+"""Stored responses: read, forgotten, and their items listed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.errors import json_response
+from bridle.http.state import http_state
+from bridle.http.transport.identity import identity_of
+from bridle.http.transport.json_body import BoundedRoute
+from bridle.shown import shown
+
+#: The most items in one page of a list.
+MAX_PAGE = 100
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+@router.get("/v1/responses/{response_id}", summary="A stored response")
+async def read(response_id: str, request: Request) -> Response:
+    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+        raise UnsupportedFeature("stream is true; a stored response is given whole", "stream")
+    return json_response(http_state(request).responses.response(identity_of(request).user, response_id))
+
+
+@router.delete("/v1/responses/{response_id}", summary="Forget a stored response")
+async def delete(response_id: str, request: Request) -> Response:
+    http_state(request).responses.delete(identity_of(request).user, response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response_id}/input_items", summary="What a stored response answers")
+async def input_items(response_id: str, request: Request) -> Response:
+    """A page of items, the latest first unless `order` is `asc`; `limit` is at most 100, `after` names an item."""
+    said = http_state(request).responses.said(identity_of(request).user, response_id)
+    items = [_listed(item, response_id, number) for number, item in enumerate(said)]
+    query = request.query_params
+    order, after = query.get("order", "desc"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order is {shown(order)}; must be 'asc' or 'desc'", "order")
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise InvalidRequest(f"after is {shown(after)}, which is no item of this response", "after")
+        items = items[ids.index(after) + 1 :]
+    page = items[: _limit(query.get("limit"))]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    has_more = len(page) < len(items)
+    return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": has_more})
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return 20
+    if not (text.isdecimal() and text.isascii() and len(text) < 5 and 1 <= int(text) <= MAX_PAGE):
+        raise InvalidRequest(f"limit is {shown(text)}; must be between 1 and {MAX_PAGE}", "limit")
+    return int(text)
+
+
+def _listed(item: dict[str, Any], response_id: str, number: int) -> dict[str, Any]:
+    """An item with all that clients expect of one: a kind, an id of its own, its content as parts."""
+    listed: dict[str, Any] = {
+        "type": "message",
+        "id": f"item_{response_id.removeprefix('resp_')}_{number}",
+        "status": "completed",
+    }
+    listed |= {name: value for name, value in item.items() if value is not None}
+    if listed["type"] == "message" and isinstance(listed.get("content"), str):
+        kind = "output_text" if listed.get("role") == "assistant" else "input_text"
+        listed["content"] = [{"type": kind, "text": listed["content"]}]
+    return listed
