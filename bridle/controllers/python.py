@@ -72,6 +72,8 @@ class SequenceView:
             raise ControllerError("a controller that is_pure calls no tools")
         call = self._caller.call(name, arguments, timeout)
         self._calls = [*(each for each in self._calls if not each.is_done), call]
+        if call.notice is not None:
+            self.store(*call.notice)
         return call
 
     def encode(self, text: str) -> tuple[int, ...]:

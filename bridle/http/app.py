@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import admin, anthropic, info_routes, openai, playground, tgi, traces
+from bridle.http import admin, anthropic, info_routes, openai, playground, tgi, tool_results, traces
 from bridle.http.aici import routes as aici
 from bridle.http.anthropic.routes import CAP_HEADER
 from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_handlers
@@ -34,6 +34,7 @@ ROUTERS = (
     *tgi.routers,
     anthropic.router,
     traces.router,
+    tool_results.router,
     playground.router,
 )
 

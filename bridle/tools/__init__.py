@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from bridle.tools.call import Call
+from bridle.tools.client import CALL_VARIABLE, ClientTool
 from bridle.tools.desk import Caller, Tool, ToolDesk
 from bridle.tools.functions import FunctionTool, function_tools
 from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
 
 __all__ = [
+    "CALL_VARIABLE",
     "DEFAULT_LIMITS",
     "Call",
     "Caller",
+    "ClientTool",
     "FunctionTool",
     "Tool",
     "ToolDesk",

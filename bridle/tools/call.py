@@ -24,12 +24,13 @@ class Call:
     what it says as JSON; both raise `ToolFailed` where there is none.
     """
 
-    __slots__ = ("_answer", "_error", "_lock", "_on_done", "is_done", "name", "num_owners")
+    __slots__ = ("_answer", "_error", "_lock", "_on_done", "is_done", "name", "notice", "num_owners")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_done = False
         self.num_owners = 1  # outputs that may still want the answer
+        self.notice: tuple[str, bytes] | None = None  # the variable that tells the client of it, if it is to answer
         self._answer = ""
         self._error: str | None = _PENDING
         self._lock = threading.Lock()

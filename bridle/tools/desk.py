@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -21,6 +22,7 @@ from bridle.errors import InvalidRequest, ToolFailed
 from bridle.shown import shown
 from bridle.tools.access import EVERYBODY, Grant
 from bridle.tools.call import Call
+from bridle.tools.client import CALL_VARIABLE, ClientTool
 from bridle.tools.limits import DEFAULT_LIMITS, ToolLimits
 
 _log = logging.getLogger(__name__)
@@ -100,6 +102,7 @@ class ToolDesk:
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._live: set[Call] = set()
+        self._asked: dict[str, tuple[str, Call]] = {}  # calls that clients answer, and whose they are, by id
         self._closed = False
 
     @property
@@ -131,18 +134,43 @@ class ToolDesk:
         """Have it called no longer."""
         self._listeners.discard(on_done)
 
-    def begin(self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None) -> Call:
-        """Begin a call. Never blocks, and never raises."""
+    def begin(
+        self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None, user: str = ""
+    ) -> Call:
+        """Begin a call on behalf of a user. Never blocks, and never raises."""
         call = Call(shown(name)[1:-1] if isinstance(name, str) else "?")
         try:
             job = self._checked(call, name, arguments, timeout)
             loop = self._admit(job)
+            if isinstance(job.tool, ClientTool):
+                self._tell_client(job, user)
         except ToolFailed as error:
             call.end(error=str(error))
             return call
         with contextlib.suppress(RuntimeError):  # closed a moment ago, which has ended the call
             loop.call_soon_threadsafe(self._start, job)
         return call
+
+    def _tell_client(self, job: _Job, user: str) -> None:
+        """Give a call an id by which its client can answer it."""
+        call_id, call = secrets.token_urlsafe(18), job.call
+        self._asked[call_id] = user, call
+        call.when_done(lambda: self._asked.pop(call_id, None) and None)
+        call.notice = CALL_VARIABLE + call_id, msgspec.json.encode({"name": call.name, "arguments": job.given})
+
+    def answer(self, call_id: str, user: str, text: str, error: str | None = None) -> None:
+        """End a call that a client was told of. Raises `InvalidRequest` if there is none of that user's, and for an
+        answer that is too long."""
+        owner, call = self._asked.get(call_id, (None, None))
+        if call is None or owner != user:
+            raise InvalidRequest(f"no call {shown(call_id)} waits for an answer of this user's", "call_id")
+        try:
+            self._bounded(text)
+        except ToolFailed as failure:
+            raise InvalidRequest(f"result: {failure}", "result") from None
+        if not call.end(text, None if error is None else error[:_MAX_ERROR_CHARS]):
+            raise InvalidRequest(f"call {shown(call_id)} is over", "call_id")
+        self._tell()
 
     def _checked(self, call: Call, name: str, arguments: Mapping[str, Any] | None, timeout: float | None) -> _Job:
         """What is to be called, with a copy of the arguments. Raises `ToolFailed`."""
@@ -292,6 +320,7 @@ class Caller:
 
     desk: ToolDesk
     names: Collection[str] | None = None
+    user: str = ""
     num_calls: int = 0
     pending: list[Call] = field(default_factory=list)
 
@@ -311,7 +340,7 @@ class Caller:
             call.end(error=why)
             return call
         self.num_calls += 1
-        call = self.desk.begin(name, arguments, timeout)
+        call = self.desk.begin(name, arguments, timeout, self.user)
         self.pending.append(call)
         return call
 

@@ -25,6 +25,7 @@ from bridle.errors import BridleError, InvalidRequest
 from bridle.shown import shown
 from bridle.tools.access import ROLES, Grant
 from bridle.tools.addresses import networks_of
+from bridle.tools.client import ClientTool
 from bridle.tools.code import load_module
 from bridle.tools.desk import LogLevel, Tool, ToolDesk
 from bridle.tools.functions import FunctionTool, Threads
@@ -140,10 +141,15 @@ def _mcp(name: str, table: Table, limits: ToolLimits, threads: Threads) -> Tool:
     return McpTool(name, McpServer(command, env, tools=offered, max_bytes=limits.max_result_bytes))
 
 
+def _client(name: str, table: Table, limits: ToolLimits, threads: Threads) -> Tool:
+    return ClientTool(_text("client", table["client"]))
+
+
 _KINDS: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "python": (_function, ()),
     "http": (_http, ("max_bytes", "timeout", "private", "headers")),
     "mcp": (_mcp, ("env", "headers", "only")),
+    "client": (_client, ()),
 }
 
 

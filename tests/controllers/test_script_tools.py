@@ -14,7 +14,7 @@ import pytest
 from bridle.aici.client import RuntimePool
 from bridle.controllers import standard
 from bridle.outputs import FinishReason, Stored
-from bridle.tools import ToolDesk, ToolLimits, function_tools
+from bridle.tools import CALL_VARIABLE, ClientTool, ToolDesk, ToolLimits, function_tools
 from tests.controllers.conftest import Run, runner
 from tests.controllers.pykit import Scripts
 from tests.waiting import PATIENCE, until
@@ -163,6 +163,25 @@ def test_json_programs_call_tools_with_variables(script_pool: RuntimePool, desk:
     ]
     ran = runner(script_pool, "declctrl")(json.dumps({"steps": steps}))
     assert (ran.text(), ran.error()) == ("1 + 2 = 3", "")
+
+
+def test_a_script_asks_the_client(script_pool: RuntimePool, desk: ToolDesk) -> None:
+    module = Scripts(script_pool, "").upload(standard.load("jsctrl"))
+    asking, before = ToolDesk({"ask": ClientTool("Asks somebody.")}), script_pool.tools.desk
+    script_pool.tools.desk = asking
+    try:
+        scripts = Scripts(script_pool, module)
+        source = 'await $`${await tool("ask", { what: "name" }).text()}`'
+        scripts.add_module("a", module, source, max_tokens=50, prompt=(1, 2))
+        scripts.run(lambda: bool(script_pool._held))
+        (told,) = (event for event in scripts.events["a"] if isinstance(event, Stored))
+        assert json.loads(told.value) == {"name": "ask", "arguments": {"what": "name"}}
+        asking.answer(told.name.removeprefix(CALL_VARIABLE), "", "Ann")
+        scripts.run()
+        assert scripts.text("a") == "Ann"
+    finally:
+        script_pool.tools.desk = before
+        asking.close()
 
 
 def test_malformed_calls_are_told(js: Run, desk: ToolDesk) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +15,7 @@ from bridle import Controller, Decision
 from bridle.controllers import SequenceView
 from bridle.http import HttpSettings
 from bridle.service.keys import KeyStore
-from bridle.tools import Call, ToolDesk, function_tools
+from bridle.tools import Call, ClientTool, ToolDesk, function_tools
 from bridle.tools.access import Grant
 from tests.http.harness import scripted_model, served
 from tests.http.test_borrowed_fields import of_eight, text_of
@@ -44,6 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     for user in ("anna", "otto"):
         KEYS[user] = keys.add(user)
     tools = function_tools({"greet": lambda: "hi", "annas": lambda: "hi anna"})
+    tools["ask"] = ClientTool("Asks the person at the other end.")
     desk = ToolDesk(tools, grants={"annas": Grant(users=frozenset({"anna"}))})
     settings = HttpSettings(controller_classes={"Says": Says})
     with served(scripted_model(tools=desk), settings, keys) as url, httpx.Client(base_url=url, timeout=600) as client:
@@ -75,3 +79,51 @@ def test_calls_are_counted(server: httpx.Client) -> None:
     assert float(lines['bridle_tool_failures_total{tool="greet"}']) == 0
     assert 'bridle_tool_running{tool="annas"}' in lines
     assert 'bridle_tool_seconds_total{tool="greet"}' in lines
+
+
+# -- tools of the client -------------------------------------------------------------------------------------
+
+
+def told(lines: Iterator[str]) -> tuple[str, dict[str, Any]]:
+    """The id of the call that a stream tells of next, and what it says."""
+    for line in lines:
+        found = re.search(r"tool_call:([\w-]+)", line)
+        if found is not None:
+            value = re.search(r'"value": ?"([0-9a-f]+)"', line)
+            assert value is not None
+            return found[1], json.loads(bytes.fromhex(value[1]))
+    raise AssertionError("the stream ended without telling of a call")
+
+
+@pytest.mark.parametrize("route", ["/v1/run", "/v1/completions", "/v1/chat/completions"])
+def test_a_human_is_asked_in_the_middle_of_a_text(server: httpx.Client, route: str) -> None:
+    fields = of_eight(route, {"controller": "class:Says", "controller_arg": "ask", "stream": True})
+    if route == "/v1/run":
+        del fields["stream"]
+    body, _ = ROUTES[route]
+    with server.stream("POST", route, json=body | fields) as stream:
+        assert stream.status_code == 200
+        lines = stream.iter_lines()
+        call_id, wanted = told(lines)
+        assert wanted == {"name": "ask", "arguments": {}}
+        otto = {"Authorization": f"Bearer {KEYS['otto']}"}
+        foreign = server.post(f"/v1/tool_results/{call_id}", json={"result": "no"}, headers=otto)
+        assert foreign.status_code == 400 and "waits for an answer of this user's" in foreign.text
+        assert server.post(f"/v1/tool_results/{call_id}", json={"result": "yes"}).status_code == 204
+        rest = "".join(lines)
+    assert "yes" in rest or ("y" in rest and "es" in rest)
+    late = server.post(f"/v1/tool_results/{call_id}", json={"result": "again"})
+    assert late.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"result": "x", "error": "y"}, "both result and error were given"),
+        ({"result": "x" * 2_000_000}, "no call"),
+        ({"answer": "x"}, "answer"),
+    ],
+)
+def test_answers_that_are_none(server: httpx.Client, body: dict[str, Any], why: str) -> None:
+    refused = server.post("/v1/tool_results/nothing", json=body)
+    assert refused.status_code in (400, 422) and why in refused.text

@@ -108,7 +108,7 @@ def test_nothing_of_a_call_is_logged_unless_wanted(caplog: pytest.LogCaptureFixt
         ({"limits": {"timeout": -1}}, "tools: limits: timeout is -1; must be a number above 0"),
         ({"tools": []}, "tools is []; must be a table"),
         ({"tools": {"x": 3}}, "tools.x is 3; must be a table"),
-        ({"tools": {"x": {}}}, "tools.x must have one of python, http, mcp; it has none"),
+        ({"tools": {"x": {}}}, "tools.x must have one of python, http, mcp, client; it has none"),
         ({"tools": {"x": {"python": "a:b", "mcp": []}}}, "it has python and mcp"),
         (
             {"tools": {"x": {"python": "a:b", "timeout": 3}}},

@@ -54,7 +54,7 @@ class ToolVariables:
     def inform(self, ask: Ask) -> Values:
         """Note the output that an ask introduces; returns the variables that are to be set before it is asked."""
         if ask.request is not None:
-            self._groups[ask.seq_id] = _Group(Caller(self.desk, ask.request.tools))
+            self._groups[ask.seq_id] = _Group(Caller(self.desk, ask.request.tools, ask.request.tenant))
         elif ask.parent is not None and ask.parent in self._groups:
             self._groups[ask.seq_id] = self._groups[ask.parent]
             self._groups[ask.seq_id].num_outputs += 1
@@ -73,28 +73,29 @@ class ToolVariables:
         if group is None:
             return
         if any(_is_call(value.name) for value in answer.stored):
-            for value in answer.stored:
-                if _is_call(value.name):
-                    self._take(group, value)
-            answer.stored = tuple(value for value in answer.stored if not _is_call(value.name))
+            notices = [self._take(group, value) for value in answer.stored if _is_call(value.name)]
+            kept = [value for value in answer.stored if not _is_call(value.name)]
+            answer.stored = (*kept, *(StoredValue(*notice) for notice in notices if notice is not None))
         decision = answer.decision
         if decision is not None and decision.waits_for is not None:
             answer.decision = self._waiting(seq_id, group, decision)
 
-    def _take(self, group: _Group, value: StoredValue) -> None:
+    def _take(self, group: _Group, value: StoredValue) -> tuple[str, bytes] | None:
+        """Begin a call, or give one up; returns what the client is to be told."""
         if value.name.endswith((ANSWER, ERROR)):
-            return  # a guest's own business
+            return None  # a guest's own business
         if not value.value:
             if value.name in group.calls:
                 group.calls[value.name].cancel()
-            return
+            return None
         try:
             wanted = _decoder.decode(value.value)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             call = group.calls[value.name] = Call("?")
             call.end(error=f"malformed call: {error}")
-            return
-        group.calls[value.name] = group.caller.call(wanted.name, wanted.arguments, wanted.timeout)
+            return None
+        call = group.calls[value.name] = group.caller.call(wanted.name, wanted.arguments, wanted.timeout)
+        return call.notice
 
     def _waiting(self, seq_id: int, group: _Group, decision: Decision) -> Decision:
         """What a wait is to the engine: one for a call ends by something outside, and is no deadlock."""
