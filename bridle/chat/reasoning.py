@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridle.chat.tools.pieces import held_back
+from bridle.controllers.thinking import THOUGHT_TAGS
 from bridle.errors import TemplateFailure
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
     from bridle.text import Tokenizer
 
-_PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<reasoning>", "</reasoning>"))
 #: What stands between the end of the thoughts and the answer.
 GAP = "\n\n"
 
@@ -33,7 +33,7 @@ class Tags:
 
 def tags_of(tokenizer: Tokenizer) -> Tags | None:
     """The tags of a model that thinks: its chat template knows them, and each is one token."""
-    for opening, closing in _PAIRS:
+    for opening, closing in THOUGHT_TAGS:
         first, last = tokenizer.id_of(opening), tokenizer.id_of(closing)
         if closing in tokenizer.template_text and first is not None and last is not None:
             are_special = not tokenizer.special_token_ids.isdisjoint((first, last))

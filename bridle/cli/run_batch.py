@@ -41,6 +41,7 @@ def run_batch(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     max_in_flight: int = 64,
     strict_fields: Annotated[bool, Parameter(negative="")] = False,
+    policies: Path | None = None,
     options: ModelOptions = _MODEL,
     adapters: AdapterOptions = _ADAPTERS,
     control: ControlOptions = _CONTROL,
@@ -67,9 +68,12 @@ def run_batch(
         Requests that are worked on at once.
     strict_fields
         Refuse requests with any unknown field, even one that could not change a text.
+    policies
+        TOML file of policies that hold for all texts, as with `bridle serve`.
     """
     from bridle.http.openai.batch import batch_settings
     from bridle.http.transport.logs import configure_logs
+    from bridle.service.policies import PolicyBook
 
     if max_in_flight < 1:
         raise InvalidRequest(f"max_in_flight is {max_in_flight}; must be at least 1", "max_in_flight")
@@ -79,7 +83,8 @@ def run_batch(
         given = steering.fields()
         requests = [each.steered(given) for each in requests]
         runtime = control.to_settings() if any(request.has_controllers for request in requests) else None
-        settings = replace(batch_settings(max_in_flight), strict_fields=strict_fields)
+        book = None if policies is None else PolicyBook(policies)
+        settings = replace(batch_settings(max_in_flight), strict_fields=strict_fields, policies=book)
         app = stack.enter_context(_served(options.to_config(model), adapters, runtime, settings))
         num_failed = asyncio.run(_run(app, requests, target, max_in_flight))
     print(f"{len(requests) - num_failed} answered, {num_failed} failed", file=sys.stderr)

@@ -256,6 +256,11 @@ class ServerOptions:
     "Folder for traces of texts, which say how each token came to be; it holds the texts, and at most 1 GiB."
     trace_share: float = 0.0
     "The share of all requests, from 0 to 1, that leave a trace in that folder."
+    policies: Path | None = None
+    (
+        "TOML file of policies: what the operator demands of all texts, whoever asks. Read again on SIGHUP and by "
+        "`POST /v1/policies/reload`."
+    )
 
     def to_settings(
         self,
@@ -268,6 +273,7 @@ class ServerOptions:
     ) -> ServeSettings:
         from bridle.controllers.classes import load_classes
         from bridle.http.settings import HttpSettings, ServeSettings
+        from bridle.service.policies import PolicyBook
 
         http = HttpSettings(
             max_requests=self.max_requests,
@@ -279,6 +285,7 @@ class ServerOptions:
             trace_folder=self.trace_folder,
             trace_share=self.trace_share,
             controller_classes=load_classes(control.controller_class),
+            policies=None if self.policies is None else PolicyBook(self.policies),
         )
         return ServeSettings(
             model=model.to_config(names[0], warm_up=engine.warm_up),

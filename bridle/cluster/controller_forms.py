@@ -13,8 +13,9 @@ import msgspec
 
 from bridle.constraints import Constraint, parse
 from bridle.controllers.beams import BeamSearch
-from bridle.controllers.composition import Composed, compose, parts_of
+from bridle.controllers.composition import Composed, Demand, compose, parts_of
 from bridle.controllers.free_part import FreePart, Grammar
+from bridle.controllers.thinking import ThinkingBudget
 from bridle.errors import InvalidRequest, ProtocolError, UnsupportedFeature
 
 _FREE_FIELDS = ("end", "opening", "budget", "closing", "gap", "may_stop")
@@ -31,7 +32,10 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
     if isinstance(controller, BeamSearch):
         return {"beams": msgspec.to_builtins(controller)}
     if isinstance(controller, Composed):
-        return {"composed": [pack_controller(part) for part in controller.parts]}
+        demands = [[each.policy, each.on_failure] for each in controller.demands]
+        return {"composed": [pack_controller(part) for part in controller.parts], "demands": demands}
+    if isinstance(controller, ThinkingBudget):
+        return {"thinking": [controller.opening, controller.closing, controller.budget]}
     kind = type(controller).__name__
     if kind == "WasmController":
         return {"wasm": msgspec.to_builtins(controller)}
@@ -44,7 +48,7 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
 def is_repeatable(controller: object | None) -> bool:
     """Whether an output under this controller comes out the same when it is begun again. User code gives no such
     promise."""
-    return all(isinstance(part, (Constraint, FreePart)) for part in parts_of(controller))
+    return all(isinstance(part, (Constraint, FreePart, ThinkingBudget)) for part in parts_of(controller))
 
 
 def form_to_compile(plain: dict[str, Any] | None) -> Constraint | None:
@@ -63,8 +67,13 @@ def unpack_controller(plain: dict[str, Any] | None, grammar: Grammar | None = No
     match plain:
         case None:
             return None
+        case {"composed": list() as parts, "demands": [_, *_] as demands}:
+            made = tuple(unpack_controller(part, grammar) for part in parts)
+            return Composed(made, tuple(Demand(policy, on_failure) for policy, on_failure in demands))
         case {"composed": list() as parts}:
             return compose(*(unpack_controller(part, grammar) for part in parts))
+        case {"thinking": [int() as opening, int() as closing, int() as budget]}:
+            return ThinkingBudget(opening, closing, budget)
         case {"constraint": dict() as form}:
             return parse(form)
         case {"beams": dict() as form}:

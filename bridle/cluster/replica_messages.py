@@ -22,6 +22,7 @@ from bridle.cluster.adapter_messages import AdapterFetched, AdapterMessage, Adap
 from bridle.cluster.controller_forms import pack_controller, unpack_controller
 from bridle.cluster.faults import pack_error, unpack_error
 from bridle.controllers.free_part import Grammar
+from bridle.engine.guard import Guard
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.media import Medium, Runs
 from bridle.engine.request import Request
@@ -69,6 +70,7 @@ class Submit(_Wire):
     tools: tuple[str, ...] | None = None
     parks: bool = False
     continues: str = ""
+    guard: Guard | None = None
 
 
 class Cancel(_Wire):
@@ -172,6 +174,7 @@ class Beat(_Wire):
     numbers: dict[str, float]
     finished: dict[str, int]
     adapters: dict[str, AdapterNews] = {}
+    policies: dict[str, int] = {}
 
 
 #: All messages that a router sends to a replica.
@@ -257,7 +260,7 @@ def unpack_event(message: WireEvent) -> Event:
 def pack_beat(is_healthy: bool, statistics: EngineStatistics, adapters: dict[str, AdapterNews] | None = None) -> Beat:
     numbers = {field.name: getattr(statistics, field.name) for field in fields(statistics)}
     plain = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
-    return Beat(is_healthy, plain, dict(statistics.finished), adapters or {})
+    return Beat(is_healthy, plain, dict(statistics.finished), adapters or {}, dict(statistics.policies))
 
 
 def add_beat(total: EngineStatistics, beat: Beat) -> None:
@@ -266,3 +269,4 @@ def add_beat(total: EngineStatistics, beat: Beat) -> None:
         if isinstance(getattr(total, name, None), int | float):
             setattr(total, name, type(getattr(total, name))(getattr(total, name) + value))
     total.finished.update(beat.finished)
+    total.policies.update(beat.policies)

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
 
+from bridle.controllers.composition import Composed
 from bridle.controllers.shared_pool import SharedPool
-from bridle.engine.request import Request, name_of
+from bridle.engine.request import Request
 from bridle.errors import ControllerError, InternalError
 
 Prompt = tuple[int, ...]
+_log = logging.getLogger(__name__)
 
 
 class Opening:
     """Makes the controllers of a request one after the other. Once all are there it is in `opened`, and `future` gives
-    the prompt."""
+    the prompt. Those that an operator demands come last: they get the prompt that will be computed, and leave it as it
+    is. The numbers of those that `failed` and are left out are kept."""
 
     def __init__(
         self,
         request: Request,
-        parts: Sequence[object],
+        controller: Composed,
         pools: Sequence[SharedPool],
         opened: dict[str, Opening],
     ) -> None:
         self.request, self.pools, self.prompt = request, pools, request.prompt
-        self.names = [name_of(part) for part in parts]
+        self.names, self.demands = controller.names, controller.demands
+        self.failed: list[int] = []
         self.future: Future[Prompt] = Future()
         self._opened = opened
         self.requests = [
-            replace(request, id=f"{request.id}/{number}", controller=part) for number, part in enumerate(parts)
+            replace(request, id=f"{request.id}/{number}", controller=part)
+            for number, part in enumerate(controller.parts)
         ]
+        first = len(self.demands)
+        self._order = [*range(first, len(self.requests)), *range(first)]
         self._num_open = 0
 
     def next(self, prompt: Prompt) -> None:
         """Make the next controller, which gets `prompt`."""
         self.prompt = prompt
-        number = self._num_open
+        number = self._order[self._num_open]
         self.requests[number] = request = replace(self.requests[number], prompt=prompt)
         self.pools[number].open(request).add_done_callback(self._take)
 
@@ -45,10 +53,21 @@ class Opening:
         try:
             prompt = tuple(opened.result())
         except BaseException as error:  # a cancelled opening is one too
-            self._fail(error)
-            return
-        number, self._num_open = self._num_open, self._num_open + 1
-        if prompt != self.prompt and number:
+            number = self._order[self._num_open]
+            if number >= len(self.demands):
+                self._fail(error)
+                return
+            _log.error("%s could not be made: %r", self.names[number], error)
+            if self.demands[number].on_failure != "skip" or self.future.cancelled():
+                self._fail(ControllerError(f"{self.names[number]} failed"))
+                return
+            self.failed.append(number)
+            prompt = self.prompt
+        turn, self._num_open = self._num_open, self._num_open + 1
+        number = self._order[turn]
+        if prompt != self.prompt and number < len(self.demands):
+            self._fail(ControllerError(f"{self.names[number]} failed: it rewrites the prompt, which no policy may"))
+        elif prompt != self.prompt and turn:
             self._fail(ControllerError(self._too_late(number)))
         elif self.future.cancelled():
             self.abandon()
@@ -66,8 +85,8 @@ class Opening:
 
     def _too_late(self, number: int) -> str:
         return (
-            f"controller {number + 1} ({self.names[number]}) rewrites the prompt, which controller {number} "
-            f"({self.names[number - 1]}) has seen; name it first"
+            f"controller {number + 1 - len(self.demands)} ({self.names[number]}) rewrites the prompt, which controller "
+            f"{number - len(self.demands)} ({self.names[number - 1]}) has seen; name it first"
         )
 
     def _conclude(self) -> None:
@@ -85,6 +104,7 @@ class Opening:
 
     def abandon(self) -> None:
         """Drop the controllers that were made."""
-        for pool, request in zip(self.pools, self.requests[: self._num_open], strict=False):
-            pool.abandon(request)
+        for number in self._order[: self._num_open]:
+            if number not in self.failed:
+                self.pools[number].abandon(self.requests[number])
         self._num_open = 0

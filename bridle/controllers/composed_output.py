@@ -37,7 +37,7 @@ Piece = tuple[int, tuple[int, ...]]
 class Output:
     """One output. `length` counts its tokens, those shown included. `ways` are what the engine was answered last, if
     that was to draw or to fork, and `expected` what comes back if it was to take tokens back. After a draw that
-    `is_plain` there is nothing to tell but the token."""
+    `is_plain` there is nothing to tell but the token. An operator demands the first `num_demands` of its parts."""
 
     names: Sequence[str]
     vocabulary: int
@@ -48,6 +48,7 @@ class Output:
     counts: tuple[int, ...] = ()
     is_plain: bool = False
     expected: Piece = (0, ())
+    num_demands: int = 0
     num_asked: int = 0
     has_said: bool = False
     is_owed: bool = False
@@ -66,8 +67,8 @@ class Output:
         for part, part_id, number in zip(self.parts, ids, numbers, strict=True):
             news = part.untold or Ask(part.id)
             born = replace(news, seq_id=part_id, parent=part.id, branch=number, index=ask.index)
-            parts.append(Part(part_id, part.pool, part.is_lenient, untold=born, ahead=part.ahead))
-        return Output(self.names, self.vocabulary, parts, self.length, ways=self.ways)
+            parts.append(Part(part_id, part.pool, part.is_lenient, part.may_go, untold=born, ahead=part.ahead))
+        return Output(self.names, self.vocabulary, parts, self.length, ways=self.ways, num_demands=self.num_demands)
 
     def ask_on(self, ask: Ask, asks: Mapping[ControllerPool, list[Ask]]) -> None:
         """After a draw that `is_plain`, and was done: take in what was drawn, and add the asks about it."""
@@ -285,7 +286,7 @@ class Output:
         return part.decision.branches[0]
 
     def _clash(self, before: int = 0) -> Clash:
-        return Clash(self.names, self.length + before)
+        return Clash(self.names, self.length + before, self.num_demands)
 
     def answer(self, decision: Decision | None) -> Answer:
         """The answer for the engine, with what the controllers have printed and stored."""

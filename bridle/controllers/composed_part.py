@@ -16,11 +16,12 @@ class Part:
     """One of the controllers on one output. `untold` is what it has not heard of yet, and `ahead` what it has heard of
     before the others were shown it. While it has a `script`, its decision is not asked for, and what it `said` is not
     told: alone it would not have been asked yet. One that `is_lenient` may have to relent where it forces tokens that
-    others do not allow, and is then asked for what else it allows there."""
+    others do not allow, and is then asked for what else it allows there. One that `may_go` is left out if it fails."""
 
     id: int
     pool: ControllerPool
     is_lenient: bool = False
+    may_go: bool = False
     has_relented: bool = False
     decision: Decision | None = None
     script: Splice | None = None

@@ -7,18 +7,22 @@ The pools are shared with the engine, which asks them about all other requests.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from bridle.controllers.composed_opening import Opening
 from bridle.controllers.composed_output import Output
 from bridle.controllers.composed_part import Part
-from bridle.controllers.composition import Composed, is_lenient
+from bridle.controllers.composition import Composed, is_lenient, shown_number
+from bridle.controllers.neutral_pool import NeutralPool
 from bridle.controllers.shared_pool import FIRST_PART, ForesightedSharedPool, SharedPool
 from bridle.engine.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
+
+_log = logging.getLogger(__name__)
 
 
 def with_composed(pools: Iterable[ControllerPool], vocab_size: int) -> tuple[ControllerPool, ...]:
@@ -33,11 +37,12 @@ class ComposedPool:
     is_busy = False  # the pools of the parts say it
 
     def __init__(self, pools: Sequence[SharedPool], vocab_size: int) -> None:
-        self._pools = pools
+        self._neutral = SharedPool(NeutralPool())
+        self._pools = (*pools, self._neutral)
         self._vocabulary = (1 << vocab_size) - 1
         self._opened: dict[str, Opening] = {}
         self._live: dict[int, Output] = {}
-        self._asks: dict[ControllerPool, list[Ask]] = {pool: [] for pool in pools}
+        self._asks: dict[ControllerPool, list[Ask]] = {pool: [] for pool in self._pools}
         self._answers: dict[int, Answer] = {}
 
     # -- coming --------------------------------------------------------------------------------------------
@@ -54,7 +59,7 @@ class ComposedPool:
         rewrites what others have seen is refused."""
         assert isinstance(request.controller, Composed)
         pools = [pool for part in request.controller.parts if (pool := self._pool_of(part)) is not None]
-        opening = Opening(request, request.controller.parts, pools, self._opened)
+        opening = Opening(request, request.controller, pools, self._opened)
         opening.next(request.prompt)
         return opening.future
 
@@ -100,11 +105,20 @@ class ComposedPool:
                 part_id := _part_id(number, seq_id),
                 pool,
                 is_lenient(part.controller),
+                number < len(opening.demands) and opening.demands[number].on_failure == "skip",
                 untold=Ask(part_id, request=part),
             )
             for number, (pool, part) in enumerate(zip(opening.pools, opening.requests, strict=True))
         ]
-        self._add(seq_id, Output(opening.names, self._vocabulary, parts, len(opening.prompt)))
+        output = Output(opening.names, self._vocabulary, parts, len(opening.prompt), num_demands=len(opening.demands))
+        for number in opening.failed:
+            self._leave_out(parts[number])
+        self._add(seq_id, output)
+
+    def _leave_out(self, part: Part) -> None:
+        """Go on without a controller that failed."""
+        part.pool.close([part.id])
+        part.pool, part.may_go, part.script, part.said, part.ahead = self._neutral, False, None, None, ()
 
     def _add(self, seq_id: int, output: Output) -> None:
         self._live[seq_id] = output
@@ -159,6 +173,11 @@ class ComposedPool:
         output = self._live.get(seq_id)
         if output is None:
             return
+        part = output.parts[number - 1]
+        if answer.error is not None and part.may_go:
+            _log.error("policy %s failed and is left out: %s", output.names[number - 1], answer.error)
+            self._leave_out(part)
+            answer = Answer(Decision.sample())
         try:
             output.hear(number - 1, answer)
         except ControllerError as error:
@@ -220,5 +239,10 @@ def _part_id(number: int, seq_id: int) -> int:
 def _named(error: ControllerError, number: int, output: Output) -> ControllerError:
     """The error of one controller, with its name."""
     named = copy.copy(error)
-    named.args = (f"controller {number + 1} ({output.names[number]}): {error}",)
+    name = shown_number(number, output.names, output.num_demands)
+    if number < output.num_demands:
+        _log.error("%s failed: %s", name, error)
+        named.args = (f"{name} failed",)
+    else:
+        named.args = (f"{name}: {error}",)
     return named

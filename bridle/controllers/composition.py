@@ -22,15 +22,31 @@ Way = Branch | Splice
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """That an operator demands a controller: by which policy, and what happens with the output if it fails."""
+
+    policy: str
+    on_failure: str = "end"
+
+
+@dataclass(frozen=True, slots=True)
 class Composed:
-    """The controllers of one request, the outer one first. Make it with `compose`."""
+    """The controllers of one request, the outer one first. Make it with `compose`, and with `demand` what an operator
+    demands: the first controllers, which `demands` names."""
 
     parts: tuple[object, ...]
+    demands: tuple[Demand, ...] = ()
 
     @property
     def __name__(self) -> str:
         """Their names, as logs and traces show them."""
-        return "+".join(map(name_of, self.parts))
+        return "+".join(self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each, as errors tell it: of one that an operator demands that of its policy."""
+        demanded = [f"policy {demand.policy}" for demand in self.demands]
+        return demanded + [name_of(part) for part in self.parts[len(demanded) :]]
 
     @property
     def max_rewind(self) -> int | None:
@@ -50,6 +66,20 @@ def compose(*controllers: object | None) -> object | None:
     if len(parts) > MAX_CONTROLLERS:
         raise InvalidRequest(f"the request has {len(parts)} controllers; at most {MAX_CONTROLLERS}", "controllers")
     return Composed(parts) if len(parts) > 1 else next(iter(parts), None)
+
+
+def demand(demanded: Sequence[tuple[Demand, object]], controller: object | None) -> object | None:
+    """What an operator demands, around all that a request brings."""
+    if not demanded:
+        return controller
+    return Composed((*(part for _, part in demanded), *parts_of(controller)), tuple(each for each, _ in demanded))
+
+
+def own_of(controller: object | None) -> object | None:
+    """The controllers that a request has brought itself, as one."""
+    if not isinstance(controller, Composed) or not controller.demands:
+        return controller
+    return compose(*controller.parts[len(controller.demands) :])
 
 
 def parts_of(controller: object | None) -> tuple[object, ...]:
@@ -73,18 +103,27 @@ def is_lenient(controller: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """Where controllers cannot be reconciled. `names` are those of all, `position` is that of the token in question,
-    prompt included."""
+    """Where controllers cannot be reconciled. `names` are those of all, of which an operator demands the first
+    `num_demands`; `position` is that of the token in question, prompt included."""
 
     names: Sequence[str]
     position: int
+    num_demands: int = 0
 
     def between(self, one: int, other: int, what: str) -> ControllerError:
-        """The error for two controllers, by their numbers."""
-        first, second = (f"{number + 1} ({self.names[number]})" for number in sorted((one, other)))
+        """The error for two controllers, by their numbers. It does not tell what a policy wants."""
+        if min(one, other) < self.num_demands:
+            first, second = (shown_number(number, self.names, self.num_demands) for number in sorted((one, other)))
+            return ControllerError(f"{first} and {second} cannot be reconciled at position {self.position}")
+        first, second = (f"{number + 1 - self.num_demands} ({self.names[number]})" for number in sorted((one, other)))
         return ControllerError(
             f"controllers {first} and {second} cannot be reconciled at position {self.position}: {what}"
         )
+
+
+def shown_number(number: int, names: Sequence[str], num_demands: int) -> str:
+    """What errors call a controller: a client's own count from 1, a policy has only its name."""
+    return names[number] if number < num_demands else f"controller {number + 1 - num_demands} ({names[number]})"
 
 
 # -- draws -------------------------------------------------------------------------------------------------
@@ -124,7 +163,7 @@ def _intersection(branches: Sequence[Branch], number: int, mask: bytes, vocabula
         return mask
     if len(other) != len(mask):
         raise ControllerError(
-            f"the mask of controller {number + 1} ({clash.names[number]}) has {len(other)} bytes; "
+            f"the mask of {shown_number(number, clash.names, clash.num_demands)} has {len(other)} bytes; "
             f"that of another has {len(mask)}"
         )
     both = int.from_bytes(mask, "little") & int.from_bytes(other, "little")

@@ -204,9 +204,10 @@ class Branching:
         for place, draft in enumerate((*item.drafts, None)[: draw.num_ahead + 1]):
             if place and draw.seq.trace is not None:
                 self._progress.tracer.drawn(draw.seq, batch.rows[row + place], result, row + place, is_draft=True)
-            num_tokens = len(draw.seq.tokens)
+            num_rewound = draw.seq.output.usage.rewound_tokens
             self._accept(draw, result.tokens[row + place], result.logprobs[row + place])
-            if result.tokens[row + place] != draft or len(draw.seq.tokens) <= num_tokens:  # or a phrase was banned
+            is_same = draw.seq.output.usage.rewound_tokens == num_rewound  # nothing that is forbidden had to go
+            if result.tokens[row + place] != draft or not is_same:
                 break
             num_right += 1
             if draw.seq.is_finished:
@@ -335,6 +336,8 @@ def _matching(splices: tuple[Splice, ...], token: int) -> Splice | None:
 
 
 def _nothing_left(seq: Sequence) -> BridleError:
+    if seq.output.bans.get(len(seq.tokens)) and not seq.sampling.banned_phrases:
+        return ControllerError("every way to go on leads to what a policy forbids")
     if seq.output.bans.get(len(seq.tokens)):
         return InvalidRequest("every way to go on leads to one of the banned_phrases", "banned_phrases")
     message = "no token can be drawn: mask and bias forbid all, or the model's logits are not numbers"

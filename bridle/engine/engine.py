@@ -401,6 +401,7 @@ class Engine:
         return replace(
             self._statistics,
             finished=Counter(self._statistics.finished),
+            policies=Counter(self._statistics.policies),
             num_preemptions=scheduler.num_preemptions,
             num_evicted_blocks=blocks.num_evicted,
             num_copied_blocks=blocks.num_copied,

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 
 from bridle.config import EngineConfig
 from bridle.engine.batching import Batching
+from bridle.engine.guard import Guard
 from bridle.engine.interfaces import Ask, ExecutorInfo
 from bridle.engine.media import check_media
 from bridle.engine.progress import Progress
@@ -100,7 +101,7 @@ class Intake:
             queue=QueueState(request.priority),
             stop_ids=frozenset((*eos, *sampling.stop_token_ids)),
             runs=request.runs,
-            allowed=_mask_of(sampling.allowed_token_ids, self._info.vocab_size),
+            allowed=_both(_mask_of(sampling.allowed_token_ids, self._info.vocab_size), request.guard),
         )
         self._set_prompt(seq, request.prompt)
         return seq
@@ -141,6 +142,14 @@ def _mask_of(tokens: tuple[int, ...], vocab_size: int) -> bytes | None:
     for token in tokens:
         mask[token // 8] |= 1 << token % 8
     return bytes(mask)
+
+
+def _both(mask: bytes | None, guard: Guard | None) -> bytes | None:
+    """What the client and the operator allow together."""
+    if guard is None or guard.allowed is None or mask is None:
+        return mask if guard is None or guard.allowed is None else guard.allowed
+    both = int.from_bytes(mask, "little") & int.from_bytes(guard.allowed, "little")
+    return both.to_bytes(len(mask), "little")
 
 
 class Openings:

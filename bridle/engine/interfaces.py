@@ -336,3 +336,7 @@ class TextDecoder(Protocol):
     def token_text(self, token: int) -> str:
         """What a token spells by itself, for people to read."""
         raise NotImplementedError
+
+    def tokens_of(self, text: str) -> Sequence[int]:
+        """Tokens that spell `text` inside of an output."""
+        raise NotImplementedError

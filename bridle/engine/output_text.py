@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from bridle.engine.guard import Hit, TextRule, Watch, first_token
 from bridle.engine.interfaces import TextState
 
 
@@ -20,20 +21,30 @@ class Released(NamedTuple):
 
     `num_taken` counts characters released earlier that turn out to belong to the stop string. This is possible only
     after a rewind changed the text that follows them. `num_banned` counts the last tokens that must go, because the
-    text holds a banned phrase; nothing is released then.
+    text holds a banned phrase or what an operator's rule `hit`; nothing is released then. A `hit` without them ends the
+    output.
     """
 
     text: str
     stop: str | None = None
     num_taken: int = 0
     num_banned: int = 0
+    hit: Hit | None = None
 
 
 class OutputText:
-    """Growing text of one output, token by token."""
+    """Growing text of one output, token by token. A `watch` holds it to an operator's rules."""
 
-    def __init__(self, state: TextState, stop: Sequence[str], include_stop: bool, banned: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        state: TextState,
+        stop: Sequence[str],
+        include_stop: bool,
+        banned: Sequence[str] = (),
+        watch: Watch | None = None,
+    ) -> None:
         self._state = state
+        self._watch = watch
         self._stop = tuple(stop)
         self._banned = tuple(banned)
         self._include_stop = include_stop
@@ -42,7 +53,8 @@ class OutputText:
         self._num_chars = 0
         self._num_released = 0
         self._is_closed = False  # a stop string ended it
-        # Of each token where the text ends after it, and whether it was forced; kept only where phrases are banned.
+        self.closed_by = "", ""  # name and version of the policy that changed its end
+        # Of each token where the text ends after it, and whether it was forced; kept only where tokens may have to go.
         self._ends: list[int] = []
         self._forced: list[bool] = []
         self.num_told = 0  # tokens that the client knows, which do not go
@@ -55,7 +67,7 @@ class OutputText:
         count = bisect_right(self._ends, self._num_released)
         while self.num_told < count < len(self._ends) and self._partial_match(self._until(self._ends[count - 1])):
             count -= 1
-        return count
+        return count if self._watch is None else self._watch.num_settled(count, self.num_told)
 
     def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
         """The text that is released but not sent, of which `num_after` further characters are not in `hidden`, among
@@ -71,9 +83,52 @@ class OutputText:
         piece = self._state.push(token)
         self._pieces.append(piece)
         self._num_chars += len(piece)
-        if self._banned:
+        if self._banned or self._watch is not None:
             self._ends.append(self._num_chars)
             self._forced.append(forced)
+        if self._watch is None:
+            return self._release_new(piece)
+        hit = self._watch.push(piece)
+        if hit is not None and isinstance(hit.rule, TextRule):
+            return Released("", num_banned=self._num_hit(hit), hit=hit)
+        return self._release_new(piece)._replace(hit=hit)
+
+    def _num_hit(self, hit: Hit) -> int:
+        """How many tokens must go because of a match. Where another way is to be taken, the first of them is one that
+        was drawn, if any was."""
+        first = first_token(self._ends, hit.start, self.num_told)
+        if hit.takes_another_way:
+            drawn = [at for at in range(first, len(self._ends)) if not self._forced[at]]
+            first = drawn[-1 if self.goes_by_last else 0] if drawn else first
+        return len(self._ends) - min(first, len(self._ends) - 1)
+
+    def is_drawn(self, num_tokens: int) -> bool:
+        """Whether the first of the last `num_tokens` tokens was drawn."""
+        return not self._forced[-num_tokens]
+
+    def around(self, hit: Hit, num_tokens: int) -> tuple[str, str]:
+        """The text before a match, in the last `num_tokens` tokens, and the text behind it."""
+        assert self._watch is not None
+        begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
+        return self._watch.slice(begin, hit.start), self._watch.slice(hit.end, self._num_chars)
+
+    def close(self, hidden: str) -> tuple[int, str] | None:
+        """No text comes any more: what is a match now has to go. Returns how many tokens go, and the text that stands
+        for these and for all that is `hidden`; None if nothing has to go."""
+        hit = None if self._watch is None else self._watch.pending()
+        if self._watch is None or hit is None or hit.start >= self._num_chars:
+            return None
+        self.closed_by = hit.policy, hit.rule.version
+        first = min(first_token(self._ends, hit.start, self.num_told), len(self._ends) - 1)
+        begin = self._ends[first - 1] if first else 0
+        shown_until = self._num_released - len(hidden)
+        begin = max(begin, shown_until)
+        whole = "".join(self._pieces)[: self._num_chars] + ("" if self._is_closed else self._state.flush())
+        self._is_closed = True
+        rest = self._watch.guard.clean(whole[begin:], self._watch.before(begin))
+        return len(self._ends) - first, whole[shown_until:begin] + rest
+
+    def _release_new(self, piece: str) -> Released:
         if not self._window:
             self._num_released = self._num_chars
             return Released(piece)
@@ -89,6 +144,8 @@ class OutputText:
         self._num_chars -= self._state.rewind(num_tokens)
         del self._pieces[-num_tokens:], self._ends[-num_tokens:], self._forced[-num_tokens:]
         self.num_told = min(self.num_told, len(self._ends))
+        if self._watch is not None:
+            self._watch.rewind(num_tokens)
         visible = self._num_released - num_unsent
         self._num_released = min(visible, self._num_chars)
         return visible - self._num_released
@@ -111,7 +168,8 @@ class OutputText:
 
     def copy(self) -> OutputText:
         """An independent copy, for a fork."""
-        twin = OutputText(self._state.copy(), self._stop, self._include_stop, self._banned)
+        watch = None if self._watch is None else self._watch.copy()
+        twin = OutputText(self._state.copy(), self._stop, self._include_stop, self._banned, watch)
         twin._pieces = self._pieces.copy()
         twin.num_told, twin.goes_by_last = self.num_told, self.goes_by_last
         twin._ends, twin._forced = self._ends.copy(), self._forced.copy()

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from bridle.engine.guard import BudgetRule, Guard, Hit, RuleFailed, TextRule, Watch
 from bridle.engine.interfaces import TextDecoder
 from bridle.engine.output_text import OutputText, Released
 from bridle.engine.scheduler import Scheduled, Scheduler
@@ -18,7 +19,7 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import UnsentToken
 from bridle.engine.statistics import EngineStatistics
 from bridle.engine.tracing import Tracer
-from bridle.errors import BridleError, InvalidRequest
+from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import (
     BY_ITSELF,
     Embedded,
@@ -32,10 +33,13 @@ from bridle.outputs import (
     TokenEvent,
 )
 
-#: How often in a row an output may take another way, because it led to a banned phrase.
+#: How often in a row an output may take another way, because it led to what is forbidden.
 MAX_RETRIES = 256
+#: The last tokens of a prompt with which something forbidden may begin.
+_MAX_LEAD_TOKENS = 256
 _NO_TEXT = Released("")
 #: Endings that come at once, even if the client still lacks scores.
+_DONE = {"retry": "retried", "end": "ended", "replace": "replaced", "fail": "failed"}
 _ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
 
@@ -76,11 +80,22 @@ class Progress:
 
     def _open_text(self, seq: Sequence) -> None:
         """Start the text of a sequence that has generated nothing yet."""
-        if self._decoder is None or not seq.request.detokenize:
+        if self._decoder is None or not (seq.request.detokenize or seq.request.guard):
             return
         state = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens)
         sampling = seq.sampling
-        seq.output.text = OutputText(state, sampling.stop, sampling.include_stop_str_in_output, sampling.banned_phrases)
+        watch = None if seq.request.guard is None else self._watch(seq, seq.request.guard, self._decoder)
+        seq.output.text = OutputText(
+            state, sampling.stop, sampling.include_stop_str_in_output, sampling.banned_phrases, watch
+        )
+
+    def _watch(self, seq: Sequence, guard: Guard, decoder: TextDecoder) -> Watch:
+        """What holds the text to the rules, with the end of the prompt."""
+        num_tokens = min(len(seq.tokens), guard.reach, _MAX_LEAD_TOKENS)
+        at = len(seq.tokens) - num_tokens
+        state = decoder.open(seq.tokens[:at], seq.sampling.skip_special_tokens)
+        lead = "".join([state.push(token) for token in seq.tokens[at:]])
+        return Watch(guard, lead[max(len(lead) - guard.reach, 0) :])
 
     def note_cached(self, scheduled: list[Scheduled]) -> None:
         """Count the prompt tokens that came from the prefix cache when a sequence was first computed."""
@@ -95,7 +110,7 @@ class Progress:
         output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
         seq.tokens.append(token)
         self._count(seq, forced)
-        text, stop, num_taken, num_banned = output.text.push(token, forced) if output.text else _NO_TEXT
+        text, stop, num_taken, num_banned, hit = self._push(seq, token, forced)
         if seq.trace is not None:
             self.tracer.token(seq, token, text, forced=forced)
         if wants_logprobs and not forced:
@@ -103,21 +118,50 @@ class Progress:
             logprob = self._spelled(seq, logprob)
         if output.prompt_sent and not (forced and wants_logprobs):
             event = TokenEvent(seq.request.id, seq.index, token, text, logprob, forced)
-            if seq.sampling.banned_phrases:
+            if seq.request.holds_text:
                 self._hold(seq, event)
             else:
                 self.events.append(event)
         else:
             output.unsent.append(UnsentToken(token, text, forced))
         if num_banned:
-            output.num_banned = num_banned
+            output.num_banned, output.hit = num_banned, hit
             return True
         if num_taken:
             self._flush_held(seq)
             self.events.append(Rewind(seq.request.id, seq.index, 0, num_taken))
             if seq.trace is not None:
                 self.tracer.rewind(seq, 0, num_taken)
-        return self._check_stop(seq, stop)
+        return self._check_stop(seq, stop) or (hit is not None and self._end_by(seq, hit))
+
+    def _push(self, seq: Sequence, token: int, forced: bool) -> Released:
+        """The effect of a token on the text. What a rule cannot decide counts as forbidden."""
+        text = seq.output.text
+        if text is None:
+            return _NO_TEXT
+        if seq.request.guard is None:
+            return text.push(token, forced)
+        usage = seq.output.usage
+        try:
+            released = text.push(token, forced)
+        except RuleFailed as failure:
+            return Released("", num_banned=1, hit=Hit(replace(failure.rule, action="fail")))
+        for budget in seq.request.guard.budgets if released.hit is None else ():
+            if budget.max_work is not None and usage.sampled_tokens + usage.forced_tokens >= budget.max_work:
+                return released._replace(hit=Hit(budget))
+        return released
+
+    def _end_by(self, seq: Sequence, hit: Hit) -> bool:
+        """End an output that a rule lets go no further."""
+        self.note_policy(hit.policy, hit.rule.version, "ended")
+        is_budget = isinstance(hit.rule, BudgetRule)
+        reason = FinishReason.LENGTH if is_budget else FinishReason.CONTROLLER
+        self.finish(seq, reason, None if is_budget else f"policy {hit.policy}")
+        return True
+
+    def note_policy(self, name: str, version: str, action: str) -> None:
+        """Count what a policy did."""
+        self._statistics.policies[f"{name} {version} {action}"] += 1
 
     def _hold(self, seq: Sequence, event: TokenEvent) -> None:
         """Send a token once none of its text can become part of a banned phrase, and all before it; each with the text
@@ -148,10 +192,13 @@ class Progress:
             held.clear()
 
     def ban(self, seq: Sequence) -> int:
-        """Take back the tokens that say a banned phrase, and forbid the first of them where it stood; returns how many
-        went. The output ends with an error if that has happened too often."""
-        output, num_tokens = seq.output, seq.output.num_banned
-        output.num_banned = 0
+        """Take back the tokens that say what is forbidden, and forbid the first of them where it stood; returns how
+        many went. The output ends with an error if that has happened too often."""
+        output, num_tokens, hit = seq.output, seq.output.num_banned, seq.output.hit
+        output.num_banned, output.hit = 0, None
+        if hit is not None:
+            self._ban_by(seq, hit, num_tokens)
+            return num_tokens
         position = len(seq.tokens) - num_tokens
         token = seq.tokens[position]
         self.rewind(seq, num_tokens)
@@ -161,6 +208,31 @@ class Progress:
             message = f"{MAX_RETRIES} ways to go on all led to one of the banned_phrases"
             self.fail(seq, InvalidRequest(message, "banned_phrases"))
         return num_tokens
+
+    def _ban_by(self, seq: Sequence, hit: Hit, num_tokens: int) -> None:
+        """Take back what a rule forbids, and do what it wants done."""
+        output, rule = seq.output, hit.rule
+        assert output.text is not None and isinstance(rule, TextRule)
+        token, is_drawn = seq.tokens[-num_tokens], output.text.is_drawn(num_tokens)
+        before, behind = output.text.around(hit, num_tokens) if rule.action == "replace" else ("", "")
+        self.rewind(seq, num_tokens)
+        self.note_policy(rule.policy, rule.version, _DONE[rule.action])
+        output.num_retries += 1
+        if rule.action == "fail":
+            self.fail(seq, ControllerError(f"policy {rule.policy} failed"))
+        elif rule.action == "end":
+            self.finish(seq, FinishReason.CONTROLLER, f"policy {rule.policy}")
+        elif output.num_retries > MAX_RETRIES:
+            message = f"policy {rule.policy}: {MAX_RETRIES} ways to go on all led to what it forbids"
+            self.fail(seq, ControllerError(message))
+        elif rule.action == "replace":
+            spelled = self._decoder.tokens_of(before + rule.replacement + behind) if self._decoder else ()
+            self.force(seq, spelled)
+        elif not is_drawn:
+            message = f"policy {rule.policy} forbids what is forced at position {len(seq.tokens)}"
+            self.fail(seq, ControllerError(message))
+        else:
+            output.bans.setdefault(len(seq.tokens), set()).add(token)
 
     def find_way(self, seq: Sequence) -> bool:
         """Whether there may be another way where bans left nothing to draw.
@@ -281,7 +353,7 @@ class Progress:
     def _send(self, seq: Sequence, held: UnsentToken, logprob: Logprob | None) -> None:
         """Send a token that was held back."""
         event = TokenEvent(seq.request.id, seq.index, held.token, held.text, logprob, held.forced)
-        if seq.sampling.banned_phrases:
+        if seq.request.holds_text:
             self._hold(seq, event)
         else:
             self.events.append(event)
@@ -338,8 +410,9 @@ class Progress:
             self.note_prompt(seq)
         if seq.output.unsent and (reason in _ABRUPT or seq.sampling.logprobs is None):
             self._send_all(seq)
+        tail = self._close(seq) or ""
         self._flush_held(seq)
-        tail = seq.output.text.flush() if seq.output.text is not None else ""
+        tail += seq.output.text.flush() if seq.output.text is not None else ""
         seq.output.usage.completion_tokens = seq.num_generated
         self._scheduler.remove(seq, parks=seq.request.parks and reason in BY_ITSELF)
         self._statistics.finished[reason.value] += 1
@@ -347,6 +420,30 @@ class Progress:
             seq.request.id, seq.index, reason, seq.output.usage, tail, stop, error, held=seq.control.held_seconds
         )
         self._on_finish(seq, event)
+
+    def _close(self, seq: Sequence) -> str | None:
+        """Take out of what is held what is forbidden now that no text follows; returns the text that is left of it."""
+        output = seq.output
+        if output.text is None or seq.request.guard is None:
+            return None
+        try:
+            closed = output.text.close("".join([event.text for event in output.held]))
+        except RuleFailed:
+            closed = len(output.held), ""
+        if closed is None:
+            return None
+        num_tokens, text = closed
+        num_tokens = min(num_tokens, len(output.held))
+        kept = len(output.held) - num_tokens
+        if seq.trace is not None:
+            self.tracer.rewind(seq, num_tokens, sum(len(event.text) for event in output.held))
+        output.held[:] = [replace(event, text="") for event in output.held[:kept]]
+        seq.cut(len(seq.tokens) - num_tokens)
+        self._scheduler.rewound(seq)
+        output.usage.rewound_tokens += num_tokens
+        self._statistics.num_rewound_tokens += num_tokens
+        self.note_policy(*output.text.closed_by, "replaced")
+        return text
 
     def embed(self, seq: Sequence, vector: array[float]) -> None:
         """Send the vector of a computed prompt, and end the output, whose request asked only for that."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from bridle.engine.guard import Guard
 from bridle.engine.media import Medium, Runs
 from bridle.outputs import FinishReason
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
@@ -103,6 +104,7 @@ class Request:
     asks for the vector of the prompt, and for no token. With `trace` each thing that happens to an output gives
     a `Traced` event. `tools` are those that its controllers may call (None: all). The KV of one that `parks` is held
     back from eviction for a while once an output has ended by itself; one that `continues` such a request takes it up.
+    `guard` is what an operator demands of its texts.
     """
 
     id: str
@@ -125,12 +127,18 @@ class Request:
     tools: tuple[str, ...] | None = None
     parks: bool = False
     continues: str = ""
+    guard: Guard | None = None
     metadata: dict[str, str] = field(default_factory=dict)
 
     @property
     def controller_name(self) -> str | None:
         """What steers it, in a word or two."""
         return None if self.controller is None else name_of(self.controller)
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether tokens are told only once it is certain that none of their text has to go."""
+        return bool(self.sampling.banned_phrases) or self.guard is not None
 
     @property
     def is_plain(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from bridle.engine.decision import Awaited, Decision
+from bridle.engine.guard import Hit
 from bridle.engine.interfaces import Ask, ControllerPool
 from bridle.engine.output_text import OutputText
 from bridle.engine.plan import SampleRow
@@ -165,9 +166,10 @@ class OutputState:
 
     text: OutputText | None = None
     unsent: list[UnsentToken] = field(default_factory=list)
-    held: list[TokenEvent] = field(default_factory=list)  # whose text may still become a banned phrase
+    held: list[TokenEvent] = field(default_factory=list)  # whose text may still have to go
     bans: dict[int, set[int]] = field(default_factory=dict)  # by position: tokens that lead to a banned phrase
-    num_banned: int = 0  # the last tokens, which say a banned phrase and must go
+    num_banned: int = 0  # the last tokens, which say what is forbidden and must go
+    hit: Hit | None = None  # the rule of an operator because of which they must
     num_retries: int = 0  # since text was last released
     prompt_sent: bool = False
     num_scored: int = 0  # tokens whose log-probability is known or not wanted

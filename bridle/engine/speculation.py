@@ -196,7 +196,7 @@ def _may_draft(seq: Sequence) -> bool:
         return False
     if seq.output.ending is not None or seq.wants_scores:
         return False
-    if seq.sampling.banned_phrases and seq.is_controlled:  # it hears of each draw before one takes others back
+    if seq.request.holds_text and seq.is_controlled:  # it hears of each draw before one takes others back
         return False
     if seq.sampling.has_mirostat:  # each draw changes what the next one may choose
         return False

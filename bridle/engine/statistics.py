@@ -30,6 +30,7 @@ class EngineStatistics:
     num_late_answers: int = 0
     num_failed_steps: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # by finish reason
+    policies: Counter[str] = field(default_factory=Counter)  # by name, version and what a policy did
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0

@@ -275,16 +275,23 @@ class Steering:
             self.retract(seq)
 
     def retract(self, seq: Sequence) -> None:
-        """Take back a banned phrase. What the controller would be told of this step changes with it: tokens that it has
-        not heard of yet are left out, others are taken back."""
-        num_tokens = self._progress.ban(seq)
-        news = seq.control.news
-        if news is not None and not seq.is_finished:
-            num_left = max(len(news.tokens) - num_tokens, 0)
-            num_heard = max(num_tokens - len(news.tokens), 0)
-            seq.control.news = replace(
-                news, tokens=news.tokens[:num_left], backtrack=news.backtrack + num_heard, sampled=None, candidates=None
-            )
+        """Take back what is forbidden. What the controller would be told of this step changes with it: tokens that it
+        has not heard of yet are left out, others are taken back, and what is forced instead is told."""
+        while seq.output.num_banned and not seq.is_finished:
+            num_before = len(seq.tokens)
+            num_tokens = self._progress.ban(seq)
+            news = seq.control.news
+            if news is not None and not seq.is_finished:
+                num_left = max(len(news.tokens) - num_tokens, 0)
+                num_heard = max(num_tokens - len(news.tokens), 0)
+                seq.control.news = replace(
+                    news,
+                    tokens=(*news.tokens[:num_left], *seq.tokens[num_before - num_tokens :]),
+                    backtrack=news.backtrack + num_heard,
+                    sampled=None,
+                    candidates=None,
+                    num_foreseen=0,
+                )
 
     def suspend(self, seq: Sequence) -> None:
         """Suspend a sequence whose controller waits: keep the KV, compute nothing, ask again."""

@@ -15,7 +15,7 @@ from bridle.http.errors import ERROR_SCHEMA, Refuse, described, install_error_ha
 from bridle.http.metrics.metrics import Metrics
 from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
-from bridle.http.transport.call import CallMiddleware
+from bridle.http.transport.call import POLICIES_HEADER, CallMiddleware
 from bridle.http.transport.door import Door
 from bridle.http.transport.hosts import AllowedHosts
 from bridle.http.transport.identity import Identifier
@@ -23,6 +23,7 @@ from bridle.http.transport.shaped_route import refusing_for
 from bridle.http.transport.sockets import SocketFrontMaker, mount
 from bridle.service import Admission, ModelRegistry
 from bridle.service.keys import KeyStore
+from bridle.service.policies import PolicyBook
 from bridle.service.story import Tracing
 from bridle.service.trace_book import TraceBook
 
@@ -54,6 +55,7 @@ def create_app(
         app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
     settings = settings or HttpSettings()
+    policies = settings.policies or PolicyBook()
     state = HttpState(
         registry,
         _admission(registry, settings, keys),
@@ -62,7 +64,8 @@ def create_app(
         settings.max_choices,
         settings=settings,
         classes=settings.controller_classes,
-        metrics=Metrics(registry),
+        metrics=Metrics(registry, policies),
+        policies=policies,
         traces=TraceBook(settings.trace_folder, settings.trace_share),
     )
     app = FastAPI(
@@ -98,7 +101,7 @@ def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", CAP_HEADER],
+            expose_headers=["x-request-id", "retry-after", POLICIES_HEADER.decode(), CAP_HEADER],
         )
 
 

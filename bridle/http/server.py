@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -37,6 +38,7 @@ from bridle.http.transport.sockets import SocketFrontMaker
 from bridle.http.transport.wire import bounded_protocol
 from bridle.service import LoadedModel, ModelRegistry, ModelSet, build_registry
 from bridle.service.keys import KeyStore
+from bridle.service.policies import PolicyBook
 from bridle.service.story import Tracing
 
 if TYPE_CHECKING:
@@ -198,9 +200,12 @@ class DrainingServer(uvicorn.Server):
         self._grace_period = grace_period
         self._drain_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._reload_task: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._http.policies.path is not None and hasattr(signal, "SIGHUP"):
+            self._loop.add_signal_handler(signal.SIGHUP, self._reload_policies)
         task = None if self._beside is None else asyncio.create_task(self._beside())
         try:
             await super().serve(sockets)
@@ -212,6 +217,10 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_listening()
+
+    def _reload_policies(self) -> None:
+        """Read the policies again, beside the event loop; what runs keeps those that it began with."""
+        self._reload_task = asyncio.create_task(reload_policies(self._http.policies))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end at once."""
@@ -241,6 +250,16 @@ class DrainingServer(uvicorn.Server):
             await self._http.close_fronts()
         await asyncio.to_thread(self._http.traces.close)
         self.should_exit = True
+
+
+async def reload_policies(book: PolicyBook) -> None:
+    """Read the file of policies again. What is wrong with it is logged, and those from before go on."""
+    try:
+        current = await asyncio.to_thread(book.reload)
+    except InvalidRequest as error:
+        _log.error("policies stay as they were", error=str(error))
+    else:
+        _log.info("policies read again", policies=[policy.label for policy in current.policies])
 
 
 def load_registry(settings: ServeSettings) -> ModelRegistry:

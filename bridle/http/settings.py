@@ -16,6 +16,7 @@ from bridle.service.adapter_set import AdapterSet
 from bridle.service.control import ControlSettings
 from bridle.service.keeper import ModelLoader
 from bridle.service.model_set import EngineLoader, ModelSet
+from bridle.service.policies import PolicyBook
 from bridle.telemetry import check_endpoint
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class HttpSettings:
     headers say who asks. `allowed_hosts` are names that a server without keys answers to, beside addresses and
     `localhost` (None: any; `serve` never leaves it at that). With `strict_fields` a body may have no field that is not
     known. Of all requests a share, from 0 to 1, leaves a trace in `trace_folder`. `controller_classes` are the
-    operator's classes of controllers, which requests may choose.
+    operator's classes of controllers, which requests may choose; `policies` are what the operator demands of texts.
     """
 
     max_body_bytes: int = 4 << 20
@@ -60,6 +61,7 @@ class HttpSettings:
     trace_folder: Path | None = None
     trace_share: float = 0.0
     controller_classes: Mapping[str, type[Controller]] = field(default_factory=dict)
+    policies: PolicyBook | None = None
 
     def __post_init__(self) -> None:
         for name in (

@@ -10,6 +10,7 @@ cache.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,7 @@ from bridle.service import (
 )
 from bridle.service.beams import beam_search, found_beams
 from bridle.service.defaults import filled
+from bridle.service.policies import PolicySet, read_policies
 from bridle.tools import DEFAULT_LIMITS, ToolDesk, ToolLimits, function_tools
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class LLM:
         adapters: Mapping[str, str | Path] | None = None,
         tools: Mapping[str, Callable[..., Any]] | None = None,
         tool_limits: ToolLimits = DEFAULT_LIMITS,
+        policies: PolicySet | Mapping[str, Any] | str | Path | None = None,
         **settings: Any,
     ) -> None:
         """`model` is a folder, a hub id, `demo`, a configuration, or a model that `load_model` loaded.
@@ -92,15 +95,20 @@ class LLM:
         controllers beside the model, a process of its own. `adapters` are LoRA adapters by the names that requests
         will use, each a folder or a hub id; for them, and those that `load_adapter` adds, memory is set aside ({} says
         that some will come). `tools` are functions that controllers may call (`view.tool`), by name, within
-        `tool_limits`. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
+        `tool_limits`. `policies` hold for all texts, as with `bridle serve --policies`: a TOML file, or what one holds.
+        Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
         self._sampling = None if sampling is None else inputs.as_sampling(sampling)
+        demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
         self._tools = None if tools is None else ToolDesk(function_tools(tools, tool_limits), tool_limits)
         self._model = _load(model, engine_config, control, settings, adapters is not None, self._tools)
+        if demanded is not None:
+            self._model = copy.copy(self._model)
+            self._model.policies = demanded
         try:
             for name, source in (adapters or {}).items():
                 self.load_adapter(name, source)
         except BaseException:
-            if self._model is not model:
+            if not isinstance(model, LoadedModel):
                 self.close()
             raise
 

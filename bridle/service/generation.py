@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridle.constraints import Constraint
+from bridle.controllers.composition import own_of
 from bridle.controllers.free_part import FreePart
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, DeadlineExceeded, EngineClosed, InternalError
@@ -55,7 +56,7 @@ class Part:
         self.collector = OutputCollector(self.request, self.text)
         # Whether a program steers it, which may fork, log, and rewrite the prompt. What only says how the text must
         # look does not.
-        controller = self.request.controller
+        controller = own_of(self.request.controller)
         self.is_steered = controller is not None and not isinstance(controller, (Constraint, FreePart))
 
     @property

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bridle.engine.client import EngineClient
     from bridle.engine.interfaces import ControllerPool, ExecutorInfo, MediaDevice
     from bridle.model.pooled.settings import Pooling
+    from bridle.service.policies import PolicySet
     from bridle.text import Tokenizer
     from bridle.tools import ToolDesk
 
@@ -85,6 +86,7 @@ class LoadedModel:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, by what the checkpoint recommends
     pooling: Pooling | None = None  # how it makes vectors or labels of texts, if it is for that
     tools: ToolDesk | None = None  # what its controllers may call
+    policies: PolicySet | None = None  # what holds for all requests that come through no server
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     info: ExecutorInfo = field(init=False, repr=False)
     batching: Batching = field(init=False, repr=False)

@@ -21,6 +21,7 @@ from bridle.engine.request import Request
 from bridle.errors import ContextOverflow, InvalidRequest, UnsupportedFeature
 from bridle.media import Source
 from bridle.sampling import LogitBias, SamplingParams
+from bridle.service.policies.book import NO_POLICIES, Applied
 from bridle.service.terms import DEFAULT_TERMS, Terms
 from bridle.service.words import with_tokens
 
@@ -51,7 +52,7 @@ class Wanted(TypedDict, total=False):
 class OwnOptions(TypedDict, total=False):
     """What a request is beside prompt and sampling, of any kind. `adapter` is a name that `model.adapters` knows, or
     one that means the base model; `timeout` is in seconds from now; `tools` are those that controllers may call (None:
-    all)."""
+    all). `policies` are what the operator demands."""
 
     request_id: str | None
     adapter: str | None
@@ -60,6 +61,7 @@ class OwnOptions(TypedDict, total=False):
     terms: Terms
     metadata: Mapping[str, str] | None
     tools: tuple[str, ...] | None
+    policies: Applied
 
 
 class RequestOptions(OwnOptions, Wanted, total=False):
@@ -124,6 +126,8 @@ def make_request(
     embeds = options.get("embeds", False)
     if not embeds:
         check_task(model.info, embeds)
+    policies = NO_POLICIES if embeds else options.get("policies", NO_POLICIES)
+    sampling = policies.limit(sampling)
     check_fits(model, len(tokens), 0 if embeds else sampling.max_tokens)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
@@ -132,13 +136,16 @@ def make_request(
         if not all(isinstance(part, (Constraint, FreePart)) for part in parts_of(controller)):
             message = "banned_phrases do not go with a controller, which can take text back by itself"
             raise InvalidRequest(message, "banned_phrases")
+    if policies.guard is not None:
+        options["detokenize"] = True  # it holds for text
     adapter, terms = options.get("adapter"), options.get("terms", DEFAULT_TERMS)
     sights = options.get("sights", NO_SIGHTS).of(options.get("tenant", ""))
     return Request(
         id=options.get("request_id") or new_request_id(),
         prompt=tokens,
         sampling=sampling,
-        controller=controller,
+        controller=policies.steer(controller),
+        guard=policies.guard,
         adapter=None if adapter is None else model.adapters.resolve(adapter),
         stopping=tuple(stopping),
         deadline=terms.end(options.get("timeout")),

@@ -28,6 +28,7 @@ from bridle.service.admission import Admission, Ticket, max_output
 from bridle.service.generation import Generation, Part
 from bridle.service.keys import LOCAL_USER, Identity
 from bridle.service.loading import LoadedModel
+from bridle.service.policies import NO_POLICIES, Applied, Asking, PolicyBook
 from bridle.service.registry import ModelRegistry
 from bridle.service.requests import Wanted, check_sampling, make_request, tokenize_all
 from bridle.service.slot import Slot
@@ -61,7 +62,7 @@ class Host:
     set once the running ones are over. `num_crowd` is the most that was in flight since nothing was. `turns` bound what
     clients cost that are told no, or say nothing: one share for all front-ends, since they have one event loop.
     `classes` are the operator's classes of controllers, by name.
-    `traces` keeps those that clients and the operator want.
+    `traces` keeps those that clients and the operator want, `policies` are what the operator demands of texts.
     """
 
     registry: ModelRegistry
@@ -76,6 +77,7 @@ class Host:
     turns: Turns = field(default_factory=Turns)
     classes: Mapping[str, type[Controller]] = field(default_factory=dict)
     traces: TraceBook = field(default_factory=TraceBook)
+    policies: PolicyBook = field(default_factory=PolicyBook)
 
     def check_open(self) -> None:
         """Raises `EngineClosed` while the server is shutting down."""
@@ -220,6 +222,9 @@ class Serving:
         """Check everything; nothing is submitted yet. Prompts are tokens that were checked; `texts` are what they came
         from. Choices are forks of one request; with a controller, or if they are to be `apart`, each is a request of
         its own, which its seed alone repeats. So many requests run `at_once`."""
+        policies = NO_POLICIES if wanted.get("embeds") else await self._policies()
+        if policies.guard is not None and not self.identity.is_admin:
+            self.trace = "no"  # it would tell what was taken back
         is_traced = self.trace != "no" or self.host.traces.is_chosen(self.story.id)
         if is_traced and not wanted.get("embeds"):
             wanted["trace"] = True
@@ -231,7 +236,7 @@ class Serving:
         for number, tokens in enumerate(prompts):
             if number:
                 await asyncio.sleep(0)  # many prompts must not keep others waiting
-            request = self._request(number * num_copies, tokens, sampling, steering, num_copies, wanted)
+            request = self._request(number * num_copies, tokens, sampling, steering, num_copies, policies, wanted)
             text = texts[number] if number < len(texts) else None
             first = Part(number * num_copies, request, steering.rewind, text if isinstance(text, str) else None)
             first.tells_trace = self.trace == "told"
@@ -239,6 +244,20 @@ class Serving:
         name = self.adapter or self.model.name
         keep = self._keep if wanted.get("trace") else None
         return Generation(self.model, name, self.story, self.ticket, self.held, parts, at_once, keep)
+
+    async def _policies(self) -> Applied:
+        """What the operator demands of this call's texts. What holds now holds for it to its end."""
+        story, current = self.story, self.host.policies.current
+        asking = Asking.of(self.model.name, self.adapter, self.identity, story.route)
+        if not current.policies:
+            return NO_POLICIES
+        if current.may_take_long:
+            applied = await self.model.in_text_thread(current.select, asking, self.model)
+        else:
+            applied = current.select(asking, self.model)
+        story.policies, story.tells_policies = applied.labels, applied.has_header
+        self.host.policies.count(applied.policies)
+        return applied
 
     def _keep(self, traces: list[Trace]) -> None:
         """Keep the traces of a generation that is over."""
@@ -262,6 +281,7 @@ class Serving:
         sampling: SamplingParams,
         steering: Steering,
         num_copies: int,
+        policies: Applied,
         wanted: Wanted,
     ) -> Request:
         """A checked request for one prompt, with a place in the order of service for all of its copies."""
@@ -278,11 +298,13 @@ class Serving:
             terms=story.terms,
             metadata=story.metadata,
             tools=self._tools(),
+            policies=policies,
             **wanted,
         )
         controller = steering.controller
         num_outputs = controller.width if isinstance(controller, BeamSearch) else num_copies
-        return replace(request, place=self.ticket.charge(len(tokens) * num_copies, max_output(sampling, num_outputs)))
+        most = max_output(request.sampling, num_outputs)
+        return replace(request, place=self.ticket.charge(len(tokens) * num_copies, most))
 
     def _tools(self) -> tuple[str, ...] | None:
         """The tools that the controllers of who asks may call."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bridle.constraints.spec import Constraint
-from bridle.controllers.composition import parts_of
+from bridle.controllers.composition import own_of, parts_of
 from bridle.engine.request import name_of
 from bridle.outputs import TOKEN_KINDS, Event, Finished, Forked, PromptEvent, Rewind, TokenEvent
 from bridle.service.terms import DEFAULT_TERMS, Terms
@@ -61,6 +61,8 @@ class Story:
     adapter: str | None = None
     controller: str | None = None
     constraint: str | None = None
+    policies: tuple[str, ...] = ()  # names and versions of those that hold
+    tells_policies: bool = False  # to the client, in a header
     sampling: SamplingParams | None = None
     usage: Usage | None = None
     submitted: float | None = None
@@ -83,7 +85,7 @@ class Story:
         self.sampling = request.sampling
         self.adapter = self.adapter or request.adapter  # as the client calls it, which is not as the engine does
         if request.controller is not None:
-            self.controller, self.constraint = names_of(request.controller)
+            self.controller, self.constraint = names_of(own_of(request.controller))
         self.num_prompt = len(request.prompt) if num_prompt is None else num_prompt
 
     def note(self, events: Iterable[Event]) -> None:
@@ -132,6 +134,8 @@ class Story:
         for name in ("model", "adapter", "controller", "constraint"):
             if getattr(self, name) is not None:
                 told[name] = getattr(self, name)
+        if self.policies:
+            told["policies"] = ",".join(self.policies)
         if self.submitted is not None:
             told["priority"] = self.terms.priority
         if self.usage is not None:

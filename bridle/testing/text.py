@@ -29,6 +29,17 @@ class PieceDecoder:
         """The piece by itself."""
         return self.decode([token])
 
+    def tokens_of(self, text: str) -> list[int]:
+        """The longest pieces that spell the text, one after the other; bytes that no piece has are left out."""
+        data, tokens = text.encode(), []
+        while data:
+            fits = [token for token, piece in enumerate(self.pieces) if piece and data.startswith(piece)]
+            token = max(fits, key=lambda each: len(self.pieces[each]), default=None)
+            if token is not None:
+                tokens.append(token)
+            data = data[1 if token is None else len(self.pieces[token]) :]
+        return tokens
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of complete output: unfinished characters are U+FFFD."""
         return b"".join(self.pieces[token] for token in tokens).decode("utf-8", "replace")

@@ -42,6 +42,10 @@ class Detokenizer:
         text = self._table.texts[token] if self._table is not None and 0 <= token < len(self._table.texts) else None
         return self._tokenizer.token_text(token) if text is None else text
 
+    def tokens_of(self, text: str) -> list[int]:
+        """Tokens that spell `text` inside of an output."""
+        return self._tokenizer.encode_inside(text)
+
     def _decode_visible(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 

@@ -19,6 +19,7 @@ from bridle.text.files import chat_template_of, end_tokens, load_fast_tokenizer
 from bridle.text.token_table import Spelling, TokenTable
 
 _LONG_CHARS = 1_024
+_BEFORE = ("\n", "a", ".", "1", " ")  # texts whose tokens end where they do, before most others
 _NUM_PROBES = 48
 _HALF_CHARACTER = "the text is not valid Unicode: it has half of a surrogate pair"
 
@@ -161,6 +162,17 @@ class Tokenizer:
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError:  # how the library reports lone surrogates
             raise InvalidRequest(_HALF_CHARACTER) from None
+
+    def encode_inside(self, text: str) -> list[int]:
+        """The tokens of a text that others precede: no space is added where it begins. Where no spelling is exact, what
+        cannot be spelled is left out."""
+        wanted = text.encode("utf-8", "replace")
+        for before in ("", *_BEFORE):
+            tokens = self.encode_with_offsets(before + text, add_special_tokens=False)
+            inside = [token for token, start, _ in tokens if start >= len(before)]
+            if b"".join(map(self.token_bytes, inside)) == wanted:
+                return inside
+        return [token for char in text for token in self.encode_inside(char)] if len(text) > 1 else []
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
         """As `encode`, each token with the range of characters that it stands for; an empty one for tokens that were

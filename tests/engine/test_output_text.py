@@ -25,8 +25,8 @@ class Reader:
 
     def push(self, token: int) -> str | None:
         self.tokens.append(token)
-        text, stop, num_taken, num_banned = self.text.push(token)
-        assert not (text and num_taken) and not num_banned
+        text, stop, num_taken, num_banned, hit = self.text.push(token)
+        assert not (text and num_taken) and not num_banned and hit is None
         self.seen = self.seen[: len(self.seen) - num_taken] + text
         return stop
 

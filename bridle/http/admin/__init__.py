@@ -1,5 +1,5 @@
-"""Routes that tell what a server holds and does: models, adapters, status."""
+"""Routes that tell what a server holds and does: models, adapters, policies, status."""
 
-from bridle.http.admin import adapters, models, status
+from bridle.http.admin import adapters, models, policies, status
 
-routers = (status.router, models.router, adapters.router)
+routers = (status.router, models.router, adapters.router, policies.router)

@@ -7,6 +7,7 @@ which come and go, are labels up to a fixed number.
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from prometheus_client.registry import Collector
 from bridle.http.metrics.tgi import TgiMetrics
 from bridle.http.transport.call import MODEL_ROUTES, Call
 from bridle.outputs import TOKEN_KINDS
+from bridle.service.policies import PolicyBook
 
 if TYPE_CHECKING:
     from bridle.service import ModelRegistry
@@ -55,10 +57,11 @@ _TOKENS = tuple(float(4**i) for i in range(14))
 class Metrics:
     """The metrics of one application, in a registry of their own."""
 
-    def __init__(self, models: ModelRegistry) -> None:
+    def __init__(self, models: ModelRegistry, policies: PolicyBook | None = None) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(models))
         self._registry.register(_ToolCollector(models))
+        self._registry.register(_PolicyCollector(models, policies or PolicyBook()))
         labels = ("route", "model", "status")
         self._calls = Counter("bridle_http_requests", "HTTP calls answered.", labels, registry=self._registry)
         self._tokens = Counter("bridle_http_tokens", "Tokens by kind.", ("model", "kind"), registry=self._registry)
@@ -193,15 +196,39 @@ class _ToolCollector(Collector):
         yield from (calls, failed, seconds, running)
 
 
+class _PolicyCollector(Collector):
+    """Reads at scrape time for how many requests policies held, and what they did to texts."""
+
+    def __init__(self, models: ModelRegistry, policies: PolicyBook) -> None:
+        self._models, self._policies = models, policies
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["policy", "version", "action"]
+        family = CounterMetricFamily("bridle_policy_actions", "What policies did, by action.", labels=labels)
+        for label, count in dict(self._policies.applied).items():
+            name, _, version = label.partition("@")
+            family.add_metric([name, version, "applied"], float(count))
+        done: Counts[str] = Counts()
+        for model in self._models:
+            done.update(getattr(model.client.statistics(), "policies", {}))
+        for key, count in done.items():
+            family.add_metric(key.split(" "), float(count))
+        yield family
+
+
 def numbers_of(statistics: object) -> Iterator[tuple[str, Any]]:
-    """Numeric fields of a statistics object, its properties included, and counts by key."""
+    """Numeric fields of a statistics object, its properties included, and counts by key; those of policies are told
+    apart."""
     if not is_dataclass(statistics):
         return
     names = [each.name for each in fields(statistics)]
     names += [name for name, value in vars(type(statistics)).items() if isinstance(value, property)]
     for name in names:
         value = getattr(statistics, name)
-        if isinstance(value, (int, float, Mapping)):
+        if isinstance(value, (int, float, Mapping)) and name != "policies":
             yield name, value
 
 

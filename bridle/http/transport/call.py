@@ -63,6 +63,8 @@ _OPERATIONS = {
     "/v1/responses": "chat",
 }
 _ANTHROPIC = "/v1/messages"
+#: The header that tells the names and versions of the policies that hold, if the operator wants that.
+POLICIES_HEADER = b"x-bridle-policies"
 _QUIET = ("/health", "/ping", "/metrics", "/v1/status")
 
 
@@ -190,7 +192,8 @@ def _naming(call: Call, send: Send) -> Send:
     async def send_named(message: Message) -> None:
         if message["type"] == "http.response.start":
             call.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *headers]
+            told = [(POLICIES_HEADER, ", ".join(call.policies).encode())] if call.tells_policies else []
+            message["headers"] = [*message.get("headers", ()), *headers, *told]
         elif call.method == "HEAD":
             message = {**message, "body": b""}
         await send(message)

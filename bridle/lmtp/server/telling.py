@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
+from bridle.controllers.composition import own_of
 from bridle.engine.request import Request
 from bridle.errors import BridleError, InvalidRequest
 from bridle.lmtp.failures import failure_of
@@ -63,7 +64,7 @@ class GenerateTeller:
 
     def __init__(self, how: Telling, request: Request) -> None:
         self._how = how
-        self._is_steered = request.controller is not None
+        self._is_steered = own_of(request.controller) is not None
         self._seed = None if request.sampling.is_greedy else request.sampling.seed
         self._finals = FinalEvents(request) if self._is_steered and not how.shows_events else None
         self._waiting: dict[int, Token] = {}

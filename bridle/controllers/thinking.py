@@ -1,0 +1,63 @@
+"""A budget of thoughts, token by token, whatever else steers an output: when it is used up, the tag that ends them is
+forced, and the one that begins them is forbidden."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from bridle.controllers.python import Controller, SequenceView
+from bridle.engine.decision import Decision, mask_words
+
+if TYPE_CHECKING:
+    from bridle.text import Tokenizer
+
+#: The texts around thoughts, in the models that are known.
+THOUGHT_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<reasoning>", "</reasoning>"))
+
+
+def tags_of(tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """The tokens that begin and end thoughts, if the vocabulary has such."""
+    for opening, closing in THOUGHT_TAGS:
+        first, last = tokenizer.id_of(opening), tokenizer.id_of(closing)
+        if first is not None and last is not None:
+            return first, last
+    return None
+
+
+@dataclass(slots=True)
+class ThinkingBudget(Controller):
+    """At most `budget` tokens of an output may stand between `opening` and `closing`."""
+
+    opening: int
+    closing: int
+    budget: int
+
+    max_rewind: ClassVar[int] = 0
+    is_pure: ClassVar[bool] = True
+    _mask: bytes = field(default=b"", init=False)
+
+    def next(self, view: SequenceView) -> Decision:
+        is_open, num_thoughts = self._count(view)
+        if num_thoughts < self.budget:
+            return Decision.sample()
+        return Decision.splice(0, (self.closing,)) if is_open else Decision.sample(self._without_opening(view))
+
+    def _count(self, view: SequenceView) -> tuple[bool, int]:
+        """Whether thoughts are open, and how many tokens of them there are. The prompt may have opened them."""
+        is_open, count = False, 0
+        for at, token in enumerate(view.tokens):
+            if token == self.opening:
+                is_open = True
+            elif token == self.closing:
+                is_open = False
+            elif is_open and at >= view.num_prompt:
+                count += 1
+        return is_open, count
+
+    def _without_opening(self, view: SequenceView) -> bytes:
+        if not self._mask:
+            row = bytearray(b"\xff" * (4 * mask_words(view.vocab_size)))
+            row[self.opening >> 3] &= ~(1 << (self.opening & 7)) & 0xFF
+            self._mask = bytes(row)
+        return self._mask
