@@ -170,6 +170,7 @@ class OutputState:
     bans: dict[int, set[int]] = field(default_factory=dict)  # by position: tokens that lead to a banned phrase
     num_banned: int = 0  # the last tokens, which say what is forbidden and must go
     hit: Hit | None = None  # the rule of an operator because of which they must
+    log_tail: str = ""  # the end of what its controllers have printed, if a policy holds for it
     num_retries: int = 0  # since text was last released
     prompt_sent: bool = False
     num_scored: int = 0  # tokens whose log-probability is known or not wanted

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from bridle.engine.deadlock import DeadlockWatch
 from bridle.engine.decision import Branch, Decision, mask_is_empty, mask_words
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool
+from bridle.engine.guard import Guard
+from bridle.engine.interfaces import Answer, Ask, ControllerPool, ForesightedPool, StoredValue
 from bridle.engine.media import splits
 from bridle.engine.progress import Progress
 from bridle.engine.sequence import Sequence
@@ -210,10 +211,20 @@ class Steering:
         self._progress.fail(seq, error)
 
     def _tell(self, seq: Sequence, answer: Answer) -> None:
-        if answer.log:
-            self._progress.events.append(Log(seq.request.id, seq.index, answer.log))
+        if answer.log and (log := self._log_of(seq, answer.log)):
+            self._progress.events.append(Log(seq.request.id, seq.index, log))
         for stored in answer.stored:
-            self._progress.events.append(Stored(seq.request.id, seq.index, *stored))
+            self._progress.events.append(Stored(seq.request.id, seq.index, *_held_to(seq.request.guard, stored)))
+
+    def _log_of(self, seq: Sequence, log: str) -> str:
+        """What may be printed: a log says no more than a text may."""
+        guard = seq.request.guard
+        if guard is None:
+            return log
+        log = guard.clean(log, seq.output.log_tail)
+        tail = seq.output.log_tail + log
+        seq.output.log_tail = tail[max(len(tail) - guard.reach, 0) :]
+        return log
 
     def _release_overdue(self) -> None:
         now = self._clock()
@@ -416,6 +427,14 @@ class Steering:
     def _check_token(self, token: int, where: str) -> None:
         if not 0 <= token < self._vocab_size:
             raise ControllerError(f"{where} has token {token}; the vocabulary has {self._vocab_size}")
+
+
+def _held_to(guard: Guard | None, stored: StoredValue) -> StoredValue:
+    """A variable that says no more than a text may."""
+    text = "" if guard is None else stored.value.decode("utf-8", "replace")
+    if guard is None or (cleaned := guard.clean(text)) == text:
+        return stored
+    return stored._replace(value=cleaned.encode())
 
 
 def as_controller_error(error: BaseException) -> BridleError:

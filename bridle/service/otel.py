@@ -138,6 +138,7 @@ def _attributes(story: Story, operation: str) -> dict[str, Any]:
         "bridle.adapter": story.adapter,
         "bridle.controller": story.controller,
         "bridle.constraint": story.constraint,
+        "bridle.policies": ",".join(story.policies) or None,
     }
     if story.sampling is not None:
         told |= {f"gen_ai.request.{theirs}": getattr(story.sampling, ours) for ours, theirs in _REQUEST.items()}

@@ -77,7 +77,8 @@ class Setup:
         self.model = model
         self.registry = ModelRegistry([model])
         self.admission = admission or Admission()
-        self.server = LmtpServer(LocalHost(self.registry, self.admission), settings)
+        self.host = LocalHost(self.registry, self.admission)
+        self.server = LmtpServer(self.host, settings)
         self._tasks: list[asyncio.Task[None]] = []
 
     def connect(self, user: str = "ann") -> Wire:

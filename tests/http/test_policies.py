@@ -1,0 +1,174 @@
+"""An operator's policies hold on every API, streamed or not, whatever users ask for; admins see them and read their
+file again while streams go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from bridle import LLM
+from bridle.controllers import Controller, SequenceView
+from bridle.controllers.classes import load_classes
+from bridle.engine.decision import Decision
+from bridle.http import HttpSettings, create_app
+from bridle.http.openai.batch import answer_batch, batch_settings, read_requests
+from bridle.service import ModelRegistry
+from bridle.service.policies import PolicyBook
+from tests.http.harness import local_client, saying, scripted_model, tokenizer
+from tests.http.test_borrowed_fields import text_of
+from tests.http.test_fields import ROUTES, post
+from tests.lmtp.harness import Setup
+
+SECRETS = ("ann@example.org", "4111 1111 1111 1111", "sk-abcdefghijklmnop1234", "forbidden")
+SAYING = "Ask ann@example.org, pay 4111 1111 1111 1111, key sk-abcdefghijklmnop1234, FOR\u200bBIDDEN word."
+DONE = "Ask [e-mail], pay [card], key [key], [...] word."
+FILE = """
+header = true
+
+[[policy]]
+name = "secrets"
+version = "3"
+kind = "redact"
+
+[[policy]]
+name = "words"
+kind = "phrases"
+phrases = ["forbidden"]
+action = "replace"
+replacement = "[...]"
+"""
+
+
+class Says(Controller):
+    """Forces a text, token by token: a user's program that tries to say it."""
+
+    max_rewind = 0
+
+    def __init__(self, text: str = SAYING) -> None:
+        self.tokens = tokenizer().encode(text, add_special_tokens=False)
+        self.at = 0
+
+    def next(self, view: SequenceView) -> Decision:
+        self.at += 1
+        if self.at > len(self.tokens):
+            return Decision.stop()
+        view.log(SAYING)
+        return Decision.splice(0, (self.tokens[self.at - 1],))
+
+
+def says(text: str) -> list[str]:
+    plain = text.replace("\u200b", "").lower()
+    return [each for each in SECRETS if each in plain]
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> PolicyBook:
+    path = tmp_path_factory.mktemp("policies") / "policies.toml"
+    path.write_text(FILE, encoding="utf-8")
+    return PolicyBook(path)
+
+
+@pytest.fixture(scope="module")
+def client(book: PolicyBook) -> Iterator[TestClient]:
+    classes = {**load_classes([]), "Says": Says}
+    model = scripted_model(next_token=saying(SAYING), max_model_len=1024)
+    with local_client(model, HttpSettings(policies=book, controller_classes=classes)) as made:
+        yield made
+
+
+def length_of(route: str, count: int) -> dict[str, Any]:
+    (name,) = [name for name in ROUTES[route][0] if name.startswith("max_")]
+    return {name: count}
+
+
+@pytest.mark.parametrize("controller", [None, "class:Says"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_route_says_what_is_forbidden(client: TestClient, route: str, controller: str | None) -> None:
+    fields: dict[str, Any] = length_of(route, 200) | ({} if route == "/generate" else {"temperature": 0.0})
+    if controller is not None:
+        fields["controller"] = controller
+    answer = post(client, route, fields)
+    text = text_of(answer)
+    assert not says(answer.text) and "[e-mail]" in text
+    if controller is not None:
+        assert text.strip() == DONE
+    assert answer.headers["x-bridle-policies"] == "secrets@3, words"
+
+
+@pytest.mark.parametrize("controller", [None, "class:Says"])
+@pytest.mark.parametrize("route", [route for route in ROUTES if route not in ("/generate", "/v1/run")])
+def test_no_stream_shows_it_at_any_moment(client: TestClient, route: str, controller: str | None) -> None:
+    fields: dict[str, Any] = length_of(route, 200) | {"temperature": 0.0, "stream": True}
+    if controller is not None:
+        fields |= {"controller": controller}
+        fields |= {"rewind": "event"} if route.endswith("completions") else {}
+    answer = post(client, route, fields)
+    answer.raise_for_status()
+    assert "[e-mail]" in "".join(texts_in(answer.text)) and not says("".join(texts_in(answer.text)))
+
+
+def texts_in(stream: str) -> Iterator[str]:
+    """The pieces of text in a stream of server-sent events, in order."""
+    for line in stream.splitlines():
+        if line.startswith("data: {"):
+            event = json.loads(line[6:])
+            if event.get("type", "").endswith((".done", ".completed")):
+                continue
+            yield from _strings(event, ("text", "content", "delta"))
+
+
+def _strings(value: Any, names: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name in names and isinstance(inner, str):
+                yield inner
+            else:
+                yield from _strings(inner, names)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner, names)
+
+
+@pytest.mark.parametrize("count", range(8, 60, 3))
+def test_where_the_output_ends_nothing_slips_out(client: TestClient, count: int) -> None:
+    """The limit of tokens falls everywhere in the text."""
+    fields = {"max_tokens": count, "temperature": 0.0, "stop": ["1111 4"], "logprobs": 1}
+    answer = post(client, "/v1/completions", fields)
+    assert not says(text_of(answer))
+    tokens = answer.json()["choices"][0]["logprobs"]["tokens"]
+    assert not says("".join(tokens))
+
+
+def test_a_prefill_cannot_say_the_first_half(client: TestClient) -> None:
+    for prompt, rest in (("Ask ann@exam", "ple.org"), ("pay 4111 1111", " 1111 1111"), ("it is forb", "idden")):
+        fields = {"prompt": prompt, "controller": "class:Says", "controller_arg": rest + " then", "max_tokens": 60}
+        text = text_of(post(client, "/v1/completions", fields))
+        assert rest not in text and "then" in text
+
+
+async def test_lmtp_and_batches_and_python_hold_to_them(book: PolicyBook) -> None:
+    model = scripted_model(next_token=saying(SAYING), max_model_len=1024)
+    registry = ModelRegistry([model])
+    lines = [
+        b'{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 200, "temperature": 0}}'
+    ]
+    settings = batch_settings(4)
+    app = create_app(registry, HttpSettings(max_requests=settings.max_requests, policies=book))
+    (answer,) = [answer async for answer in answer_batch(app, read_requests(lines), 4)]
+    text = answer["response"]["body"]["choices"][0]["text"]
+    assert "[e-mail]" in text and not says(text)
+    setup = Setup(model)
+    setup.host.policies = book
+    told = await setup.connect().ask("GENERATE", prompt="x", max_tokens=200, temperature=0, text=True)
+    assert not says("".join(str(each.get("text", "")) for each in told))
+    assert not says(tokenizer().decode([each["token"] for each in told if "token" in each]))
+    llm = LLM(model, policies=book.path)
+    output = (await llm.generate_async(["x"], max_tokens=200, temperature=0.0))[0]
+    assert "[e-mail]" in output.outputs[0].text and not says(output.outputs[0].text)
+    forced = (await llm.generate_async(["x"], max_tokens=200, controller=Says()))[0].outputs[0]
+    assert not says(forced.text) and "[e-mail]" in forced.text and "[e-mail]" in forced.logs and not says(forced.logs)
+    await setup.close()
