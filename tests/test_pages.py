@@ -204,4 +204,4 @@ def test_every_package_has_its_line() -> None:
 def test_the_list_of_examples_is_complete() -> None:
     text = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\]\(([\w.]+)\)", text))
-    assert named == {path.name for path in (ROOT / "examples").glob("*.*") if path.suffix in (".py", ".js")}
+    assert named == {path.name for path in (ROOT / "examples").glob("*.*") if path.suffix in (".py", ".js", ".toml")}

@@ -33,7 +33,8 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
         return {"beams": msgspec.to_builtins(controller)}
     if isinstance(controller, Composed):
         demands = [[each.policy, each.on_failure] for each in controller.demands]
-        return {"composed": [pack_controller(part) for part in controller.parts], "demands": demands}
+        packed = {"composed": [pack_controller(part) for part in controller.parts]}
+        return {**packed, "demands": demands} if demands else packed
     if isinstance(controller, ThinkingBudget):
         return {"thinking": [controller.opening, controller.closing, controller.budget]}
     kind = type(controller).__name__
