@@ -18,12 +18,11 @@ from bridle.engine.guard import Guard, OnFailure
 from bridle.errors import BridleError, InvalidRequest
 from bridle.sampling import SamplingParams
 from bridle.service.policies.fields import Fields
-from bridle.service.policies.kinds import KINDS, Made, Settings, allowed_tokens
+from bridle.service.policies.kinds import KINDS, ForModel, Made, Settings, allowed_tokens
 from bridle.shown import shown
 
 if TYPE_CHECKING:
     from bridle.service.keys import Identity
-    from bridle.service.loading import LoadedModel
     from bridle.text import Tokenizer
 
 #: How many policies a file may have.
@@ -125,7 +124,7 @@ class PolicySet:
         self._lock = threading.Lock()
         self._masks: WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], bytes]] = WeakKeyDictionary()
 
-    def select(self, asking: Asking, model: LoadedModel) -> Applied:
+    def select(self, asking: Asking, model: ForModel) -> Applied:
         """The policies that hold for a request to `model`. May take a moment the first time, where characters are
         limited. Raises the error of a policy that cannot hold, unless it may be left out."""
         chosen = tuple(policy for policy in self.policies if policy.applies(asking))
@@ -141,7 +140,7 @@ class PolicySet:
         controllers = tuple(each for policy in chosen for each in _controllers(policy, model))
         return Applied(chosen, guard, controllers, min(limits, default=None), self.has_header)
 
-    def _allowed(self, model: LoadedModel, patterns: tuple[str, ...]) -> bytes | None:
+    def _allowed(self, model: ForModel, patterns: tuple[str, ...]) -> bytes | None:
         if not patterns:
             return None
         with self._lock:
@@ -151,7 +150,7 @@ class PolicySet:
             return known[patterns]
 
 
-def _controllers(policy: Policy, model: LoadedModel) -> Iterable[tuple[Demand, object]]:
+def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, object]]:
     """What a policy demands as a controller, if it does."""
     if policy.made.controller is None:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import regex
 
@@ -18,10 +18,28 @@ from bridle.errors import BridleError, UnsupportedFeature
 from bridle.service.policies.fields import Fields
 
 if TYPE_CHECKING:
-    from bridle.service.loading import LoadedModel
+    from bridle.engine.interfaces import ExecutorInfo
+    from bridle.text import Tokenizer
+
+
+class ForModel(Protocol):
+    """What policies must know of a model. `control` is the runtime of its Wasm controllers, None if it has none."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def info(self) -> ExecutorInfo: ...
+
+    @property
+    def control(self) -> object | None: ...
+
 
 #: A controller for one model; None if the policy has nothing to do there.
-MakeController = Callable[["LoadedModel"], "object | None"]
+MakeController = Callable[[ForModel], object | None]
 
 _ACTIONS = ("retry", "end", "replace")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -178,7 +196,7 @@ def _thinking(fields: Fields, own: Settings) -> Made:
     if budget is None:
         raise fields.error("max_tokens", "is missing; must be an integer")
 
-    def make(model: LoadedModel) -> object | None:
+    def make(model: ForModel) -> object | None:
         tags = tags_of(model.tokenizer)
         return None if tags is None else ThinkingBudget(*tags, budget)
 
@@ -190,7 +208,7 @@ def _wasm(fields: Fields, own: Settings) -> Made:
     if not _HASH.fullmatch(module):
         raise fields.wrong("module", module, "the SHA-256 of a module in 64 hexadecimal digits")
 
-    def make(model: LoadedModel) -> object:
+    def make(model: ForModel) -> object:
         if model.control is None:
             raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "policies")
         from bridle.aici.client import WasmController
@@ -226,7 +244,7 @@ KINDS: Mapping[str, Callable[[Fields, Settings], Made]] = {
 }
 
 
-def allowed_tokens(model: LoadedModel, patterns: Sequence[str]) -> bytes:
+def allowed_tokens(model: ForModel, patterns: Sequence[str]) -> bytes:
     """The mask of the tokens that can be part of a text whose characters all patterns allow: those whose own text does
     not break one. Tokens with parts of characters can be part of it, and so can those that show no text."""
     tokenizer, known = model.tokenizer, [compiled(pattern) for pattern in patterns]
