@@ -275,7 +275,7 @@ def test_what_was_taken_back_folds(page: Any) -> None:
     settle(page)
     assert page.locator("s.rewound").count() > 0
     page.get_by_label("fold what was taken back").check()
-    page.wait_for_function("!document.querySelector('s.rewound')")
+    page.locator("s.rewound").first.wait_for(state="detached")
     page.locator(".fold").first.click()
     page.locator("s.rewound").first.wait_for()
 
@@ -558,13 +558,13 @@ def test_long_texts_with_many_forks_are_shown(browser: Any, url: str, tmp_path: 
     with opened(browser, url) as page:
         began = page.evaluate("performance.now()")
         page.get_by_label("Trace file").set_input_files(path)
-        page.wait_for_function("document.querySelectorAll('.tokens .t').length > 10_000")
+        page.locator(".tokens .t").nth(10_000).wait_for(state="attached")
         opening = page.evaluate("performance.now()") - began
         assert page.get_by_role("treeitem").count() == 64
         scrolled = page.evaluate(SCROLL)
         began = page.evaluate("performance.now()")
         page.get_by_role("treeitem").nth(63).click()
-        page.wait_for_function("document.querySelectorAll('.tokens .t').length > 10_020")
+        page.locator(".tokens .t").nth(10_020).wait_for(state="attached")
         switching = page.evaluate("performance.now()") - began
         drawn = page.evaluate(
             "[...document.querySelectorAll('.chunk.block')].filter(each => each.checkVisibility("
