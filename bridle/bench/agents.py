@@ -1,0 +1,250 @@
+"""What an agent costs that calls tools again and again: `bridle bench agents`.
+
+Several agents side by side, each with a long context, write a call, wait for its result, and go on. They run as a
+client's loop over parked KV, over the prefix cache, and without one; and inside of the engine, as a controller that
+waits and writes the result itself. The cache is large, or so scarce that what others ask for during each call drives
+the agents' KV out. All of it runs on tokens of a model with random weights: neither speed nor counts depend on what is
+said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.checkpoints import make_checkpoint
+from bridle.bench.settings import Settings
+from bridle.config import EngineConfig, ModelConfig
+from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.engine import AsyncEngine, Decision, Engine, Request
+from bridle.engine.statistics import EngineStatistics
+from bridle.outputs import Event, Finished, TokenEvent
+from bridle.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_BLOCK = 16
+#: Settings of the engine for each way to run a client's loop.
+_LOOPS: dict[str, dict[str, Any]] = {
+    "client, parked KV": {},
+    "client, prefix cache": {"park_memory": 0},
+    "client, no cache": {"park_memory": 0, "enable_prefix_caching": False},
+}
+_INSIDE = "inside the engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the agents do: so many of them make so many calls, of `answer` tokens each, with results of `result` tokens,
+    after a context of `context` tokens. Others ask with `other` tokens during each call, if the cache is scarce."""
+
+    agents: int
+    calls: int
+    context: int
+    answer: int = 24
+    result: int = 32
+    other: int = 1_000
+
+    @property
+    def total(self) -> int:
+        """The tokens of an agent in the end."""
+        return self.context + self.calls * (self.answer + self.result) + self.answer
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run has cost. `firsts` are the seconds from each result to the first token after it."""
+
+    firsts: list[float] = field(default_factory=list)
+    paid: int = 0
+    others: int = 0
+
+
+def measure(settings: Settings, console: Console) -> dict[str, Any]:
+    """All figures, for a large cache and a scarce one."""
+    import torch
+
+    torch.set_num_threads(settings.threads or 1)
+    work = Work(3, 2, 96, 8, 8, 128) if settings.quick else Work(8, 10, 2_000)
+    figures: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
+        checkpoint = make_checkpoint("20m", Path(name))
+        for is_scarce in (False, True):
+            for way in (*_LOOPS, _INSIDE):
+                figures.append({"cache": "scarce" if is_scarce else "large", "way": way}
+                               | _run(checkpoint.path, work, way, is_scarce))  # fmt: skip
+    _show(console, work, figures)
+    return {"agents": work.agents, "calls": work.calls, "context_tokens": work.context, "figures": figures}
+
+
+def _run(folder: Path, work: Work, way: str, is_scarce: bool) -> dict[str, Any]:
+    from bridle.backends import load_executor
+
+    # Scarce: what runs at one time fits, and nothing else. Large: all that anybody says fits.
+    per_agent, per_other = -(-work.total // _BLOCK) + 1, -(-work.other // _BLOCK) + 1
+    num_blocks = work.agents * (per_agent + per_other) * (1 if is_scarce else work.calls + 1)
+    executor = load_executor(ModelConfig(str(folder), num_blocks=num_blocks, block_size=_BLOCK, warm_up=False))
+    config = EngineConfig(**{"park_memory": 1 << 40} | _LOOPS.get(way, {}))
+    engine = Engine(executor, config, pools=[PythonControllerPool(executor.info.vocab_size)])
+    with AsyncEngine(engine) as client:
+        tally = asyncio.run(_agents(client, work, way, is_scarce))
+        statistics = client.statistics()
+    return _figures(work, tally, statistics)
+
+
+def _figures(work: Work, tally: Tally, statistics: EngineStatistics) -> dict[str, Any]:
+    computed = statistics.num_computed_tokens - tally.others
+    return {
+        "first_token_seconds": median(tally.firsts),
+        "computed_tokens": computed,
+        "computed_twice": computed - work.agents * (work.total - 1),
+        "paid_tokens": tally.paid,
+        "park_hits": statistics.num_park_hits,
+        "preemptions": statistics.num_preemptions,
+    }
+
+
+async def _agents(client: AsyncEngine, work: Work, way: str, is_scarce: bool) -> Tally:
+    tally = Tally()
+    agent = _inside if way == _INSIDE else _outside
+    async with asyncio.TaskGroup() as group:
+        for number in range(work.agents):
+            group.create_task(agent(client, work, number, is_scarce, tally))
+    return tally
+
+
+def _tokens(seed: int, count: int) -> tuple[int, ...]:
+    random = Random(seed)
+    return tuple(random.randrange(8_000) for _ in range(count))
+
+
+async def _tool(client: AsyncEngine, work: Work, number: int, call: int, is_scarce: bool, tally: Tally) -> None:
+    """What happens while an agent waits: if the cache is scarce, somebody else asks for something."""
+    if not is_scarce:
+        await asyncio.sleep(0)
+        return
+    prompt = _tokens(1_000_000 + number * 1_000 + call, work.other)
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    async for _ in client.submit(
+        Request(f"other-{number}-{call}", prompt, sampling, tenant="others", detokenize=False)
+    ):
+        pass
+    tally.others += work.other
+
+
+@dataclass(frozen=True, slots=True)
+class _Enough:
+    """Ends an output after so many tokens, as a call that is complete does."""
+
+    count: int
+
+    def __call__(self, tokens: Sequence[int], num_prompt: int) -> str | None:
+        return "call" if len(tokens) - num_prompt >= self.count else None
+
+
+async def _outside(client: AsyncEngine, work: Work, number: int, is_scarce: bool, tally: Tally) -> None:
+    """A client's loop: each call is a request with all that was said."""
+    said = list(_tokens(number, work.context))
+    sampling = SamplingParams(max_tokens=work.answer + 1, temperature=0.0, ignore_eos=True)
+    for call in range(work.calls + 1):
+        request = Request(
+            f"agent-{number}-{call}",
+            tuple(said),
+            sampling,
+            stopping=(_Enough(work.answer),),
+            tenant="agents",
+            detokenize=False,
+            parks=call < work.calls,
+            continues=f"agent-{number}-{call - 1}",
+        )
+        began, is_first = time.perf_counter(), True
+        async for events in client.submit(request):
+            for event in _good(events):
+                if isinstance(event, TokenEvent):
+                    if is_first and call:
+                        tally.firsts.append(time.perf_counter() - began)
+                    is_first = False
+                    said.append(event.token)
+        tally.paid += len(request.prompt) + work.answer
+        if call < work.calls:
+            await _tool(client, work, number, call, is_scarce, tally)
+            said += _tokens(500_000 + number * 1_000 + call, work.result)
+
+
+class _Agent(Controller):
+    """The same loop beside the KV: it waits for each result, and writes it."""
+
+    def __init__(self, work: Work, number: int, wants: Callable[[], object], num_results: Callable[[], int]) -> None:
+        self.work, self.number, self.wants, self.num_results = work, number, wants, num_results
+        self.num_written, self.num_asked = 0, 0
+
+    def next(self, view: SequenceView) -> Decision:
+        size = self.work.answer + self.work.result
+        is_at_call = len(view.tokens) - view.num_prompt == self.num_written * size + self.work.answer
+        if not is_at_call or self.num_written == self.work.calls:
+            return Decision.sample()
+        if self.num_asked == self.num_written:
+            self.num_asked += 1
+            self.wants()
+        if self.num_results() == self.num_written:
+            return Decision.wait()
+        self.num_written += 1
+        return Decision.splice(0, _tokens(500_000 + self.number * 1_000 + self.num_written - 1, self.work.result))
+
+
+async def _inside(client: AsyncEngine, work: Work, number: int, is_scarce: bool, tally: Tally) -> None:
+    loop, wanted = asyncio.get_running_loop(), asyncio.Event()
+    given, results, was_forced = [0.0], [0], False
+    agent = _Agent(work, number, lambda: loop.call_soon_threadsafe(wanted.set), lambda: results[0])
+
+    async def tools() -> None:
+        for call in range(work.calls):
+            await wanted.wait()
+            wanted.clear()
+            await _tool(client, work, number, call, is_scarce, tally)
+            given[0] = time.perf_counter()
+            results[0] += 1
+
+    prompt = _tokens(number, work.context)
+    sampling = SamplingParams(max_tokens=work.total - work.context, temperature=0.0, ignore_eos=True)
+    request = Request(f"agent-{number}", prompt, sampling, agent, tenant="agents", detokenize=False)
+    serving = asyncio.create_task(tools())
+    async for events in client.submit(request):
+        for event in _good(events):
+            if not isinstance(event, TokenEvent):
+                continue
+            if was_forced and not event.forced:
+                tally.firsts.append(time.perf_counter() - given[0])
+            was_forced = event.forced
+    await serving
+    tally.paid += work.total
+
+
+def _good(events: list[Event]) -> list[Event]:
+    """The events; raises the error that one of them tells."""
+    for event in events:
+        if isinstance(event, Finished) and event.error is not None:
+            raise event.error
+    return events
+
+
+def _show(console: Console, work: Work, figures: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    title = f"{work.agents} agents of {work.calls} calls over {work.context} tokens"
+    table = Table(title=title, title_justify="left")
+    for name in ("cache", "run as", "first token, ms", "computed", "of them twice", "paid for", "preempted"):
+        table.add_column(name, justify="left" if name in ("cache", "run as") else "right")
+    for each in figures:
+        counts = (each[name] for name in ("computed_tokens", "computed_twice", "paid_tokens", "preemptions"))
+        first = f"{1e3 * each['first_token_seconds']:.1f}"
+        table.add_row(each["cache"], each["way"], first, *(f"{count:,}" for count in counts))
+    console.print(table)
