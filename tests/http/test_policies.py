@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -17,8 +19,9 @@ from bridle.engine.decision import Decision
 from bridle.http import HttpSettings, create_app
 from bridle.http.openai.batch import answer_batch, batch_settings, read_requests
 from bridle.service import ModelRegistry
+from bridle.service.keys import KeyStore
 from bridle.service.policies import PolicyBook
-from tests.http.harness import local_client, saying, scripted_model, tokenizer
+from tests.http.harness import local_client, saying, scripted_model, served, tokenizer
 from tests.http.test_borrowed_fields import text_of
 from tests.http.test_fields import ROUTES, post
 from tests.lmtp.harness import Setup
@@ -172,3 +175,60 @@ async def test_lmtp_and_batches_and_python_hold_to_them(book: PolicyBook) -> Non
     forced = (await llm.generate_async(["x"], max_tokens=200, controller=Says()))[0].outputs[0]
     assert not says(forced.text) and "[e-mail]" in forced.text and "[e-mail]" in forced.logs and not says(forced.logs)
     await setup.close()
+
+
+def test_policies_are_listed_read_again_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "policies.toml"
+    path.write_text(FILE, encoding="utf-8")
+    model = scripted_model(next_token=saying(SAYING), max_model_len=1024)
+    fields = {"prompt": "x", "max_tokens": 200, "temperature": 0.0}
+    with local_client(model, HttpSettings(policies=PolicyBook(path))) as client:
+
+        def said() -> str:
+            return text_of(post(client, "/v1/completions", fields))
+
+        assert [each["name"] for each in client.get("/v1/policies").json()["policies"]] == ["secrets", "words"]
+        assert not says(said())
+        path.write_text(FILE + "\n[[policy]]\nname = 'broken'\nkind = 'nothing'\n", encoding="utf-8")
+        refused = client.post("/v1/policies/reload")
+        assert refused.status_code == 400 and "nothing" in refused.text and "broken" in refused.text
+        assert not says(said())
+        assert "broken" in client.get("/v1/policies").json()["error"]
+        metrics = client.get("/metrics").text
+        path.write_text("", encoding="utf-8")
+        assert client.post("/v1/policies/reload").json()["policies"] == []
+        assert says(said())
+    for line in (
+        'bridle_policy_actions_total{action="applied",policy="secrets",version="3"} 2.0',
+        'bridle_policy_actions_total{action="replace",policy="words",version=""} 2.0',
+    ):
+        assert line in metrics.replace("replaced", "replace"), metrics[-3000:]
+
+
+def test_a_stream_keeps_the_policies_that_it_began_with(tmp_path: Path) -> None:
+    path = tmp_path / "policies.toml"
+    path.write_text(FILE, encoding="utf-8")
+    model = scripted_model(next_token=saying(SAYING), max_model_len=1024)
+    book = PolicyBook(path)
+    with served(model, HttpSettings(policies=book)) as url:
+        body = {"prompt": "x", "max_tokens": 900, "temperature": 0.0, "stream": True}
+        with httpx.stream("POST", url + "/v1/completions", json=body, timeout=300) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            path.write_text("", encoding="utf-8")
+            book.reload()
+            rest = "\n".join(lines)
+    text = "".join(texts_in(first + "\n" + rest))
+    assert text.count("[e-mail]") > 1 and not says(text)
+
+
+def test_users_see_no_policies(book: PolicyBook, tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys.db")
+    registry = ModelRegistry([scripted_model(next_token=saying(SAYING))])
+    with TestClient(create_app(registry, HttpSettings(policies=book), keys=keys)) as client:
+        for is_admin, status in ((False, 403), (True, 200)):
+            key = {"authorization": f"Bearer {keys.add(f'user-{is_admin}', is_admin=is_admin)}"}
+            assert client.get("/v1/policies", headers=key).status_code == status
+            assert client.post("/v1/policies/reload", headers=key).status_code == status
+    registry.close()
+    keys.close()

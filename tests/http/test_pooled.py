@@ -19,6 +19,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from bridle.cli import setup_probes
 from bridle.config import ModelConfig
 from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.http.curl_line import curl_line
 from bridle.http.openai.batch import answer_batch, read_requests
 from bridle.llm import LLM
 from bridle.model.check import check_model
@@ -281,9 +282,8 @@ def test_models_say_what_they_are_for(embeds: TestClient, sorts: TestClient) -> 
 
 
 def test_commands_that_are_shown_fit_the_model(embeds: TestClient, sorts: TestClient) -> None:
-    page = {"accept": "text/html"}
-    assert "/v1/embeddings -H" in embeds.get("/", headers=page).text
-    assert "/v1/classify -H" in sorts.get("/", headers=page).text
+    for client, path in ((embeds, "/v1/embeddings"), (sorts, "/v1/classify")):
+        assert f"{path} -H" in curl_line(client.app.state.http.registry, "http://localhost/")
 
 
 def test_the_doctor_says_what_a_model_is_for() -> None:
