@@ -304,15 +304,19 @@ class Watch:
                 return False
         return True
 
-    def pending(self) -> Hit | None:
-        """The first match if no further text comes; None if there is none."""
-        hits = [hit for scan in self._scans if not scan.is_off and (hit := self._pending(scan)) is not None]
+    def pending(self, num_chars: int) -> Hit | None:
+        """The first match if the text ends after `num_chars` characters; None if there is none."""
+        hits = [hit for scan in self._scans if not scan.is_off and (hit := self._pending(scan, num_chars)) is not None]
         return min(hits, key=lambda hit: hit.start, default=None)
 
-    def _pending(self, scan: _Scan) -> Hit | None:
-        text = self._text_of(scan.rule)
-        base = max(scan.anchors[-1] - _CONTEXT, 0)
-        found, _ = _find(scan.rule, text.tail(base), scan.anchors[-1] - base, max(text.num_lead - base, 0))
+    def _pending(self, scan: _Scan, num_chars: int) -> Hit | None:
+        text, anchor = self._text_of(scan.rule), scan.anchors[-1]
+        end = text.num_chars
+        if self._lead + num_chars < self._raw.num_chars:  # what a stop string took may have kept a match from being one
+            end = text.folded(self._lead + num_chars)
+            anchor = min(anchor, max(end - scan.rule.max_length, 0))
+        base = max(anchor - _CONTEXT, 0)
+        found, _ = _find(scan.rule, text.tail(base)[: end - base], anchor - base, max(text.num_lead - base, 0))
         return None if found is None else Hit(scan.rule, text.raw(base + found[0]) - self._lead)
 
     def slice(self, start: int, end: int) -> str:

@@ -115,7 +115,7 @@ class OutputText:
     def close(self, hidden: str) -> tuple[int, str] | None:
         """No text comes any more: what is a match now has to go. Returns how many tokens go, and the text that stands
         for these and for all that is `hidden`; None if nothing has to go."""
-        hit = None if self._watch is None else self._watch.pending()
+        hit = None if self._watch is None else self._watch.pending(self._num_chars)
         if self._watch is None or hit is None or hit.start >= self._num_chars:
             return None
         self.closed_by = hit.policy, hit.rule.version

@@ -91,7 +91,8 @@ def attack(seed: int, kv: str) -> None:
         program = FakeController(RandomProgram(random.randrange(1 << 30), "sssmbfffffnkrxxt"))
         fields: dict[str, object] = {"guard": guard, "controller": program if is_steered else None}
         request = random_request(random, **fields)
-        lead = PieceDecoder(PIECES).decode(request.prompt)
+        state = PieceDecoder(PIECES).open((), skip_special_tokens=True)
+        lead = "".join([state.push(token) for token in request.prompt])
         known[request.id] = (guard, "" if is_steered else lead)
         requests.append(request)
     lab.run(*requests)

@@ -122,19 +122,18 @@ class Links(HTMLParser):
                 (self.linked if tag == "a" else self.loaded).append(value)
 
 
-def test_the_page_is_self_contained_and_escapes_names() -> None:
+def test_the_page_is_self_contained_and_names_nothing() -> None:
     with local_client(fake_model(name="<script>alert(1)</script>'")) as client:
         answer = client.get("/", headers={"accept": "text/html"})
         assert answer.headers["content-type"].startswith("text/html")
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         links = Links()
         links.feed(answer.text)
-        assert links.loaded == []
+        assert all(path.startswith("playground/") for path in links.loaded)
         assert "<script>alert" not in answer.text
         assert not re.search(r"https?://(?!testserver)", answer.text)
-        for path in links.linked:
+        for path in [*links.linked, *links.loaded]:
             assert client.get("/" + path).status_code == 200
-        assert "$" not in re.sub(r"<script>.*</script>", "", answer.text, flags=re.DOTALL)
 
 
 def test_the_openapi_document_describes_the_bodies() -> None:
@@ -144,7 +143,7 @@ def test_the_openapi_document_describes_the_bodies() -> None:
         assert {"type": "string"} in prompt["anyOf"]
         assert set(document["paths"]) >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"}
         posts = {path: methods["post"] for path, methods in document["paths"].items() if "post" in methods}
-        assert all("requestBody" in post for post in posts.values())
+        assert [path for path, post in posts.items() if "requestBody" not in post] == ["/v1/policies/reload"]
 
 
 def test_the_openapi_document_describes_errors_as_they_are() -> None:

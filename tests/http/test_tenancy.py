@@ -39,6 +39,8 @@ def test_requests_carry_their_tenant(path: str, body: dict[str, Any], tmp_path: 
 #: Routes for admins alone, with a body that is one. A new one is to be listed here.
 ADMIN_ROUTES: dict[tuple[str, str], dict[str, Any] | None] = {
     ("GET", "/v1/status"): None,
+    ("GET", "/v1/policies"): None,
+    ("POST", "/v1/policies/reload"): None,
     ("POST", "/v1/models/load"): {"model": "fake"},
     ("POST", "/v1/models/unload"): {"model": "fake"},
     ("POST", "/v1/adapters"): {"name": "a"},

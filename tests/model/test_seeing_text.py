@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from bridle.errors import UnsupportedModel
-from bridle.model import tensor_parallel
 from bridle.model.check import check_model
 from bridle.model.guards import VISION_FAMILIES
 from bridle.service.export import quantize_model
@@ -53,10 +52,7 @@ def test_weights_that_the_tower_lacks_are_named(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_what_is_not_served_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_served_says_why(tmp_path: Path) -> None:
     folder = seeing.make_seeing("internvl", tmp_path / "model")
     with pytest.raises(UnsupportedModel, match="written in none of these types"):
         quantize_model(str(folder), tmp_path / "out.gguf", "Q8_0")
-    monkeypatch.setattr(tensor_parallel, "num_ranks", lambda: 2)
-    with pytest.raises(UnsupportedModel, match="is not split over shards"):
-        load(folder)
