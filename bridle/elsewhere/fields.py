@@ -173,7 +173,9 @@ FIELDS: tuple[Field, ...] = (
     absent("llama.cpp", "options", _TOP, {"a": 1}),
     # What OpenAI and Anthropic keep or do beside.
     absent("OpenAI", "verbosity", "models here do not know it; say it in a message", "low", ("medium",)),
-    absent("Anthropic", "mcp_servers", "this server calls no tools; offer them in `tools`", [{"url": "x"}]),
+    absent(
+        "Anthropic", "mcp_servers", "none that a request names is called; offer its tools in `tools`", [{"url": "x"}]
+    ),
     absent("Anthropic", "container", "this server runs no code for models", "x"),
     *(
         neutral("OpenAI", name, why, value)
