@@ -93,6 +93,7 @@ class ControlState:
     opening_seconds: float = 0.0  # until it was made
     held_at: float = 0.0  # the last step in which it held the sequence up
     held_seconds: float = 0.0  # that it did so, so far
+    log_tail: str = ""  # the end of what its controllers have printed, if a policy holds for it
 
     @property
     def is_parked(self) -> bool:
@@ -170,7 +171,6 @@ class OutputState:
     bans: dict[int, set[int]] = field(default_factory=dict)  # by position: tokens that lead to a banned phrase
     num_banned: int = 0  # the last tokens, which say what is forbidden and must go
     hit: Hit | None = None  # the rule of an operator because of which they must
-    log_tail: str = ""  # the end of what its controllers have printed, if a policy holds for it
     num_retries: int = 0  # since text was last released
     prompt_sent: bool = False
     num_scored: int = 0  # tokens whose log-probability is known or not wanted

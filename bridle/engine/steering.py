@@ -221,9 +221,9 @@ class Steering:
         guard = seq.request.guard
         if guard is None:
             return log
-        log = guard.clean(log, seq.output.log_tail)
-        tail = seq.output.log_tail + log
-        seq.output.log_tail = tail[max(len(tail) - guard.reach, 0) :]
+        log = guard.clean(log, seq.control.log_tail)
+        tail = seq.control.log_tail + log
+        seq.control.log_tail = tail[max(len(tail) - guard.reach, 0) :]
         return log
 
     def _release_overdue(self) -> None:
