@@ -17,12 +17,9 @@ from bridle.native.features import describe_cpu
 
 #: Name of a benchmark and what it measures. Its module, of that name in this package, has `measure(settings, console)`.
 BENCHMARKS = {
-    "agents": "agents that call tools: a client's loop with parked KV, prefix cache or none, and inside the engine",
     "control": "what steering costs, next to no control",
-    "embeddings": "vectors of texts per second, packed, beside transformers' padded batches",
     "engine": "generated tokens per second beside transformers' `generate` and its continuous batching, with the share "
     "of the memory-bandwidth limit",
-    "images": "prompts with pictures, a chat about one, and streams beside them, next to transformers' `generate`",
     "serve": "the HTTP server under load, beside the offline engine",
 }
 #: The package of the benchmarks in a checkout's `lab/`, which is not part of the wheel.

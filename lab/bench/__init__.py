@@ -4,12 +4,15 @@ from __future__ import annotations
 
 #: Name of a benchmark and what it measures. Its module is the one of that name in this package.
 BENCHMARKS = {
+    "agents": "agents that call tools: a client's loop with parked KV, prefix cache or none, and inside the engine",
     "batching": "continuous batching beside static batches and none, and what each of its knobs trades",
     "constraints": "masks beside llguidance's own, steps beside free ones",
     "controllers": "what scripts cost",
     "cpu": "decoding and prompts on a CPU in all forms of weights, beside llama.cpp and the machine's limits",
     "crowds": "what floods, overload and slow readers cost those beside them",
     "detokenizer": "time to spell tokens",
+    "embeddings": "vectors of texts per second, packed, beside transformers' padded batches",
+    "images": "prompts with pictures, a chat about one, and streams beside them, next to transformers' `generate`",
     "lmtp": "LMQL's traffic, beside LMQL's own server",
     "lora": "many adapters in one batch, beside PEFT switching between them",
     "losses": "what clients notice when processes of a server are killed or hang",

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from bridle.bench import Settings, agents
+from bridle.bench import Settings
+from lab.bench import agents
 
 
 @pytest.mark.slow

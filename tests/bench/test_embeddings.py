@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from bridle.bench import Settings, embeddings
+from bridle.bench import Settings
 from bridle.errors import InternalError
+from lab.bench import embeddings
 
 
 def test_peers_give_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:

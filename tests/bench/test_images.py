@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from bridle.bench import Settings, images
+from bridle.bench import Settings
 from bridle.errors import InternalError
+from lab.bench import images
 
 
 def test_peers_say_the_same_and_a_picture_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
