@@ -65,7 +65,7 @@ class ModelOptions:
     max_model_len: Count = None
     "Longest sequence, prompt and output together (`32k` works). Default: what the checkpoint says."
     kv_memory: Bytes = None
-    "Memory for the KV cache (`2GiB` works). Default: a share of what is free."
+    "Memory for the KV cache (`2GiB` works). Default: what the model can use, as far as the machine can spare it."
     block_size: Count = None
     "Tokens in one block of the KV cache."
     num_threads: Count = None

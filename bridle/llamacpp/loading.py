@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -18,14 +19,14 @@ from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.executor import LlamaExecutor
 from bridle.llamacpp.library import MAX_SLOTS, Model, library
 from bridle.model.checkpoint import inspect_checkpoint
+from bridle.model.kv_room import CACHED_CONTEXTS, choose_room
 from bridle.model.loader import STEP_TOKENS
 from bridle.model.memory import free_memory, show_bytes
 from bridle.model.resolve import resolve_model
 from bridle.model.sampler import StandardSampler
 
-#: Without a wish: so many full contexts at most, in at most this share of the free memory.
-_CONTEXTS = 8
-_SHARE = 0.25
+_log = logging.getLogger(__name__)
+
 _BLOCK_SIZE = 16
 _LEAST_TOKENS = 256
 
@@ -51,7 +52,8 @@ def load_executor(
     cell_bytes = _cell_bytes(source, 4 if kv_type == "float32" else 2)
     max_model_len = _longest(config, trained)
     block_size = config.block_size or _BLOCK_SIZE
-    num_blocks = -(-_num_tokens(config, max_model_len, cell_bytes, block_size) // block_size)
+    num_tokens = _num_tokens(config, max_model_len, cell_bytes, block_size, checkpoint.num_bytes)
+    num_blocks = -(-num_tokens // block_size)
     num_cells = num_blocks * block_size
     on_gpu = config.device.startswith("cuda")
     step_tokens = config.step_tokens or STEP_TOKENS["cuda" if on_gpu else "cpu"]
@@ -132,8 +134,8 @@ def _is_plain(source: GgufModel, arch: str | None, key: str) -> bool:
     return isinstance(source.metadata.get(f"{arch}.attention.{key}", 0), int)
 
 
-def _num_tokens(config: ModelConfig, max_model_len: int, cell_bytes: int, block_size: int) -> int:
-    """Room of the KV cache, in tokens. llama.cpp takes all of it at once."""
+def _num_tokens(config: ModelConfig, max_model_len: int, cell_bytes: int, block_size: int, weight_bytes: int) -> int:
+    """Room of the KV cache, in tokens. llama.cpp takes all of it at once, so that few contexts have to do."""
     free = free_memory(torch.device("cpu")) - (config.reserved_memory or 0)
     if config.num_blocks is not None:
         wanted = config.num_blocks * block_size
@@ -142,8 +144,21 @@ def _num_tokens(config: ModelConfig, max_model_len: int, cell_bytes: int, block_
     elif config.kv_memory is not None:
         wanted = config.kv_memory // cell_bytes
     else:
-        most = min(config.max_kv_memory or free, int(free * _SHARE / config.num_sharers))
-        return max(min(_CONTEXTS * max_model_len, most // cell_bytes), _LEAST_TOKENS)
+        room = choose_room(
+            max(free - weight_bytes, 0),
+            "cpu",
+            context_bytes=max_model_len * cell_bytes,
+            weight_bytes=weight_bytes,
+            max_seqs=CACHED_CONTEXTS,
+            num_sharers=config.num_sharers,
+            most=config.max_kv_memory,
+        )
+        num_tokens = max(room.num_bytes // cell_bytes, _LEAST_TOKENS)
+        _log.info(
+            "the KV cache holds %d tokens in %s: %s; kv_memory (--kv-memory) changes that",
+            *(num_tokens, show_bytes(num_tokens * cell_bytes), room.reason),
+        )
+        return num_tokens
     if wanted < 1 or wanted * cell_bytes > free:
         raise OutOfBlocks(
             f"a KV cache of {wanted} tokens takes {show_bytes(wanted * cell_bytes)}; {show_bytes(free)} are free"

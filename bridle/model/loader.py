@@ -265,6 +265,7 @@ def build_executor(loaded: LoadedWeights, sampler: Sampler | None, *, token_byte
         step_tokens=info.max_num_batched_tokens,
         step_seqs=info.max_num_seqs,
         media_bytes=0 if media is None else media.max_bytes,
+        weight_bytes=runner.num_bytes,
     )
     return over(sizing.fit_pool(needs, allocate), sampler or _standard_sampler())
 

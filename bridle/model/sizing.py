@@ -1,7 +1,8 @@
-"""Decides how large the KV pool is: as large as was asked for, or what is left beside the largest step, which is run.
+"""Decides how large the KV pool is: as large as was asked for, or as suits the model and what is left beside the
+largest step, which is run.
 
 First a trial pool is made that holds one full context and a block for every sequence, and the largest step runs in it.
-The most memory that the step took is set aside, and the pool gets its share of what is then free.
+The most memory that the step took is set aside, and `choose_room` says what the pool gets of what is then free.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bridle.config import ModelConfig
 from bridle.engine.warm_up import LargestStep, run_largest_step
 from bridle.errors import BridleError, InvalidRequest, OutOfBlocks
 from bridle.model.executor import LocalExecutor
+from bridle.model.kv_room import SHARE, Room, choose_room
 from bridle.model.memory import free_memory, run_with_peak, show_bytes
 from bridle.model.tensor_parallel import agree_on_least, num_ranks
 
@@ -25,10 +27,6 @@ _log = logging.getLogger(__name__)
 #: CUDA read them as fast as large ones. Torch's own flash attention pages in multiples of 256.
 DEFAULT_BLOCK_SIZE = 16
 VARLEN_BLOCK_SIZE = 256
-#: The share of the free memory that the pool gets. Other programs need a CPU's memory, too.
-SHARE = {"cpu": 0.5, "cuda": 0.95}
-#: By default the pool holds at most this many full contexts.
-DEFAULT_CONTEXTS = 64
 #: A pool that holds fewer tokens than this (or one whole context, if its length was asked for) is refused.
 LEAST_TOKENS = 256
 #: On a CPU a full context may take minutes. So the trial's context is at most this many times as long as a step.
@@ -39,7 +37,7 @@ _SHRINK = 0.9
 @dataclass(frozen=True, slots=True)
 class PoolNeeds:
     """What the pool of a model depends on. `block_bytes` are those of a block in all layers; `step_tokens` and
-    `step_seqs` are what the largest step holds."""
+    `step_seqs` are what the largest step holds; `weight_bytes` are those of the weights, as they lie in memory."""
 
     config: ModelConfig
     device: torch.device
@@ -49,6 +47,7 @@ class PoolNeeds:
     step_tokens: int
     step_seqs: int
     media_bytes: int = 0  # for the features of pictures
+    weight_bytes: int = 0
 
     @property
     def num_sharers(self) -> int:
@@ -84,17 +83,20 @@ def fit_pool(needs: PoolNeeds, allocate: Allocate) -> int:
         executor = allocate(num_blocks)
         if needs.config.warm_up and needs.config.num_blocks is None:  # with this, the operator has tried it already
             found, step_bytes = _try_step(needs, executor)
-            _tell(needs, found, step_bytes, free_memory(needs.device), num_blocks)
+            told = _told_step(needs, found, step_bytes, free_memory(needs.device))
+            _tell(needs, told, num_blocks, "as was asked for")
     elif needs.config.warm_up:
         num_blocks = _measure(needs, allocate)
     else:
-        num_blocks = agree_on_least(_share(needs, free_memory(needs.device)), needs.device)
+        room = _room(needs, free_memory(needs.device))
+        num_blocks = agree_on_least(_in_blocks(needs, room.num_bytes), needs.device)
         allocate(num_blocks)
-    room = num_blocks * needs.block_size
-    if room < needs.max_model_len:
+        _tell(needs, "", num_blocks, _why(room))
+    num_tokens = num_blocks * needs.block_size
+    if num_tokens < needs.max_model_len:
         _log.warning(
             "the KV cache holds %d tokens: no request may be as long as the %d that the model can do",
-            room,
+            num_tokens,
             needs.max_model_len,
         )
     return num_blocks
@@ -160,27 +162,36 @@ def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
 def _measure(needs: PoolNeeds, allocate: Allocate) -> int:
     """Run the largest step in a trial pool, then make the real pool. On CUDA the step has to run beside that one too,
     which is made smaller until it does."""
-    trial = agree_on_least(min(_trial_blocks(needs), _share(needs, free_memory(needs.device))), needs.device)
+    trial = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
     found, step_bytes = _try_step(needs, allocate(trial))
     allocate(1)  # lets go of the trial pool
     free = free_memory(needs.device)
-    num_blocks = agree_on_least(_share(needs, free - step_bytes), needs.device)
+    room = _room(needs, free - step_bytes)
+    num_blocks = agree_on_least(_in_blocks(needs, room.num_bytes), needs.device)
     executor = allocate(num_blocks)
     while needs.device.type == "cuda" and not _bears_step(needs, executor):
-        num_blocks = _checked(needs, int(num_blocks * _SHRINK), int(num_blocks * _SHRINK) * needs.block_bytes)
+        num_blocks = _in_blocks(needs, int(num_blocks * _SHRINK) * needs.block_bytes)
         executor = allocate(num_blocks)
-    _tell(needs, found, step_bytes, free, num_blocks)
+    _tell(needs, _told_step(needs, found, step_bytes, free), num_blocks, _why(room))
     return num_blocks
 
 
-def _tell(needs: PoolNeeds, found: LargestStep, step_bytes: int, free: int, num_blocks: int) -> None:
-    _log.info(
-        "the largest step (%d prompt tokens, %d sequences) took %.0f ms and %s; %s are free%s, and the KV cache holds "
-        "%d tokens in %s",
-        *(found.num_tokens, found.num_seqs, 1e3 * found.seconds, show_bytes(step_bytes)),
-        *(show_bytes(free), _set_aside(needs)),
-        *(num_blocks * needs.block_size, show_bytes(num_blocks * needs.block_bytes)),
+def _told_step(needs: PoolNeeds, found: LargestStep, step_bytes: int, free: int) -> str:
+    """What the largest step took, in words for the log."""
+    return (
+        f"the largest step ({found.num_tokens} prompt tokens, {found.num_seqs} sequences) took "
+        f"{1e3 * found.seconds:.0f} ms and {show_bytes(step_bytes)}; "
+        f"{show_bytes(free)} are free{_set_aside(needs)}, and "
     )
+
+
+def _tell(needs: PoolNeeds, before: str, num_blocks: int, why: str) -> None:
+    num_tokens, num_bytes = num_blocks * needs.block_size, num_blocks * needs.block_bytes
+    _log.info("%sthe KV cache holds %d tokens in %s: %s", before, num_tokens, show_bytes(num_bytes), why)
+
+
+def _why(room: Room) -> str:
+    return f"{room.reason}; kv_memory (--kv-memory) changes that"
 
 
 def _trial_blocks(needs: PoolNeeds) -> int:
@@ -194,13 +205,29 @@ def _trial_context(needs: PoolNeeds) -> int:
     return min(needs.max_model_len, _CPU_CONTEXT * needs.step_tokens)
 
 
-def _share(needs: PoolNeeds, free: int) -> int:
-    """This process's blocks out of `free` bytes."""
-    budget = int(max(free - needs.reserved, 0) * SHARE.get(needs.device.type, SHARE["cpu"])) // needs.num_sharers
-    if needs.config.max_kv_memory is not None:
-        budget = min(budget, needs.config.max_kv_memory)
-    wanted = DEFAULT_CONTEXTS * needs.blocks_for(needs.max_model_len)
-    return _checked(needs, min(budget // needs.block_bytes, wanted), budget)
+def _room(needs: PoolNeeds, free: int) -> Room:
+    """This process's part of `free` bytes."""
+    return choose_room(
+        max(free - needs.reserved, 0),
+        needs.device.type,
+        context_bytes=needs.blocks_for(needs.max_model_len) * needs.block_bytes,
+        weight_bytes=needs.weight_bytes,
+        max_seqs=needs.step_seqs,
+        num_sharers=needs.num_sharers,
+        most=needs.config.max_kv_memory,
+    )
+
+
+def _most_blocks(needs: PoolNeeds) -> int:
+    """The largest pool that may be made for a while."""
+    free = max(free_memory(needs.device) - needs.reserved, 0)
+    most = int(free * SHARE.get(needs.device.type, SHARE["cpu"])) // needs.num_sharers
+    return _in_blocks(needs, min(most, needs.config.max_kv_memory or most))
+
+
+def _in_blocks(needs: PoolNeeds, num_bytes: int) -> int:
+    """So many bytes as blocks, if one request of the longest length fits into them; raises an error otherwise."""
+    return _checked(needs, num_bytes // needs.block_bytes, num_bytes)
 
 
 def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, int]:

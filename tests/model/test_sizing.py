@@ -15,6 +15,7 @@ from bridle.control_group import memory_room
 from bridle.engine.plan import StepPlan
 from bridle.errors import InternalError, InvalidRequest, OutOfBlocks
 from bridle.model import memory, sizing
+from bridle.model.kv_room import CACHED_CONTEXTS, MOST_CONTEXTS
 from bridle.model.loading import load_executor
 from bridle.model.sizing import PoolNeeds, fit_pool
 from bridle.testing.scripted import ScriptedExecutor
@@ -22,7 +23,9 @@ from lab.doubles import tiny
 
 CPU = torch.device("cpu")
 BLOCK_BYTES = 1_000
-NEEDS = PoolNeeds(ModelConfig(), CPU, 16, BLOCK_BYTES, max_model_len=64, step_tokens=32, step_seqs=4)
+NEEDS = PoolNeeds(
+    ModelConfig(), CPU, 16, BLOCK_BYTES, max_model_len=64, step_tokens=32, step_seqs=20, weight_bytes=100 * BLOCK_BYTES
+)
 
 
 class Pools:
@@ -78,7 +81,7 @@ def test_the_pool_gets_its_share_of_what_the_largest_step_leaves(machine: dict[s
 
 def test_the_step_that_is_run_is_the_largest(machine: dict[str, int]) -> None:
     pools = Pools()
-    fit_pool(NEEDS, pools)
+    fit_pool(replace(NEEDS, step_seqs=4), pools)
     ((_, plan),) = pools.steps
     assert [row.num_scheduled for row in plan.rows] == [32, 1, 1, 1]
     assert plan.rows[0].start == 32  # up to the end of the longest context
@@ -86,7 +89,19 @@ def test_the_step_that_is_run_is_the_largest(machine: dict[str, int]) -> None:
 
 def test_nobody_needs_more_than_so_many_contexts(machine: dict[str, int]) -> None:
     machine["free"] = 10**9
-    assert fit_pool(NEEDS, Pools()) == sizing.DEFAULT_CONTEXTS * 4
+    assert fit_pool(NEEDS, Pools()) == 20 * 4
+    assert fit_pool(replace(NEEDS, step_seqs=4), Pools()) == CACHED_CONTEXTS * 4
+    assert fit_pool(replace(NEEDS, step_seqs=256), Pools()) == MOST_CONTEXTS * 4
+
+
+def test_a_small_model_leaves_the_machine_to_others(machine: dict[str, int], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="bridle")
+    machine |= {"free": 820 * BLOCK_BYTES, "step": 20 * BLOCK_BYTES}
+    toy = replace(NEEDS, step_seqs=256, weight_bytes=30 * BLOCK_BYTES)
+    assert fit_pool(toy, Pools()) == 50
+    assert "holds 800 tokens in 50000 bytes: a sixteenth of what is free; kv_memory (--kv-memory) c" in caplog.text
+    assert fit_pool(replace(toy, weight_bytes=70 * BLOCK_BYTES, config=ModelConfig(warm_up=False)), Pools()) == 70
+    assert "holds 1120 tokens in 70000 bytes: as much as the weights; kv_memory" in caplog.text
 
 
 def test_processes_of_one_machine_divide_it(machine: dict[str, int]) -> None:
@@ -166,7 +181,7 @@ def test_adapters_that_leave_no_room_are_named(machine: dict[str, int]) -> None:
 def test_a_step_that_does_not_fit_is_told_with_what_to_lower(machine: dict[str, int]) -> None:
     fault = InternalError("step 1 failed")
     fault.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(OutOfBlocks, match="32 prompt tokens beside 4 sequences: lower max_batch_prefill_tokens"):
+    with pytest.raises(OutOfBlocks, match="32 prompt tokens beside 20 sequences: lower max_batch_prefill_tokens"):
         fit_pool(NEEDS, Pools(fault))
 
 
@@ -199,9 +214,9 @@ def test_a_real_model_is_sized_and_says_so(caplog: pytest.LogCaptureFixture) -> 
     path = str(tiny.cached_checkpoint("llama"))
     executor = load_executor(ModelConfig(path, block_size=4, max_model_len=64, step_tokens=16, step_seqs=3))
     info = executor.info
-    assert (info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs) == (64 * 16, 16, 3)
+    assert (info.num_blocks, info.max_num_batched_tokens, info.max_num_seqs) == (8 * 16, 16, 3)
     assert "the largest step (16 prompt tokens, 3 sequences) took" in caplog.text
-    assert "the KV cache holds 4096 tokens" in caplog.text
+    assert "the KV cache holds 512 tokens" in caplog.text
     executor.close()
 
 
