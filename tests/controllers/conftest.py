@@ -51,15 +51,15 @@ def js(script_pool: RuntimePool) -> Run:
 
 
 @pytest.fixture(scope="session")
-def py_pool(
-    tokenizer: Path,  # noqa: F811
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[RuntimePool]:
-    """Its store outlives the session, because compiling an interpreter takes a while."""
+def py_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where interpreters are kept once compiled, which takes a while: it outlives the session."""
     cache = getattr(request.config, "cache", None)  # its plugin can be turned off
-    store = tmp_path_factory.mktemp("py-store") if cache is None else cache.mkdir("bridle-py-store")
-    arguments = ("--store", str(store), "--wasm-max-step-time", "2000", "--limit", "max_prepare_wait=800000")
+    return tmp_path_factory.mktemp("py-store") if cache is None else Path(cache.mkdir("bridle-py-store"))
+
+
+@pytest.fixture(scope="session")
+def py_pool(tokenizer: Path, py_store: Path) -> Iterator[RuntimePool]:  # noqa: F811
+    arguments = ("--store", str(py_store), "--wasm-max-step-time", "2000", "--limit", "max_prepare_wait=800000")
     config = RuntimeConfig(str(tokenizer), extra_args=(*arguments, "--limit", "max_init_time=10000"))
     pool = RuntimePool(config, VOCAB_SIZE)
     yield pool

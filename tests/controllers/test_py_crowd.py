@@ -30,11 +30,9 @@ SOURCE = textwrap.dedent(
 
 
 @pytest.fixture
-def pool(tokenizer: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RuntimePool]:  # noqa: F811
+def pool(tokenizer: Path, py_store: Path) -> Iterator[RuntimePool]:  # noqa: F811
     """With the limits of a server, but time to compile."""
-    cache = getattr(request.config, "cache", None)  # its plugin can be turned off
-    store = cache.mkdir("bridle-py-store") if cache is not None else tmp_path
-    arguments = ("--store", str(store), "--limit", "max_prepare_wait=800000")
+    arguments = ("--store", str(py_store), "--limit", "max_prepare_wait=800000")
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=arguments), VOCAB_SIZE)
     yield pool
     pool.shutdown()

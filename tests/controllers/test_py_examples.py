@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,11 +18,11 @@ RunExample = Callable[..., RequestOutput]
 
 
 @pytest.fixture(scope="module")
-def run(request: pytest.FixtureRequest) -> Iterator[RunExample]:
+def run(py_store: Path) -> Iterator[RunExample]:
     """Runs an example by its name."""
     limits = ("max_prepare_wait=800000", "max_init_time=10000")
     args = ("--wasm-max-step-time=2000", *(word for limit in limits for word in ("--limit", limit)))
-    settings = ControlSettings("on", args=args, store=request.config.cache.mkdir("bridle-py-store"))
+    settings = ControlSettings("on", args=args, store=py_store)
     with LLM("demo", control=settings) as llm:
 
         def once(name: str, prompt: str = "") -> RequestOutput:

@@ -110,10 +110,9 @@ def test_faults_in_steps(py: Run, body: str, expected: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def hurried(tokenizer: Path, request: pytest.FixtureRequest) -> Iterator[Run]:  # noqa: F811
+def hurried(tokenizer: Path, py_store: Path) -> Iterator[Run]:  # noqa: F811
     """A runtime with little patience."""
-    store = request.config.cache.mkdir("bridle-py-store")
-    arguments = ["--store", str(store), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "4"]
+    arguments = ["--store", str(py_store), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "4"]
     limits = ("max_prepare_wait=800000", "max_init_time=1000", "max_call_time=500")
     arguments += [word for limit in limits for word in ("--limit", limit)]
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=tuple(arguments)), VOCAB_SIZE)

@@ -317,12 +317,11 @@ def test_waiting_for_no_sensible_time(py: Run, seconds: float) -> None:
 # -- an engine of the first generation ---------------------------------------------------------------------
 
 
-def test_under_an_engine_of_the_first_generation(tokenizer: Path, request: pytest.FixtureRequest) -> None:  # noqa: F811
+def test_under_an_engine_of_the_first_generation(tokenizer: Path, py_store: Path) -> None:  # noqa: F811
     """The same scripts, asked in the three phases of the old protocol."""
-    store = request.config.cache.mkdir("bridle-py-store")
     times = ("--wasm-max-step-time", "2000", "--wasm-max-pre-step-time", "2000")
     limits = ("max_prepare_wait=800000", "max_init_time=10000")
-    args = ("--store", str(store), *times, *(word for limit in limits for word in ("--limit", limit)))
+    args = ("--store", str(py_store), *times, *(word for limit in limits for word in ("--limit", limit)))
     pool = RuntimePool(RuntimeConfig(str(tokenizer), dialect=1, extra_args=args), VOCAB_SIZE)
     try:
         body = """

@@ -18,10 +18,9 @@ from tests.controllers.conftest import Run, named
 
 
 @pytest.fixture(scope="module")
-def hurried(tokenizer: Path, request: pytest.FixtureRequest) -> Iterator[RuntimePool]:  # noqa: F811
+def hurried(tokenizer: Path, py_store: Path) -> Iterator[RuntimePool]:  # noqa: F811
     """A runtime that ends a callback by the processor time it took, and takes no offence at lateness."""
-    cache = request.config.cache.mkdir("bridle-py-store")
-    arguments = ["--store", str(cache), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "100000"]
+    arguments = ["--store", str(py_store), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "100000"]
     for limit in ("max_prepare_wait=800000", "max_init_time=1000", "max_call_time=300"):
         arguments += ["--limit", limit]
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=tuple(arguments)), VOCAB_SIZE)
@@ -159,10 +158,9 @@ def test_a_deep_recursion_is_cut(py_hurried: Run) -> None:
     assert error.count("line 3, in f") < 20 and "more" in error and "line 2, in f" in error, error
 
 
-def test_who_is_late_is_told_the_line(tokenizer: Path, request: pytest.FixtureRequest) -> None:  # noqa: F811
+def test_who_is_late_is_told_the_line(tokenizer: Path, py_store: Path) -> None:  # noqa: F811
     """The runtime's other way to end a script, which is by the clock."""
-    store = request.config.cache.mkdir("bridle-py-store")
-    arguments = ["--store", str(store), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "4"]
+    arguments = ["--store", str(py_store), "--wasm-max-step-time", "50", "--wasm-max-timeout-steps", "4"]
     arguments += ["--limit", "max_prepare_wait=800000", "--limit", "max_init_time=10000"]
     pool = RuntimePool(RuntimeConfig(str(tokenizer), extra_args=tuple(arguments)), VOCAB_SIZE)
     try:
