@@ -106,6 +106,8 @@ class Output:
             if (backtrack, tokens) != expected:
                 for part in self.parts:
                     part.script = None
+                    if part.untold is not None:  # a draw that it was to hear of is gone
+                        part.untold = replace(part.untold, sampled=ask.sampled, candidates=ask.candidates)
         for part in self.parts:
             if part.decision is not None and _rests(part.decision):
                 part.decision = None  # it is asked again

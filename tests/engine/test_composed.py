@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.controllers.composed_pool import with_composed
@@ -79,6 +79,7 @@ def with_neutral(random: Random, controller: object | None) -> object | None:
 
 
 @more(2)
+@example(seed=76)  # a draw that one of several never hears of, as it is taken back with the phrase
 @given(seed=SEED)
 def test_banned_phrases_beside_several_controllers(seed: int) -> None:
     """What is taken back is taken back for all: the output is that of the one controller that is not neutral."""
@@ -118,21 +119,30 @@ def random_crew(random: Random, delays: tuple[float, ...] = ON_TIME) -> Composed
     return crew
 
 
-def seen(output: Output) -> tuple[object, ...]:
-    """What a client has of an output."""
+def num_scored(output: Output) -> int:
+    """How many tokens have a log-probability, from the first on."""
+    return next((index for index, each in enumerate(output.logprobs) if each is None), len(output.logprobs))
+
+
+def seen(output: Output, beside: Output | None = None) -> tuple[object, ...]:
+    """What a client has of an output. One that fails does so with what was computed until then: of what it forced last,
+    the log-probabilities may be missing here and known `beside` it."""
     assert output.finished is not None
+    has_failed = beside is not None and output.reason is beside.reason is FinishReason.ERROR
+    num_logprobs = min(map(num_scored, (output, beside))) if has_failed else len(output.logprobs)
     return (
         output.path,
         output.tokens,
         output.text,
         output.logs,
-        output.logprobs,
+        output.logprobs[:num_logprobs],
         output.reason,
         str(output.finished.error),
     )
 
 
 @more(2)
+@example(seed=70)
 @given(seed=SEED)
 def test_outputs_do_not_depend_on_what_is_beside_them(seed: int) -> None:
     """Late answers, preemption, a device that is lost and what else runs change nothing, and a run can be repeated."""
@@ -145,9 +155,9 @@ def test_outputs_do_not_depend_on_what_is_beside_them(seed: int) -> None:
     for request in requests:
         quiet = ample(eos_token_ids=(13,), decoder=busy.decoder, num_blocks=busy.executor.info.num_blocks, block_size=4)
         again = quiet.run(request)[0]
-        assert list(map(seen, again.by_path.values())) == [
-            seen(replays[request.id].by_path[path]) for path in again.by_path
-        ]
+        for path, output in again.by_path.items():
+            other = replays[request.id].by_path[path]
+            assert seen(output, other) == seen(other, output)
 
 
 @more(2)
